@@ -1,0 +1,17 @@
+"""The instruments: they work on anybody's ``LightningModule``.
+
+    trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=20))
+"""
+
+if __name__ != "lm_profiler.callbacks":
+    raise ImportError(
+        f"the folder callbacks/ of lm_profiler was imported as {__name__!r}: expected lm_profiler.callbacks; "
+        "import that name, or run from another folder"
+    )
+
+from lm_profiler.callbacks.memory import MemoryOptions
+from lm_profiler.callbacks.profiling import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.callbacks.trace import TraceOptions
+
+__all__ = ["MemoryOptions", "StageOptions", "TraceOptions", "TrainingProfiler", "profiling_callbacks"]

@@ -1,0 +1,37 @@
+"""What an exception means for the record."""
+
+from __future__ import annotations
+
+from traceback import walk_tb
+
+import torch
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lm_profiler.record.run import Status
+
+# The CPU allocator raises a plain RuntimeError; CUDA's has a type of its own.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+
+
+def status_of(error: BaseException) -> Status:
+    """``oom``, ``interrupted`` or ``failed``."""
+    if isinstance(error, (KeyboardInterrupt, SIGTERMException)):
+        return "interrupted"
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return "oom"
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        return "oom"
+    return "failed"
+
+
+def raised_by_data(error: BaseException) -> bool:
+    """Whether the exception came through the loop's asking for a batch."""
+    asking = _DataFetcher.__next__.__code__
+    return any(frame.f_code is asking for frame, _ in walk_tb(error.__traceback__))
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's message, shortened to one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:300] if lines else type(error).__name__

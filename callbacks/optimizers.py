@@ -1,0 +1,71 @@
+"""Marks at the optimizers themselves, where Lightning's actions do not reach.
+
+An optimizer's post-step hook ends its phase exactly. Under manual optimization the user calls ``zero_grad``,
+``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those calls are wrapped on the instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lm_profiler.measure import timeline as at
+from lm_profiler.measure.timeline import Timeline
+
+
+class OptimizerMarks:
+    """Attached to the optimizers of one run; ``detach`` leaves no trace."""
+
+    def __init__(self, timeline: Timeline, close_optimizer: Callable[[], None]) -> None:
+        self._timeline = timeline
+        self._close = close_optimizer
+        self._undo: list[Callable[[], None]] = []
+
+    def attach(self, trainer: Trainer, module: LightningModule) -> None:
+        """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
+        for optimizer in trainer.optimizers:
+            if not isinstance(optimizer, Optimizer):
+                continue
+            self._undo.append(optimizer.register_step_post_hook(self._after_step).remove)
+            if not module.automatic_optimization:
+                self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
+                self._wrap(optimizer, "zero_grad", at.ZERO_GRAD)
+        if not module.automatic_optimization:
+            self._wrap(module, "clip_gradients", at.CLIP)
+
+    def detach(self) -> None:
+        """Take all of it out again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._close()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # With a closure (Lightning's own wrapper always passes one) the arithmetic begins after on_before_optimizer_step.
+        has_closure = bool(args) or kwargs.get("closure") is not None
+        if not has_closure and self._timeline.current != at.OPTIMIZER:
+            self._timeline.enter(at.OPTIMIZER)
+
+    def _wrap(self, owner: Any, name: str, code: int) -> None:
+        original = getattr(owner, name)
+        timeline = self._timeline
+
+        @wraps(original)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            timeline.enter(code)
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                timeline.fail()
+                raise
+            finally:
+                timeline.leave()
+
+        replaced = owner.__dict__.get(name)
+        setattr(owner, name, marked)
+        self._undo.append((lambda: delattr(owner, name)) if replaced is None else (lambda: setattr(owner, name, replaced)))

@@ -1,0 +1,45 @@
+"""One line that names the stage. Written between steps, so that no measured step holds it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+_NAMES = {"warmup": "warm-up", "measure": "measuring", "memory": "reading memory", "trace": "tracing"}
+_REDRAW_S = 0.5
+
+
+class Progress:
+    """Draws ``measuring 7/20`` over itself on a terminal, twice a second at most; elsewhere a line a stage."""
+
+    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out = out if out is not None else sys.stderr
+        self._clock = clock
+        self._live = self._out.isatty()
+        self._drawn_at = float("-inf")
+        self._stage: str | None = None
+
+    def draw(self, stage: str, done: int, planned: int) -> None:
+        """``done`` of ``planned`` steps of ``stage`` are finished."""
+        new = stage != self._stage
+        if self._live:
+            now = self._clock()
+            if not new and now - self._drawn_at < _REDRAW_S:
+                return
+            self._drawn_at = now
+            self._write(f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+        elif new:
+            self._write(f"{_NAMES[stage]}: {planned} steps\n")
+        self._stage = stage
+
+    def clear(self) -> None:
+        """Leave the terminal's line empty."""
+        if self._live and self._stage is not None:
+            self._write("\r\x1b[K")
+        self._stage = None
+
+    def _write(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()

@@ -1,0 +1,171 @@
+"""One run of the instruments: rows collect here while the stages pass by."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from lm_profiler.callbacks.memory import MemoryReader
+from lm_profiler.callbacks.progress import Progress
+from lm_profiler.callbacks.recorder import Measured
+from lm_profiler.callbacks.stages import Schedule
+from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.measure.stream import EventStream
+from lm_profiler.measure.timeline import StepMarks, Timeline
+from lm_profiler.record.steps import Peaks, StepRow
+
+_LAG = 4
+"""Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
+
+
+@dataclass
+class _Pending:
+    step: int
+    stage: str
+    marks: StepMarks
+    tokens: int | None
+    memory: Peaks
+
+
+class Session:
+    """Drives the instruments from step to step. Between two steps, and only there, it works.
+
+    Args:
+        timeline: takes the marks.
+        stream: the device's clock of ``timeline``, or None.
+        schedule: the stages and their steps.
+        memory: reads peaks.
+        tracer: traces the last stage.
+        progress: tells the person who waits; None on every rank but one.
+        rank: global rank of this process.
+        folder: where the trace goes.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        stream: EventStream | None,
+        schedule: Schedule,
+        memory: MemoryReader,
+        tracer: Tracer,
+        progress: Progress | None,
+        rank: int,
+        folder: Path,
+    ) -> None:
+        self.timeline = timeline
+        self.schedule = schedule
+        self._stream = stream
+        self._memory = memory
+        self._tracer = tracer
+        self._progress = progress
+        self._rank = rank
+        self._folder = folder
+        self._pending: deque[_Pending] = deque()
+        self._rows: list[StepRow] = []
+        self._tokens: int | None = None
+        self._steps = 0
+        self._measured_ns: list[tuple[int, int]] = []
+        self.notes: list[str] = []
+        self.trace: Path | None = None
+        self._begin_stage()
+
+    @property
+    def steps(self) -> int:
+        """Steps finished so far."""
+        return self._steps
+
+    def add_tokens(self, tokens: int) -> None:
+        """A batch of the running step held ``tokens`` tokens."""
+        self._tokens = (self._tokens or 0) + tokens
+
+    def step_ended(self, marks: StepMarks) -> None:
+        """Keep the step; go on to the next stage when its own is over."""
+        stage = self.schedule.stage
+        assert stage is not None
+        self._steps += 1
+        self._pending.append(_Pending(self._steps, stage, marks, self._tokens, self._memory.step_peaks()))
+        self._tokens = None
+        if stage == "measure":
+            self._measured_ns.append((marks.host_ns[0], marks.host_ns[-1]))
+        if self._stream is not None:
+            self._read_reached(self._stream)
+        if self.schedule.advance():
+            self._end_stage(stage)
+            self._begin_stage()
+        elif stage == "trace":
+            self._tracer.step()
+        if self._progress is not None and self.schedule.stage is not None:
+            self._draw(self._progress)
+
+    def finish(self, trace: bool = True) -> None:
+        """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
+        if self.schedule.stage is not None:
+            self._end_stage(self.schedule.stage, keep_trace=trace)
+        self._read_all()
+        if self._progress is not None:
+            self._progress.clear()
+
+    def measured(self) -> Measured:
+        """What there is to record, of this rank."""
+        return Measured(
+            rows=tuple(self._rows),
+            part_peaks=self._memory.by_part,
+            planned=self.schedule.planned,
+            between_steps_s=self._between_steps_s(),
+            notes=tuple(self.notes),
+        )
+
+    def _begin_stage(self) -> None:
+        stage = self.schedule.stage
+        if stage is None:
+            return
+        self._memory.begin(stage)
+        if stage == "trace":
+            self._tracer.begin()
+        if self._progress is not None:
+            self._draw(self._progress)
+
+    def _end_stage(self, stage: str, keep_trace: bool = True) -> None:
+        self._memory.end(stage)
+        if stage == "measure":
+            self._read_all()
+        if stage == "trace":
+            self.trace = self._tracer.end(self._folder if keep_trace else None, self._rank)
+
+    def _draw(self, progress: Progress) -> None:
+        stage = self.schedule.stage
+        assert stage is not None
+        progress.draw(stage, self.schedule.done, self.schedule.planned[stage])
+
+    def _read_reached(self, stream: EventStream) -> None:
+        if len(self._pending) > _LAG and stream.reached(self._pending[0].marks.instants[-1]):
+            self._read(self._pending.popleft())
+
+    def _read_all(self) -> None:
+        """Wait for the device, once; on one that is dead the host's times are what is left."""
+        alive = True
+        if self._stream is not None:
+            try:
+                self._stream.wait()
+            except RuntimeError:
+                alive = False
+        while self._pending:
+            self._read(self._pending.popleft(), alive)
+
+    def _read(self, pending: _Pending, alive: bool = True) -> None:
+        marks = pending.marks
+        host = marks.host_seconds()
+        seconds: tuple[float, ...] | None = host
+        if self._stream is not None:
+            seconds = marks.stream_seconds(self._stream) if alive else None
+            self._stream.release(marks.instants)
+        self._rows.append(
+            StepRow(pending.step, pending.stage, seconds, host, pending.tokens, pending.memory, self._rank)
+        )
+
+    def _between_steps_s(self) -> float | None:
+        if not self._measured_ns:
+            return None
+        whole = (self._measured_ns[-1][1] - self._measured_ns[0][0]) * 1e-9
+        return whole - sum(row.host_time("step") for row in self._rows if row.stage == "measure")

@@ -1,0 +1,124 @@
+"""The torch.profiler trace of whole steps, with the phases in it, in a stage of its own after all timing."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.timeline import Timeline
+from lm_profiler.record.quantities import PARTS, PHASES
+
+_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """The PyTorch profiler's trace.
+
+    Args:
+        steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
+            0 for no trace.
+        record_shapes: Keep the operators' input shapes.
+        with_stack: Keep the Python stacks (large).
+        profile_memory: Keep allocations (large).
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems.
+    """
+
+    steps: int = 2
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    nvtx: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "trace.steps", "0 or more", self.steps)
+        if self.nvtx and not torch.cuda.is_available():
+            raise ValueError("trace.nvtx: expected a CUDA device, given none; leave the option out")
+
+
+class _Ranges:
+    """An observer of marks that names each phase in the trace."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def __call__(self, code: int) -> None:
+        self._open.close()
+        if code < len(PHASES):
+            self._open.enter_context(record_function(f"phase: {PARTS[code]}"))
+
+
+class NvtxRanges:
+    """An observer of marks that puts each phase into an NVTX range."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def __call__(self, code: int) -> None:
+        if self._open:
+            torch.cuda.nvtx.range_pop()
+        self._open = code < len(PHASES)
+        if self._open:
+            torch.cuda.nvtx.range_push(PARTS[code])
+
+
+class Tracer:
+    """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
+
+    That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
+    """
+
+    def __init__(self, options: TraceOptions, device: torch.device, timeline: Timeline) -> None:
+        self._options = options
+        self._device = device
+        self._timeline = timeline
+        self._profile: profile | None = None
+        self._ranges = _Ranges()
+
+    @property
+    def stage_steps(self) -> int:
+        """How many steps the stage takes: the first one is the profiler's own warm-up."""
+        return self._options.steps + 1 if self._options.steps else 0
+
+    def begin(self) -> None:
+        """The next step is the first of the stage."""
+        activities = [ProfilerActivity.CPU]
+        if self._device.type in _ACTIVITIES:
+            activities.append(_ACTIVITIES[self._device.type])
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=self._options.steps, repeat=1),
+            record_shapes=self._options.record_shapes,
+            with_stack=self._options.with_stack,
+            profile_memory=self._options.profile_memory,
+            acc_events=True,
+        )
+        self._profile.start()
+        self._timeline.observers += (self._ranges,)
+
+    def step(self) -> None:
+        """A step of the stage has ended and another follows."""
+        assert self._profile is not None
+        self._profile.step()
+
+    def end(self, folder: Path | None, rank: int) -> Path | None:
+        """Stop, and write the trace below the run's ``folder``; None discards it. Returns the trace's path."""
+        if self._profile is None:
+            return None
+        self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+        running, self._profile = self._profile, None
+        running.stop()
+        if folder is None:
+            return None
+        path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
+        path.parent.mkdir(exist_ok=True)
+        aside = path.with_name(f".writing-{path.name}")
+        running.export_chrome_trace(str(aside))
+        os.replace(aside, path)
+        return path

@@ -1,0 +1,11 @@
+"""A training-loop profiler for language models on Lightning.
+
+Importing this package imports neither torch nor Lightning: ``report``, ``compare`` and ``--help`` must answer at
+once. The instruments for your own ``Trainer`` are in ``lm_profiler.callbacks``.
+"""
+
+from importlib.metadata import version
+
+__all__ = ["__version__"]
+
+__version__ = version("lm_profiler")

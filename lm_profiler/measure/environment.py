@@ -1,0 +1,97 @@
+"""What the figures were measured on: versions, device, flags, commit."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from lm_profiler.record.run import Environment
+
+_PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
+
+
+def environment(device: torch.device, world_size: int) -> Environment:
+    """Facts of this process, its device and its source."""
+    return Environment(
+        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        platform=platform.platform(),
+        cpu=_cpu_name(),
+        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        threads=torch.get_num_threads(),
+        device_type=device.type,
+        device_name=device_name(device),
+        device_bytes=_device_bytes(device),
+        driver=_driver(device),
+        world_size=world_size,
+        flags={
+            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        },
+        git_commit=_git_commit(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """The device's own name, as its driver says it; on the CPU, the processor's."""
+    if device.type == "cpu":
+        return _cpu_name()
+    module = torch.get_device_module(device)
+    return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+
+
+def _version(package: str) -> str:
+    if package == "torch":
+        return torch.__version__
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # "lightning" may be there as pytorch-lightning
+        return "unknown"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _device_bytes(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().total)
+    return None
+
+
+def _driver(device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        version = pynvml.nvmlSystemGetDriverVersion()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+    return str(version)
+
+
+def _git_commit() -> str | None:
+    command = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None

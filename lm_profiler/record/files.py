@@ -1,0 +1,50 @@
+"""Files that appear whole or not at all, and folders that no second run can take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str) -> None:
+    """Write ``content`` aside and rename it to ``path``, so that no reader ever sees half a file.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(content)
+        # mkstemp makes private files; a record is as readable as any other file of the user's.
+        os.chmod(aside, 0o666 & ~_umask())
+        os.replace(aside, path)
+    except BaseException:
+        os.unlink(aside)
+        raise
+
+
+def claim_run_dir(parent: Path) -> Path:
+    """Make the first free ``version_<n>`` below ``parent``; ``mkdir`` decides who of two runs gets it.
+
+    Raises:
+        OSError: ``parent`` cannot be made or written to.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
+    number = max(taken, default=-1) + 1
+    while True:
+        folder = parent / f"version_{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return folder
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

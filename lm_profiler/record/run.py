@@ -1,0 +1,159 @@
+"""``run.json``: the typed record of one run, validated when it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from lm_profiler.record.files import write_whole
+
+SCHEMA_VERSION = 1
+
+Status = Literal["ok", "oom", "failed", "interrupted", "refused"]
+Verb = Literal["fit", "validate", "test", "predict"]
+
+
+class RecordError(ValueError):
+    """A file that is not a run record of this version; the message names it."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Failure(_Part):
+    """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step."""
+
+    phase: str
+    step: int | None
+    type: str
+    message: str
+
+
+class Environment(_Part):
+    """What the figures were measured on."""
+
+    versions: dict[str, str]
+    platform: str
+    cpu: str
+    cpu_count: int
+    threads: int
+    device_type: str
+    device_name: str
+    device_bytes: int | None
+    driver: str | None
+    world_size: int
+    flags: dict[str, str | bool]
+    git_commit: str | None
+
+
+class ModelFacts(_Part):
+    """Of the module that was profiled. ``bytes`` counts parameters and buffers."""
+
+    class_path: str
+    parameters: int
+    parameters_without_embedding: int | None
+    trainable_parameters: int
+    bytes: int
+    precision: str
+    optimizers: list[str]
+    accumulate_grad_batches: int
+
+
+class TimeSummary(_Part):
+    """Seconds a step over the measured steps. None where there are too few steps to say.
+
+    ``ci_low`` and ``ci_high`` are the 95 % order-statistic interval of the median; ``outliers`` counts values outside
+    Tukey's fences, which stay in.
+    """
+
+    n: int
+    mean: float | None
+    std: float | None
+    cv: float | None
+    median: float | None
+    ci_low: float | None
+    ci_high: float | None
+    p5: float | None
+    p95: float | None
+    min: float | None
+    max: float | None
+    outliers: int
+
+
+class MemoryReading(_Part):
+    """Most bytes at one time. None where this device or system cannot say."""
+
+    allocated_peak: int | None = None
+    reserved_peak: int | None = None
+    resident_peak: int | None = None
+
+
+class MemoryFacts(_Part):
+    """Peaks over the measured steps, and per part of a step (from the ``memory`` stage, which is not timed)."""
+
+    measured: MemoryReading
+    parts: dict[str, MemoryReading]
+
+
+class Throughput(_Part):
+    tokens_per_step: int | None
+    tokens_per_s: float | None
+
+
+class RunRecord(_Part):
+    """All that is known of one run. Times in seconds, memory in bytes."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    status: Status
+    failure: Failure | None
+    verb: Verb
+    started: str
+    duration_s: float
+    command: str
+    config: dict[str, Any] | None
+    environment: Environment | None
+    model: ModelFacts | None
+    steps: dict[str, int]
+    """How many steps each stage finished."""
+    steps_planned: dict[str, int]
+    first_step_s: float | None
+    """The run's first step, compilation and lazy initialisation included."""
+    between_steps_s: float | None
+    """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
+    time: dict[str, TimeSummary]
+    """Per part, step and forward_backward: on the device's stream, or the host where there is none."""
+    host_time: dict[str, TimeSummary]
+    rank_step_s: list[float]
+    """Median step of each rank; the summaries are of each step's mean over the ranks."""
+    memory: MemoryFacts | None
+    throughput: Throughput | None
+    notes: list[str]
+    """What a reader must know before using the figures; shown under the table."""
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    """Write ``record`` as ``folder/run.json``."""
+    write_whole(folder / "run.json", record.model_dump_json(indent=1) + "\n")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read ``folder/run.json``.
+
+    Raises:
+        RecordError: there is none, or it is damaged, foreign or of another version.
+    """
+    path = folder / "run.json"
+    try:
+        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: is not text") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "file"
+        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}") from None

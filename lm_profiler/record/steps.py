@@ -1,0 +1,101 @@
+"""``steps.csv``: a row a step, warm-up included."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
+
+
+Peaks = tuple[int | None, ...]
+"""A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
+
+UNKNOWN: Peaks = (None,) * len(MEMORY)
+
+
+def largest(readings: Iterable[Peaks]) -> Peaks:
+    """The largest of each reading; None only where none is known."""
+    columns = zip(UNKNOWN, *readings, strict=True)
+    return tuple(max((value for value in column if value is not None), default=None) for column in columns)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of one rank.
+
+    ``seconds`` (the device's stream, or the host where there is none) and ``host_seconds`` hold a value for each of
+    ``TIMED``, in that order; ``memory`` a value in bytes for each of ``MEMORY``. None where unknown: a device that
+    died never says how long its last steps took.
+    """
+
+    step: int
+    stage: str
+    seconds: tuple[float, ...] | None
+    host_seconds: tuple[float, ...]
+    tokens: int | None = None
+    memory: Peaks = UNKNOWN
+    rank: int = 0
+
+    def time(self, part: str, clock: str = "device") -> float:
+        """Seconds of ``part`` (one of ``TIMED``, or ``forward_backward``) on ``clock`` (``device`` or ``host``).
+
+        Raises:
+            ValueError: the device's time is unknown.
+        """
+        seconds = self.seconds if clock == "device" else self.host_seconds
+        if seconds is None:
+            raise ValueError(f"step {self.step}: the device's time is unknown")
+        if part == "forward_backward":
+            return seconds[TIMED.index("forward")] + seconds[TIMED.index("backward")]
+        return seconds[TIMED.index(part)]
+
+    def host_time(self, part: str) -> float:
+        """Seconds of ``part`` on the host's clock."""
+        return self.time(part, "host")
+
+
+def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
+    """Write ``rows`` as ``steps.csv``; an unknown value is an empty field."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(STEP_COLUMNS)
+    for row in rows:
+        seconds = row.seconds if row.seconds is not None else (None,) * len(TIMED)
+        times = ("" if value is None else f"{value:.9f}" for value in (*seconds, *row.host_seconds))
+        rest = ("" if value is None else value for value in (row.tokens, *row.memory))
+        writer.writerow((row.step, row.stage, *times, *rest, row.rank))
+    write_whole(path, text.getvalue())
+
+
+def read_steps(path: Path) -> list[StepRow]:
+    """Read ``steps.csv`` back.
+
+    Raises:
+        ValueError: it is not a steps.csv of this version.
+    """
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(file)
+        header = tuple(next(reader, ()))
+        if header != STEP_COLUMNS:
+            raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
+        try:
+            return [_row(fields) for fields in reader]
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+
+
+def _row(fields: list[str]) -> StepRow:
+    if len(fields) != len(STEP_COLUMNS):
+        raise ValueError(f"expected {len(STEP_COLUMNS)} fields, found {len(fields)}")
+    n = len(TIMED)
+    device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
+    seconds = tuple(map(float, device)) if any(device) else None
+    tokens, *memory = (int(field) if field else None for field in fields[2 + 2 * n : -1])
+    return StepRow(
+        int(fields[0]), fields[1], seconds, tuple(map(float, host)), tokens, tuple(memory), int(fields[-1])
+    )

@@ -1,0 +1,79 @@
+"""Figures of a run from its rows: what run.json holds, and what another warm-up would have given."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from lm_profiler.analysis.statistics import summarise
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import Throughput, TimeSummary
+from lm_profiler.record.steps import StepRow, largest
+
+
+def mean_over_ranks(rows: Sequence[StepRow]) -> list[StepRow]:
+    """One row a step: times averaged over the ranks (so that parts still add up), tokens summed, the largest peaks."""
+    by_step: dict[int, list[StepRow]] = {}
+    for row in rows:
+        by_step.setdefault(row.step, []).append(row)
+    return [_merge(by_step[step]) for step in sorted(by_step)]
+
+
+def _merge(rows: Sequence[StepRow]) -> StepRow:
+    if len(rows) == 1:
+        return rows[0]
+    tokens = [row.tokens for row in rows]
+    device = [row.seconds for row in rows]
+    return dataclasses.replace(
+        rows[0],
+        seconds=None if None in device else _means([s for s in device if s is not None]),
+        host_seconds=_means([row.host_seconds for row in rows]),
+        tokens=None if None in tokens else sum(t for t in tokens if t is not None),
+        memory=largest(row.memory for row in rows),
+    )
+
+
+def _means(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(sum(column) / len(values) for column in zip(*values, strict=True))
+
+
+def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
+    """A summary of each part, the step, and forward + backward."""
+    complete = [row for row in steps if clock == "host" or row.seconds is not None]
+    return {
+        part: TimeSummary(**dataclasses.asdict(summarise([row.time(part, clock) for row in complete])))
+        for part in TIMES
+    }
+
+
+def rank_medians(rows: Sequence[StepRow]) -> list[float]:
+    """Median step time of each rank, in seconds."""
+    ranks = sorted({row.rank for row in rows})
+    medians = (summarise([r.host_time("step") for r in rows if r.rank == rank]).median for rank in ranks)
+    return [median for median in medians if median is not None]
+
+
+def scalars(row: StepRow) -> dict[str, float]:
+    """The TensorBoard scalars of one measured step."""
+    values: dict[str, float] = {}
+    for part, quantity in TIMES.items():
+        host = HOST_TIMES[part]
+        if row.seconds is not None:
+            values[str(quantity.tag)] = row.time(part) * quantity.scale
+        values[str(host.tag)] = row.host_time(part) * host.scale
+    for quantity, peak in zip(MEMORY.values(), row.memory, strict=True):
+        if peak is not None:
+            values[str(quantity.tag)] = peak * quantity.scale
+    if row.tokens is not None and row.seconds is not None:
+        values[str(TOKENS_PER_S.tag)] = row.tokens / row.time("step")
+    return values
+
+
+def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary]) -> Throughput:
+    """Tokens of a step over the median step time."""
+    tokens = summarise([row.tokens for row in steps if row.tokens is not None]).median
+    step_s = times["step"].median
+    return Throughput(
+        tokens_per_step=None if tokens is None else round(tokens),
+        tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
+    )

@@ -1,0 +1,85 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from lm_profiler.record.quantities import MEMORY, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RunRecord, TimeSummary
+
+
+def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
+    """Print the phases, the step, throughput, memory and where everything is; or how the run died."""
+    console = console or Console()
+    if record.time["step"].n:
+        console.print(time_table(record))
+    for line in summary_lines(record):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
+
+
+def time_table(record: RunRecord) -> Table:
+    """A row a phase, then forward + backward, and the step."""
+    step = record.time["step"]
+    table = Table(title=_title(record), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for name in ("phase", "mean ± std (ms)", "CV", "median", "p95", "share"):
+        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+    host = record.environment is not None and record.environment.device_type != "cpu"
+    if host:
+        table.add_column("host (ms)", justify="right", no_wrap=True)
+    for part in (*PARTS, "forward_backward", "step"):
+        if part == "forward_backward":
+            table.add_section()
+        cells = _cells(part, record.time[part], step)
+        if host:
+            cells.append(TIMES[part].show(record.host_time[part].median, unit=False))
+        table.add_row(*cells, style="bold" if part == "step" else None)
+    return table
+
+
+def _title(record: RunRecord) -> str:
+    step = record.time["step"]
+    warmup = record.steps.get("warmup", 0)
+    environment, model = record.environment, record.model
+    where = f" on {environment.device_name}" if environment is not None else ""
+    if environment is not None and environment.world_size > 1:
+        where += f" x {environment.world_size}"
+    precision = f", {model.precision}" if model is not None else ""
+    return f"{record.name}: {step.n} steps of {record.verb} after {warmup} of warm-up{where}{precision}"
+
+
+def _cells(part: str, time: TimeSummary, step: TimeSummary) -> list[str]:
+    quantity = TIMES[part]
+    spread = "" if time.std is None else f" ± {quantity.show(time.std, unit=False)}"
+    share = time.mean / step.mean if time.mean is not None and step.mean else None
+    return [
+        quantity.title,
+        quantity.show(time.mean, unit=False) + spread,
+        "" if time.cv is None else f"{time.cv:.1%}",
+        quantity.show(time.median, unit=False),
+        quantity.show(time.p95, unit=False),
+        "" if share is None else f"{share:.1%}",
+    ]
+
+
+def summary_lines(record: RunRecord) -> list[str]:
+    """Throughput, memory, first step, notes and failure: a line each."""
+    lines = []
+    if record.throughput is not None and record.throughput.tokens_per_step is not None:
+        tokens = f"{record.throughput.tokens_per_step:,} tokens a step"
+        lines.append(f"{TOKENS_PER_S.show(record.throughput.tokens_per_s)} ({tokens})")
+    if record.memory is not None:
+        peaks = ((MEMORY[name], value) for name, value in record.memory.measured.model_dump().items())
+        known = [f"{quantity.title} {quantity.show(value)}" for quantity, value in peaks if value is not None]
+        if known:
+            lines.append(", ".join(known))
+    if record.first_step_s is not None:
+        lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
+    lines += [f"note: {note}" for note in record.notes]
+    if record.failure is not None:
+        at = f" of step {record.failure.step}" if record.failure.step is not None else ""
+        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}")
+    return lines
