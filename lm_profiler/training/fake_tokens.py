@@ -1,0 +1,191 @@
+"""Random token ids that never run out and cost next to nothing to make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+Batch = tuple[Tensor, Tensor]
+Distribution = Literal["uniform", "zipf"]
+
+ENDLESS = 2**40
+"""Sequences in the data set. It must have a length: where there is none, Lightning fetches a batch ahead."""
+
+_GOLDEN, _MIX_1, _MIX_2 = (
+    np.uint64(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+class TokenSequences(Dataset[Batch]):
+    """Sequences of token ids, each a pure function of the seed and its index, whoever asks for it and when.
+
+    Args:
+        vocab_size: Ids run from 0 to vocab_size - 1.
+        context_length: Tokens of a sequence (T).
+        distribution: `uniform`, or `zipf`: id r has a probability in proportion to 1 / (r + 1).
+        seed: Another seed, other tokens.
+    """
+
+    def __init__(self, vocab_size: int, context_length: int, distribution: Distribution, seed: int) -> None:
+        self.vocab_size = vocab_size
+        self.context_length = context_length
+        self.seed = seed
+        self._cumulative: NDArray[np.float64] | None = None
+        if distribution == "zipf":
+            cumulative = np.cumsum(1.0 / np.arange(1, vocab_size + 1))
+            self._cumulative = cumulative / cumulative[-1]
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __getitem__(self, index: int) -> Batch:
+        """Inputs and targets [T]."""
+        inputs, targets = self.__getitems__([index])
+        return inputs[0], targets[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> Batch:
+        """Inputs and targets [B, T]: a whole batch at once, so that there is nothing left to collate."""
+        ids = self._ids(indices)
+        # Two contiguous copies: views of one array would make a slow, strided copy to the device.
+        inputs, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+        return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+    def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
+        """Token ids [B, T + 1]: a counter-based generator, as seeding one per sequence would cost more."""
+        keys = _splitmix64(
+            np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64))
+        )
+        counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
+        bits = _splitmix64(keys[:, None] + counters[None, :])
+        if self._cumulative is None:
+            # 32 random bits scaled to the vocabulary: no id's share is off by more than 2^-32.
+            return (((bits >> np.uint64(32)) * np.uint64(self.vocab_size)) >> np.uint64(32)).astype(np.int64)
+        uniform = (bits >> np.uint64(11)) * 2.0**-53
+        return np.searchsorted(self._cumulative, uniform, side="right").astype(np.int64)
+
+
+class RankSampler(DistributedSampler[int]):
+    """Every world-size-th index, lazily: the one that Lightning would put here lists all indices first."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rank, self.num_samples * self.num_replicas, self.num_replicas))
+
+
+class FakeTokens(LightningDataModule):
+    """Endless batches of random token ids, with the same tokens for the same seed.
+
+    A batch is (inputs, targets), both [B, T] (int64), targets being one token ahead.
+
+    Args:
+        batch_size: Sequences in a batch, per device.
+        context_length: Tokens in a sequence.
+        distribution: `uniform` over the vocabulary, or `zipf`: as in text, few ids make up most tokens.
+        seed: Another seed, other tokens.
+        num_workers: Processes that make batches; 0 makes them in the training process.
+        pin_memory: Put batches in page-locked memory; if not given, on CUDA only.
+        vocab_size: Number of token ids; if not given, that of the trained module.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 4,
+        context_length: int = 512,
+        distribution: Distribution = "uniform",
+        seed: int = 0,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        smallest = {"batch_size": 1, "context_length": 1, "seed": 0, "num_workers": 0, "vocab_size": 1}
+        for name, least in smallest.items():
+            given = locals()[name]
+            if given is not None and given < least:
+                raise ValueError(f"{name}: expected {least} or more, given {given}")
+        if distribution not in get_args(Distribution):
+            names = ", ".join(get_args(Distribution))
+            raise ValueError(f"distribution: expected one of {names}, given {distribution!r}")
+        self.batch_size = batch_size
+        self.context_length = context_length
+        self.distribution: Distribution = distribution
+        self.seed = seed
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.vocab_size = vocab_size
+
+    def setup(self, stage: str) -> None:
+        """Find the vocabulary now, so that a missing one is told before the model is built."""
+        self._vocabulary()
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        return self._loader()
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        return self._loader()
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        return self._loader()
+
+    def predict_dataloader(self) -> DataLoader[Batch]:
+        return self._loader()
+
+    def _loader(self) -> DataLoader[Batch]:
+        data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
+        return DataLoader(
+            data,
+            batch_size=self.batch_size,
+            sampler=self._sampler(data),
+            collate_fn=_already_batched,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self._on_cuda() if self.pin_memory is None else self.pin_memory,
+        )
+
+    def _sampler(self, data: TokenSequences) -> RankSampler | None:
+        if self.trainer is None or self.trainer.world_size == 1:
+            return None
+        return RankSampler(
+            data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True
+        )
+
+    def _on_cuda(self) -> bool:
+        return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+
+    def _vocabulary(self) -> int:
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        known = getattr(module, "vocab_size", None)
+        if self.vocab_size is None:
+            if isinstance(known, int):
+                return known
+            raise ValueError(
+                f"data.vocab_size: expected a number, because {type(module).__name__} has no vocab_size, "
+                "given none; set data.vocab_size"
+            )
+        if isinstance(known, int) and self.vocab_size > known:
+            raise ValueError(
+                f"data.vocab_size: expected at most the model's {known}, given {self.vocab_size}; "
+                "leave data.vocab_size out, to follow the model"
+            )
+        return self.vocab_size
+
+
+def _already_batched(batch: Any) -> Any:
+    return batch
+
+
+def _splitmix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finalizer (Steele, Lea, Flood 2014): scrambles counters into independent-looking bits."""
+    x = x + _GOLDEN
+    x = (x ^ (x >> np.uint64(30))) * _MIX_1
+    x = (x ^ (x >> np.uint64(27))) * _MIX_2
+    return x ^ (x >> np.uint64(31))

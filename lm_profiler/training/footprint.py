@@ -1,0 +1,150 @@
+"""The bytes that a model holds before any activation: known from its dimensions alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from lm_profiler.models.config import PRESETS, TransformerConfig
+
+OptimizerName = Literal["adamw", "sgd", "none"]
+
+BYTES_PER_WEIGHT: dict[str, int] = {
+    "64-true": 8,
+    "32-true": 4,
+    # Autocast computes in 16 bits, yet the weights, and so their gradients and optimizer states, stay in 32.
+    "16-mixed": 4,
+    "bf16-mixed": 4,
+    "16-true": 2,
+    "bf16-true": 2,
+}
+"""By Lightning's name of the precision."""
+
+_ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)."""
+
+STATES_PER_WEIGHT: dict[OptimizerName, int] = {"adamw": 2, "sgd": 0, "none": 0}
+"""AdamW keeps two moments of each weight, in the weight's dtype; SGD without momentum keeps nothing."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes on one device, unsharded: a lower bound, without activations, workspaces and DDP's buckets."""
+
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of the three."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+def footprint(
+    config: TransformerConfig,
+    precision: str | int | None = "32-true",
+    optimizer: OptimizerName = "adamw",
+    training: bool = True,
+) -> Footprint:
+    """What the weights, gradients and optimizer states of `config` need, in bytes.
+
+    AdamW's step count, 4 bytes a parameter tensor, is left out.
+
+    Args:
+        config: The model's dimensions.
+        precision: Lightning's name of the precision, such as `bf16-mixed`; None is its default, 32-true.
+        optimizer: `adamw`, `sgd` (without momentum) or `none`.
+        training: False for validate, test and predict, which hold the weights alone.
+
+    Raises:
+        ValueError: unknown precision or optimizer.
+    """
+    if optimizer not in STATES_PER_WEIGHT:
+        names = ", ".join(get_args(OptimizerName))
+        raise ValueError(f"optimizer: expected one of {names}, given {optimizer!r}")
+    weights_bytes = config.num_parameters() * _bytes_per_weight(precision)
+    if not training:
+        return Footprint(weights_bytes, 0, 0)
+    return Footprint(weights_bytes, weights_bytes, STATES_PER_WEIGHT[optimizer] * weights_bytes)
+
+
+def what_fits(
+    available_bytes: int,
+    precision: str | int | None = "32-true",
+    optimizer: OptimizerName = "adamw",
+    training: bool = True,
+) -> list[str]:
+    """The presets whose footprint is at most `available_bytes`, smallest first."""
+    return [
+        size
+        for size, config in PRESETS.items()
+        if footprint(config, precision, optimizer, training).total_bytes <= available_bytes
+    ]
+
+
+def _bytes_per_weight(precision: str | int | None) -> int:
+    name = _ALIASES.get(str(precision), str(precision))
+    if name not in BYTES_PER_WEIGHT:
+        raise ValueError(f"precision: expected one of {', '.join(BYTES_PER_WEIGHT)}, given {precision!r}")
+    return BYTES_PER_WEIGHT[name]
+
+
+def refusal(
+    config: TransformerConfig,
+    precision: str | int | None,
+    optimizer: OptimizerName,
+    training: bool,
+    available_bytes: int,
+    copies: int = 1,
+) -> str | None:
+    """Why a run cannot fit, and what would, in two lines; None if its known bytes do fit.
+
+    Args:
+        config: The model's dimensions.
+        precision: Lightning's name of the precision.
+        optimizer: `adamw`, `sgd` or `none`.
+        training: False for validate, test and predict.
+        available_bytes: What the device has free.
+        copies: Replicas that share the device's memory.
+    """
+    need = footprint(config, precision, optimizer, training)
+    if need.total_bytes * copies <= available_bytes:
+        return None
+    parts = f"weights {_gib(need.weights_bytes)}"
+    if training:
+        parts += f", gradients {_gib(need.gradients_bytes)}, optimizer states {_gib(need.optimizer_bytes)}"
+    times = f" x {copies} processes" if copies > 1 else ""
+    room = available_bytes // copies
+    return (
+        f"memory: expected at most the {_gib(available_bytes)} that are free, given {_gib(need.total_bytes)}{times} "
+        f"before any activation ({parts}; {precision}, {optimizer})\n"
+        f"would fit: {'; '.join(_remedies(config, precision, optimizer, training, room))}; "
+        "--check_memory=false tries all the same"
+    )
+
+
+def _remedies(
+    config: TransformerConfig,
+    precision: str | int | None,
+    optimizer: OptimizerName,
+    training: bool,
+    room: int,
+) -> list[str]:
+    found = []
+    if sizes := what_fits(room, precision, optimizer, training):
+        found.append(f"--model.size={sizes[-1]}")
+    changes = [("bf16-true", optimizer)]
+    if training and optimizer == "adamw":
+        changes = [("bf16-true", optimizer), (str(precision), "sgd"), ("bf16-true", "sgd")]
+    for other, states in changes:
+        if footprint(config, other, states, training).total_bytes <= room:
+            options = [f"--trainer.precision={other}"] if other != str(precision) else []
+            options += [f"--model.optimizer={states}"] if states != optimizer else []
+            found.append(" ".join(options))
+            break
+    return found or ["none of the presets"]
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

@@ -1,0 +1,208 @@
+"""The language model as a LightningModule: what `fit`, `validate`, `test` and `predict` run."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor
+from torch.optim import SGD, AdamW, Optimizer
+
+from lm_profiler.models.config import AttentionName, preset
+from lm_profiler.models.transformer import Transformer
+from lm_profiler.training.footprint import OptimizerName
+
+Batch = tuple[Tensor, Tensor]
+"""(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""
+
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
+"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
+
+
+class LanguageModel(LightningModule):
+    """A decoder-only Transformer trained on next-token cross-entropy.
+
+    It logs nothing: one `self.log` costs about 200 µs a step, which would be measured as the loop's own time.
+
+    Args:
+        size: Preset that gives the dimensions: small, medium, large, xl or 2.7B.
+        d_model: Width of the residual stream; the preset's if not given.
+        d_ff: Width inside the feed-forward layer; the preset's if not given.
+        num_layers: Number of blocks; the preset's if not given.
+        num_heads: Number of attention heads, a divisor of d_model; the preset's if not given.
+        vocab_size: Number of token ids; the data module asks for it here.
+        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out.
+        activation_checkpointing: Keep only each block's input; compute the rest again in the backward pass.
+        compile: Compile the Transformer with torch.compile.
+        compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
+        float32_matmul_precision: Multiply float32 as it is (`highest`), as TF32 (`high`) or bf16 (`medium`).
+        optimizer: `none` runs forward and backward alone, without clipping.
+        lr: Learning rate.
+        weight_decay: Weight decay, on every parameter.
+        fused: Fused optimizer kernel; if not given, wherever the device has one and the run can use it.
+
+    Raises:
+        ValueError: the dimensions do not fit together, or an option is out of range.
+    """
+
+    model: Transformer
+
+    def __init__(
+        self,
+        size: str = "small",
+        d_model: int | None = None,
+        d_ff: int | None = None,
+        num_layers: int | None = None,
+        num_heads: int | None = None,
+        vocab_size: int = 10_000,
+        attention: AttentionName = "sdpa",
+        activation_checkpointing: bool = False,
+        compile: bool = False,  # noqa: A002 - the option's name on the command line
+        compile_mode: str | None = None,
+        float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
+        optimizer: OptimizerName = "adamw",
+        lr: float = 3e-4,
+        weight_decay: float = 0.01,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__()
+        # Dimensions are checked here, so that a wrong one is told before any weight exists.
+        self.config = preset(
+            size,
+            d_model=d_model,
+            d_ff=d_ff,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            vocab_size=vocab_size,
+            attention=attention,
+            activation_checkpointing=activation_checkpointing,
+        )
+        # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
+        self.compile_model = compile
+        self.compile_mode = compile_mode
+        self.float32_matmul_precision = float32_matmul_precision
+        self.optimizer_name: OptimizerName = optimizer
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.fused = fused
+        self._check_options()
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, the one place where the data asks for it."""
+        return self.config.vocab_size
+
+    def _check_options(self) -> None:
+        choices: dict[str, tuple[str, tuple[str, ...]]] = {
+            "optimizer": (self.optimizer_name, get_args(OptimizerName)),
+            "float32_matmul_precision": (self.float32_matmul_precision, ("highest", "high", "medium")),
+        }
+        if self.compile_mode is not None:
+            from torch._inductor import list_mode_options  # slow to import, and rarely needed
+
+            choices["compile_mode"] = (self.compile_mode, tuple(list_mode_options()))
+        for name, (given, allowed) in choices.items():
+            if given not in allowed:
+                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, given {given!r}")
+        for name in ("lr", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}: expected zero or more, given {getattr(self, name)}")
+
+    def setup(self, stage: str) -> None:
+        """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
+        if stage == "fit":
+            self._check_precision()
+        self._previous_matmul_precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(self.float32_matmul_precision)
+
+    def teardown(self, stage: str) -> None:
+        """Put the process-wide matmul precision back."""
+        torch.set_float32_matmul_precision(self._previous_matmul_precision)
+
+    def _check_precision(self) -> None:
+        plugin = self.trainer.precision_plugin
+        if self.optimizer_name != "none" and self.fused and self._fused_cannot_clip():
+            raise ValueError(
+                f"model.fused: expected false with precision {plugin.precision} and gradient_clip_val="
+                f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
+                "mixed precision, given true; leave model.fused out, or do not clip"
+            )
+        if self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None:
+            raise ValueError(
+                f"model.optimizer: expected adamw or sgd with precision {plugin.precision}, whose gradient "
+                "scaler needs an optimizer, given none; take sgd, or precision bf16-mixed"
+            )
+
+    def _fused_cannot_clip(self) -> bool:
+        """Whether Lightning refuses to clip for a fused optimizer (2.6.6: MixedPrecision.clip_gradients)."""
+        clips = (self.trainer.gradient_clip_val or 0) > 0
+        return clips and isinstance(self.trainer.precision_plugin, MixedPrecision)
+
+    def configure_model(self) -> None:
+        """Build the Transformer once, here, so that the strategy decides its device, dtype and sharding."""
+        if hasattr(self, "model"):
+            return
+        self.model = Transformer(self.config)
+        if self.compile_model:
+            self.model.compile(mode=self.compile_mode)
+
+    def configure_optimizers(self) -> Optimizer | None:
+        """The optimizer over all parameters, or None for forward and backward alone."""
+        if self.optimizer_name == "none":
+            return None
+        fused = self.fused
+        if fused is None:
+            fused = next(self.parameters()).device.type in _FUSED_DEVICES and not self._fused_cannot_clip()
+        make = AdamW if self.optimizer_name == "adamw" else SGD
+        # Where not fused, None leaves torch its default: foreach on CUDA, a loop over parameters on the CPU.
+        return make(self.parameters(), lr=self.lr, weight_decay=self.weight_decay, fused=fused or None)
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients; without an optimizer too, since Lightning's stand-in would let them add up."""
+        if self.optimizer_name == "none":
+            self.zero_grad()
+        else:
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as the Trainer says, but not without an optimizer: Lightning's stand-in holds no gradients."""
+        if self.optimizer_name != "none":
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Token ids [B, T] to logits [B, T, V]."""
+        logits_BTV: Tensor = self.model(tokens_BT)
+        return logits_BTV
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The mean cross-entropy over all tokens of the batch, in nats."""
+        return self._loss(batch)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The mean cross-entropy, in nats."""
+        return self._loss(batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The mean cross-entropy, in nats."""
+        return self._loss(batch)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The logits [B, T, V]."""
+        return self.forward(batch[0])
+
+    def tokens_in(self, batch: Batch) -> int:
+        """The number of tokens of a batch on this rank: B · T."""
+        return batch[0].numel()
+
+    def _loss(self, batch: Batch) -> Tensor:
+        inputs_BT, targets_BT = batch
+        logits_BTV = self.forward(inputs_BT)
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())

@@ -1,0 +1,223 @@
+"""The Transformer against a second one, written in plain numpy float64 with complex numbers for RoPE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from lm_profiler.models import PRESETS, Transformer, TransformerConfig, count_parameters
+from lm_profiler.models.config import preset
+from lm_profiler.models.transformer import Embedding, Linear
+
+TINY = TransformerConfig(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
+Array = NDArray[np.float64]
+
+
+def build(config: TransformerConfig = TINY, seed: int = 0, **overrides: Any) -> Transformer:
+    torch.manual_seed(seed)
+    model = Transformer(replace(config, **overrides))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:  # gains of one would hide a gain that is left out
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    return model
+
+
+def tokens(context: int = 9, batch: int = 2, vocab_size: int = 17) -> torch.Tensor:
+    return torch.randint(vocab_size, (batch, context), generator=torch.Generator().manual_seed(1))
+
+
+class NumpyTransformer:
+    """One sequence at a time, one position at a time."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.config = model.config
+        self.w = {name: value.double().numpy() for name, value in model.state_dict().items()}
+
+    def norm(self, x: Array, name: str) -> Array:
+        return x / np.sqrt(np.mean(x**2) + 1e-5) * self.w[f"{name}.weight"]
+
+    def turned(self, x: Array, position: int) -> NDArray[np.complex128]:
+        """Each head as E/2 complex numbers, turned by e^(i·position·frequency): [H, E/2]."""
+        heads = x.reshape(self.config.num_heads, 2, -1)
+        half = heads.shape[-1]
+        frequencies = [self.config.rope_theta ** (-2 * i / (2 * half)) for i in range(half)]
+        return (heads[:, 0] + 1j * heads[:, 1]) * np.exp(1j * position * np.array(frequencies))
+
+    def attention(self, xs: list[Array], name: str) -> list[Array]:
+        w, heads, out = self.w, self.config.num_heads, []
+        queries = [self.turned(w[f"{name}.query.weight"] @ x, t) for t, x in enumerate(xs)]
+        keys = [self.turned(w[f"{name}.key.weight"] @ x, t) for t, x in enumerate(xs)]
+        values = [(w[f"{name}.value.weight"] @ x).reshape(heads, -1) for x in xs]
+        for t in range(len(xs)):
+            # The real part of q · conj(k) is the scalar product of the pairs.
+            scores = np.array([(queries[t] * keys[s].conj()).real.sum(-1) for s in range(t + 1)])
+            weights = np.exp(scores / np.sqrt(values[0].shape[-1]))
+            weights /= weights.sum(axis=0)
+            mixed = sum(weights[s][:, None] * values[s] for s in range(t + 1))
+            out.append(w[f"{name}.output.weight"] @ mixed.reshape(-1))
+        return out
+
+    def feed_forward(self, x: Array, name: str) -> Array:
+        gate = self.w[f"{name}.gate.weight"] @ x
+        return self.w[f"{name}.down.weight"] @ (
+            gate / (1 + np.exp(-gate)) * (self.w[f"{name}.up.weight"] @ x)
+        )
+
+    def __call__(self, ids: NDArray[np.int64]) -> Array:
+        xs = [self.w["embedding.weight"][i] for i in ids]
+        for n in range(self.config.num_layers):
+            block = f"blocks.{n}"
+            added = self.attention(
+                [self.norm(x, f"{block}.attention_norm") for x in xs], f"{block}.attention"
+            )
+            xs = [x + a for x, a in zip(xs, added, strict=True)]
+            normed = [self.norm(x, f"{block}.feed_forward_norm") for x in xs]
+            xs = [x + self.feed_forward(y, f"{block}.feed_forward") for x, y in zip(xs, normed, strict=True)]
+        return np.stack([self.w["head.weight"] @ self.norm(x, "norm") for x in xs])
+
+
+@pytest.mark.parametrize(
+    "size,expected",
+    [
+        ("small", 128_625_408),
+        ("medium", 423_183_360),
+        ("large", 969_411_840),
+        ("xl", 1_998_235_200),
+        ("2.7B", 3_406_809_600),
+    ],
+)
+def test_parameter_counts_are_exact(size: str, expected: int) -> None:
+    with torch.device("meta"):
+        model = Transformer(PRESETS[size])
+    assert count_parameters(model) == expected == PRESETS[size].num_parameters()
+    without = expected - 10_000 * PRESETS[size].d_model
+    assert (
+        count_parameters(model, embedding=False) == without == PRESETS[size].num_parameters(embedding=False)
+    )
+
+
+def test_the_closed_formula_follows_every_override() -> None:
+    config = preset("small", d_model=24, d_ff=10, num_layers=3, num_heads=2, vocab_size=31)
+    model = Transformer(config)
+    assert config.num_parameters() == sum(p.numel() for p in model.parameters())
+    assert config.num_parameters(embedding=False) == config.num_parameters() - model.embedding.weight.numel()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_the_model_agrees_with_a_second_one_in_numpy(attention: str) -> None:
+    model = build(attention=attention).double()
+    ids = tokens()
+    expected = np.stack([NumpyTransformer(model)(row) for row in ids.numpy()])
+    np.testing.assert_allclose(model(ids).detach().numpy(), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_lower_precisions_stay_near_it(attention: str, dtype: torch.dtype) -> None:
+    model = build(attention=attention).to(dtype)
+    expected = NumpyTransformer(model)(tokens()[0].numpy())
+    out = model(tokens())[0].detach()
+    assert out.dtype == dtype
+    np.testing.assert_allclose(out.double().numpy(), expected, atol=20 * torch.finfo(dtype).eps)
+
+
+def test_autocast_computes_in_bf16_and_keeps_float32_weights() -> None:
+    model = build()
+    expected = NumpyTransformer(model)(tokens()[0].numpy())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(tokens())[0].detach()
+    assert out.dtype == torch.bfloat16
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    np.testing.assert_allclose(out.double().numpy(), expected, atol=20 * torch.finfo(torch.bfloat16).eps)
+
+
+def test_casting_the_weights_leaves_the_angles_exact() -> None:
+    """At position 900 an angle rounded to bf16 would be off by up to two radians."""
+    ids = tokens(context=900, batch=1)
+    model = build().bfloat16()
+    out = model(ids).detach().double()
+    exact = model.double()(ids).detach()
+    assert (out - exact)[0, -50:].abs().max() < 20 * torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_no_position_sees_a_later_token(attention: str) -> None:
+    model, ids = build(attention=attention), tokens()
+    changed = ids.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 17
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(after[:, :5], before[:, :5], rtol=0, atol=0)
+    assert not torch.allclose(after[:, 5:], before[:, 5:])
+
+
+def test_the_context_length_is_that_of_the_data() -> None:
+    model = build()
+    ids = tokens(context=30)
+    torch.testing.assert_close(model(ids[:, :4]), model(ids)[:, :4])
+
+
+def test_checkpointing_changes_no_gradient_and_keeps_less() -> None:
+    gradients, kept = [], []
+    for checkpointing in (False, True):
+        model = build(activation_checkpointing=checkpointing)
+        saved: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor, saved: list[torch.Tensor] = saved) -> torch.Tensor:
+            saved.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = model(tokens()).square().mean()
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+        kept.append(len(saved))
+    torch.testing.assert_close(gradients[1], gradients[0])
+    assert kept[1] < kept[0] / 2
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("attention", ["sdpa", "math"])
+def test_it_compiles_as_one_graph(attention: str, checkpointing: bool) -> None:
+    model = build(attention=attention, activation_checkpointing=checkpointing)
+    expected = model(tokens())
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens()), expected)
+    compiled(tokens()).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_it_runs_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = Transformer(PRESETS["xl"])
+        ids = torch.zeros(4, 512, dtype=torch.int64)
+    logits = model(ids)
+    assert logits.shape == (4, 512, 10_000)
+    assert logits.device.type == "meta"
+
+
+def test_it_holds_parameters_only() -> None:
+    """A buffer would be cast by a precision plugin, and broadcast at every step by DDP."""
+    assert list(build().buffers()) == []
+
+
+def test_weights_start_as_cut_off_normals() -> None:
+    torch.manual_seed(0)
+    linear, embedding = Linear(400, 300), Embedding(300, 400)
+    for weight, std in ((linear.weight, 400**-0.5), (embedding.weight, 1.0)):
+        assert weight.abs().max() <= 3 * std
+        assert weight.std().item() == pytest.approx(0.987 * std, rel=0.01)  # the cut takes 1.3 % off
+        assert abs(weight.mean().item()) < 0.01 * std
+
+
+def test_a_fresh_model_knows_nothing() -> None:
+    """Its loss is a little above that of the uniform guess, ln V; a bad start shows as a far larger one."""
+    torch.manual_seed(0)
+    config = TransformerConfig(d_model=64, d_ff=128, num_layers=3, num_heads=4, vocab_size=1000)
+    ids = tokens(context=64, batch=4, vocab_size=1000)
+    loss = torch.nn.functional.cross_entropy(Transformer(config)(ids).flatten(0, 1), ids.flatten())
+    assert np.log(1000) < loss.item() < np.log(1000) + 1

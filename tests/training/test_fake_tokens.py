@@ -1,0 +1,194 @@
+"""The fake data: endless, the same for the same seed, and cheap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from scipy import stats
+from torch.utils.data import DistributedSampler
+
+from lm_profiler.training import FakeTokens, LanguageModel
+from lm_profiler.training.fake_tokens import ENDLESS, RankSampler, TokenSequences
+
+
+def batches(count: int = 4, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    options = {"vocab_size": 1000, "context_length": 32, **options}
+    return list(islice(FakeTokens(**options).train_dataloader(), count))
+
+
+def test_a_batch_is_inputs_and_the_tokens_after_them() -> None:
+    inputs, targets = batches(batch_size=3)[0]
+    assert inputs.shape == targets.shape == (3, 32)
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+    torch.testing.assert_close(inputs[:, 1:], targets[:, :-1])
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_the_workers() -> None:
+    alone = batches(num_workers=0)
+    for workers in (1, 2):
+        for expected, given in zip(alone, batches(num_workers=workers), strict=True):
+            torch.testing.assert_close(given, expected)
+
+
+def test_a_sequence_does_not_depend_on_the_batch_or_on_the_context() -> None:
+    wide = torch.cat([inputs for inputs, _ in batches(2, batch_size=4)])
+    narrow = torch.cat([inputs for inputs, _ in batches(8, batch_size=1, context_length=20)])
+    torch.testing.assert_close(narrow, wide[:, :20])
+
+
+def test_other_indices_and_other_seeds_give_other_tokens() -> None:
+    rows = [
+        tuple(row.tolist()) for seed in range(20) for inputs, _ in batches(16, seed=seed) for row in inputs
+    ]
+    assert len(set(rows)) == len(rows) == 20 * 16 * 4
+
+
+def test_uniform_ids_are_uniform_and_within_range() -> None:
+    ids = TokenSequences(10, 10_000, "uniform", seed=3).__getitems__(range(10))[0].numpy()
+    counts = np.bincount(ids.ravel(), minlength=10)
+    assert len(counts) == 10
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_zipf_ids_follow_the_law_and_stay_within_range() -> None:
+    vocab_size = 50
+    ids = TokenSequences(vocab_size, 10_000, "zipf", seed=3).__getitems__(range(10))[0].numpy()
+    counts = np.bincount(ids.ravel(), minlength=vocab_size)
+    assert len(counts) == vocab_size
+    expected = stats.zipfian(1.0, vocab_size).pmf(np.arange(1, vocab_size + 1)) * ids.size
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
+def test_neighbours_are_independent(distribution: Any) -> None:
+    ids = TokenSequences(4, 50_000, distribution, seed=0).__getitems__([0, 1])[0].numpy()
+    for first, second in ((ids[0, :-1], ids[0, 1:]), (ids[0], ids[1])):
+        table = np.zeros((4, 4))
+        np.add.at(table, (first, second), 1)
+        assert stats.chi2_contingency(table).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
+def test_a_batch_costs_far_less_than_a_millisecond(distribution: Any) -> None:
+    data = TokenSequences(10_000, 512, distribution, seed=0)
+    spent = []
+    for start in range(50):
+        before = time.perf_counter()
+        data.__getitems__(range(4 * start, 4 * start + 4))
+        spent.append(time.perf_counter() - before)
+    assert min(spent) < 0.5e-3
+
+
+def test_the_data_has_a_length_and_no_end() -> None:
+    loader = FakeTokens(batch_size=4, vocab_size=10).train_dataloader()
+    assert len(loader) == ENDLESS // 4
+
+
+@pytest.mark.parametrize("vocab_size", [7, 123])
+def test_the_vocabulary_is_the_modules(
+    vocab_size: int, make_trainer: Callable[..., Trainer], tiny: dict[str, Any]
+) -> None:
+    seen: set[int] = set()
+
+    class Watching(LanguageModel):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            seen.update(batch[0].flatten().tolist())
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(2).fit(Watching(**{**tiny, "vocab_size": vocab_size}), datamodule=FakeTokens())
+    assert seen == set(range(vocab_size))
+
+
+def fit_error(module: LightningModule, data: FakeTokens, trainer: Trainer) -> str:
+    with pytest.raises(ValueError, match="vocab_size") as raised:
+        trainer.fit(module, datamodule=data)
+    return str(raised.value)
+
+
+def test_a_module_without_a_vocabulary_is_told_before_it_runs(make_trainer: Callable[..., Trainer]) -> None:
+    message = fit_error(BoringModel(), FakeTokens(), make_trainer())
+    assert message == (
+        "data.vocab_size: expected a number, because BoringModel has no vocab_size, given none; "
+        "set data.vocab_size"
+    )
+
+
+def test_ids_that_the_model_lacks_are_refused(
+    make_trainer: Callable[..., Trainer], tiny: dict[str, Any]
+) -> None:
+    module = LanguageModel(**tiny)
+    message = fit_error(module, FakeTokens(vocab_size=51), make_trainer())
+    assert "expected at most the model's 50, given 51" in message
+    assert not hasattr(module, "model")
+
+
+def test_ranks_share_the_sequences_out_without_listing_them() -> None:
+    data = TokenSequences(10, 8, "uniform", seed=0)
+    firsts = [list(islice(RankSampler(data, 3, rank, shuffle=False, drop_last=True), 5)) for rank in range(3)]
+    assert sorted(index for first in firsts for index in first) == list(range(15))
+    # The sampler that Lightning would use deals them out likewise, once it has listed them all.
+    small = range(15)
+    theirs = [list(DistributedSampler(small, 3, rank, shuffle=False)) for rank in range(3)]  # type: ignore[arg-type]
+    assert firsts == theirs
+
+
+def test_the_loader_of_a_rank_deals_out_that_ranks_sequences() -> None:
+    alone = [inputs for inputs, _ in batches(2, batch_size=2)]
+    for rank in range(2):
+        data = FakeTokens(batch_size=2, vocab_size=1000, context_length=32)
+        data.trainer = SimpleNamespace(  # type: ignore[assignment]
+            world_size=2,
+            global_rank=rank,
+            lightning_module=None,
+            strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        )
+        loader = data.train_dataloader()
+        # By this class Lightning knows that it need not put a sampler of its own in place.
+        assert isinstance(loader.sampler, DistributedSampler)
+        inputs, _ = next(iter(loader))
+        torch.testing.assert_close(inputs, torch.stack([alone[0][rank], alone[1][rank]]))
+
+
+@pytest.mark.parametrize(
+    "option,value,least",
+    [
+        ("batch_size", 0, 1),
+        ("context_length", -3, 1),
+        ("seed", -1, 0),
+        ("num_workers", -1, 0),
+        ("vocab_size", 0, 1),
+    ],
+)
+def test_numbers_out_of_range_are_refused(option: str, value: int, least: int) -> None:
+    with pytest.raises(ValueError, match=f"^{option}: expected {least} or more, given {value}$"):
+        FakeTokens(**{option: value})
+
+
+def test_an_unknown_distribution_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="distribution: expected one of uniform, zipf, given 'normal'"):
+        FakeTokens(distribution="normal")  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_are_pinned_on_cuda(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
+    pinned = []
+
+    class Watching(LanguageModel):
+        def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+            pinned.append(batch[0].is_pinned())
+            return super().transfer_batch_to_device(batch, device, dataloader_idx)
+
+    make_trainer(2, accelerator="gpu").fit(Watching(**tiny), datamodule=FakeTokens())
+    assert pinned == [True, True]

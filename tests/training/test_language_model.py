@@ -1,0 +1,288 @@
+"""The LightningModule in a real Trainer on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lm_profiler.training import FakeTokens, LanguageModel
+
+Make = Callable[..., Trainer]
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> Iterator[None]:
+    """The same weights in every test, and a matmul precision that no test hands to the next."""
+    torch.manual_seed(0)
+    yield
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def data(**options: Any) -> FakeTokens:
+    return FakeTokens(**{"batch_size": 2, "context_length": 12, **options})
+
+
+class Watched(LanguageModel):
+    """Keeps the losses, the gradients, and whether these were clear when the backward pass began."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.losses: list[float] = []
+        self.gradients: list[Tensor] = []
+        self.cleared: list[bool] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.losses.append(loss.item())
+        return loss
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.cleared.append(all(p.grad is None or not p.grad.any() for p in self.parameters()))
+
+    def on_after_backward(self) -> None:
+        assert self.model.head.weight.grad is not None
+        self.gradients.append(self.model.head.weight.grad.clone())
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-mixed", "64-true"])
+def test_it_trains_in_every_precision(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
+    module = Watched(**tiny, lr=0.01)
+    make_trainer(40, precision=precision).fit(module, datamodule=data(distribution="zipf", batch_size=8))
+    assert len(module.losses) == 40
+    # Independent tokens teach their frequencies alone, and the Zipf law leaves 0.6 nats to learn there.
+    assert sum(module.losses[-5:]) / 5 < sum(module.losses[:5]) / 5 - 0.2
+    assert {p.dtype for p in module.parameters()} == {
+        {"bf16-true": torch.bfloat16, "64-true": torch.float64}.get(precision, torch.float32)
+    }
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_next_token(tiny: dict[str, Any]) -> None:
+    module = LanguageModel(**tiny).double()
+    module.configure_model()
+    module.double()
+    batch = next(iter(data(vocab_size=50).train_dataloader()))
+    probabilities = module(batch[0]).softmax(-1)
+    by_hand = [-probabilities[b, t, batch[1][b, t]].log() for b in range(2) for t in range(12)]
+    torch.testing.assert_close(module.training_step(batch, 0), torch.stack(by_hand).mean())
+    assert module.tokens_in(batch) == 24
+
+
+def test_validate_and_test_give_the_loss_and_predict_the_logits(
+    make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    seen: dict[str, list[Tensor]] = {"validate": [], "test": []}
+
+    class Keeping(LanguageModel):
+        def on_validation_batch_end(self, outputs: Any, *args: Any) -> None:
+            seen["validate"].append(outputs)
+
+        def on_test_batch_end(self, outputs: Any, *args: Any) -> None:
+            seen["test"].append(outputs)
+
+    module = Keeping(**tiny)
+    trainer = make_trainer(2)
+    trainer.validate(module, datamodule=data(), verbose=False)
+    trainer.test(module, datamodule=data(), verbose=False)
+    logits = trainer.predict(module, datamodule=data())
+    assert logits is not None
+    assert [tuple(batch.shape) for batch in logits] == [(2, 12, 50)] * 2
+    assert seen["validate"] == seen["test"]
+    expected = module.to("cpu")._loss(next(iter(data(vocab_size=50).train_dataloader())))
+    torch.testing.assert_close(seen["validate"][0], expected.detach())
+
+
+def test_validating_before_and_after_a_fit_keeps_the_weights(
+    make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = LanguageModel(**tiny)
+    make_trainer(1).validate(module, datamodule=data(), verbose=False)
+    built = module.model
+    make_trainer(1).fit(module, datamodule=data())
+    assert module.model is built
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "none"])
+def test_gradients_are_cleared_at_every_step(
+    optimizer: Any, make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = Watched(**tiny, optimizer=optimizer)
+    make_trainer(3).fit(module, datamodule=data())
+    assert module.cleared == [True, True, True]
+
+
+def test_without_an_optimizer_no_weight_moves_even_with_clipping(
+    make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = Watched(**tiny, optimizer="none")
+    module.configure_model()
+    before = [p.clone() for p in module.parameters()]
+    make_trainer(3, gradient_clip_val=1.0).fit(module, datamodule=data())
+    torch.testing.assert_close(list(module.parameters()), before, rtol=0, atol=0)
+    assert not torch.equal(module.gradients[0], module.gradients[1])
+
+
+def test_without_an_optimizer_gradients_still_accumulate_over_a_step(
+    make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = Watched(**tiny, optimizer="none")
+    make_trainer(2, accumulate_grad_batches=3).fit(module, datamodule=data())
+    assert module.cleared == [True, False, False] * 2
+
+
+def optimizer_of(trainer: Trainer) -> torch.optim.Optimizer:
+    return trainer.optimizers[0]
+
+
+@pytest.mark.parametrize(
+    "precision,clip,fused,expected",
+    [
+        ("32-true", None, None, True),
+        ("32-true", 1.0, None, True),
+        ("bf16-mixed", None, None, True),
+        ("bf16-mixed", 0.0, None, True),
+        ("bf16-mixed", 1.0, None, None),
+        ("16-mixed", 1.0, None, None),
+        ("bf16-true", 1.0, None, True),
+        ("bf16-mixed", 1.0, False, None),
+        ("32-true", 1.0, True, True),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_fused_is_chosen_where_lightning_allows_it(
+    optimizer: Any,
+    precision: str,
+    clip: float | None,
+    fused: bool | None,
+    expected: bool | None,
+    make_trainer: Make,
+    tiny: dict[str, Any],
+) -> None:
+    trainer = make_trainer(2, precision=precision, gradient_clip_val=clip)
+    trainer.fit(LanguageModel(**tiny, optimizer=optimizer, fused=fused), datamodule=data())
+    assert optimizer_of(trainer).defaults["fused"] is expected
+    assert trainer.global_step == 2
+
+
+def test_fused_with_clipping_and_mixed_precision_is_refused_before_a_weight_exists(
+    make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = LanguageModel(**tiny, fused=True)
+    with pytest.raises(ValueError, match=r"^model\.fused: expected false with precision bf16-mixed"):
+        make_trainer(precision="bf16-mixed", gradient_clip_val=1.0).fit(module, datamodule=data())
+    assert not hasattr(module, "model")
+
+
+def test_lightning_still_refuses_it_at_the_first_step(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    """Where this fails, Lightning has learnt to clip for fused optimizers: the check can go."""
+
+    class Unchecked(LanguageModel):
+        def _check_precision(self) -> None:
+            pass
+
+    with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
+        make_trainer(precision="bf16-mixed", gradient_clip_val=1.0).fit(
+            Unchecked(**tiny, fused=True), datamodule=data()
+        )
+
+
+def test_a_gradient_scaler_without_an_optimizer_is_refused(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^model\.optimizer: expected adamw or sgd with precision 16-mixed"):
+        make_trainer(precision="16-mixed").fit(LanguageModel(**tiny, optimizer="none"), datamodule=data())
+
+
+def test_clipping_is_lightnings(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    norms = []
+
+    class Looking(LanguageModel):
+        def on_before_zero_grad(self, optimizer: Any) -> None:
+            grads = [p.grad.norm() for p in self.parameters() if p.grad is not None]
+            norms.extend([torch.stack(grads).norm().item()] if grads else [])
+
+    make_trainer(3, gradient_clip_val=0.01).fit(Looking(**tiny), datamodule=data())
+    assert norms == pytest.approx([0.01] * len(norms), rel=1e-3)
+    assert norms
+
+
+def test_the_optimizers_get_their_settings(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    kinds: dict[Any, Any] = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    for name, kind in kinds.items():
+        trainer = make_trainer(1)
+        trainer.fit(LanguageModel(**tiny, optimizer=name, lr=0.5, weight_decay=0.25), datamodule=data())
+        optimizer = optimizer_of(trainer)
+        assert type(optimizer) is kind
+        assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (0.5, 0.25)
+
+
+def test_the_matmul_precision_holds_during_the_run_alone(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    seen = []
+
+    class Looking(LanguageModel):
+        def on_train_start(self) -> None:
+            seen.append(torch.get_float32_matmul_precision())
+
+    make_trainer(1).fit(Looking(**tiny, float32_matmul_precision="medium"), datamodule=data())
+    assert seen == ["medium"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_compiled_model_trains_to_the_same_losses(
+    checkpointing: bool, make_trainer: Make, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes, real = [], torch.compile
+
+    def compile_eagerly(*args: Any, mode: str | None = None, **kwargs: Any) -> Any:
+        modes.append(mode)
+        return real(*args, **{**kwargs, "backend": "eager"})
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        module = Watched(
+            **tiny, compile=compiled, compile_mode="max-autotune", activation_checkpointing=checkpointing
+        )
+        make_trainer(3).fit(module, datamodule=data())
+        losses.append(module.losses)
+    assert modes == ["max-autotune"]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("overrides", [{"d_model": 8}, {"d_ff": 6}, {"num_layers": 1}, {"num_heads": 4}])
+def test_every_dimension_can_be_overridden(overrides: dict[str, int], tiny: dict[str, Any]) -> None:
+    module = LanguageModel(**{**tiny, **overrides})
+    module.configure_model()
+    assert {name: getattr(module.config, name) for name in overrides} == overrides
+    assert sum(p.numel() for p in module.parameters()) == module.config.num_parameters()
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"size": "huge"}, "size: expected one of small, "),
+        ({"num_heads": 7}, "num_heads: expected a divisor of d_model"),
+        ({"optimizer": "lion"}, "optimizer: expected one of adamw, sgd, none, given 'lion'"),
+        (
+            {"float32_matmul_precision": "low"},
+            "float32_matmul_precision: expected one of highest, high, medium",
+        ),
+        ({"compile_mode": "fast"}, "compile_mode: expected one of default, .* given 'fast'"),
+        ({"lr": -1.0}, "lr: expected zero or more, given -1.0"),
+        ({"weight_decay": float("nan")}, "weight_decay: expected zero or more, given nan"),
+    ],
+)
+def test_a_wrong_option_is_told_by_the_constructor(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        LanguageModel(**options)
+
+
+def test_it_logs_nothing(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    trainer = make_trainer(2)
+    trainer.fit(LanguageModel(**tiny), datamodule=data())
+    assert trainer.logged_metrics == {}
+    assert trainer.callback_metrics == {}
