@@ -1,6 +1,6 @@
 """The instruments: they work on anybody's ``LightningModule``.
 
-    trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=20))
+trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=20))
 """
 
 if __name__ != "lm_profiler.callbacks":

@@ -68,4 +68,6 @@ class OptimizerMarks:
 
         replaced = owner.__dict__.get(name)
         setattr(owner, name, marked)
-        self._undo.append((lambda: delattr(owner, name)) if replaced is None else (lambda: setattr(owner, name, replaced)))
+        self._undo.append(
+            (lambda: delattr(owner, name)) if replaced is None else (lambda: setattr(owner, name, replaced))
+        )

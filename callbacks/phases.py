@@ -93,9 +93,7 @@ class PhaseProfiler(Profiler):
             the loop takes for the end of the data.
     """
 
-    def __init__(
-        self, trainer: Trainer, timeline: Timeline, step_ended: Callable[[StepMarks], None]
-    ) -> None:
+    def __init__(self, trainer: Trainer, timeline: Timeline, step_ended: Callable[[StepMarks], None]) -> None:
         super().__init__()
         assert trainer.state.fn is not None
         self._trainer = trainer
@@ -244,4 +242,6 @@ class PhaseProfiler(Profiler):
         elif owner == "[Callback]":
             key = action_name[len(owner) : -len(hook) - 1]
             candidates = [c for c in self._trainer.callbacks if c.state_key == key]
-        return base is not None and any(getattr(type(c), hook, None) is not getattr(base, hook) for c in candidates)
+        return base is not None and any(
+            getattr(type(c), hook, None) is not getattr(base, hook) for c in candidates
+        )

@@ -76,7 +76,9 @@ class TrainingProfiler(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.barebones:
-            raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
+            raise MisconfigurationException(
+                "lm_profiler cannot profile under Trainer(barebones=True): leave it out"
+            )
         assert trainer.state.fn is not None
         self._verb = _VERBS[trainer.state.fn]
         launch = self._launch or Launch()
@@ -122,7 +124,9 @@ class TrainingProfiler(Callback):
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int
+    ) -> None:
         self._count(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:

@@ -73,7 +73,9 @@ def run_folder(trainer: Trainer, launch: Launch) -> Path:
 class Recorder:
     """Writes one run's files into ``folder``; on rank 0 only."""
 
-    def __init__(self, folder: Path, launch: Launch, trainer: Trainer, module: LightningModule, verb: Verb) -> None:
+    def __init__(
+        self, folder: Path, launch: Launch, trainer: Trainer, module: LightningModule, verb: Verb
+    ) -> None:
         self.folder = folder
         self._launch = launch
         self._trainer = trainer
@@ -107,7 +109,9 @@ class Recorder:
             config=dict(launch.config) if launch.config is not None else None,
             environment=environment(trainer.strategy.root_device, trainer.world_size),
             model=model_facts(trainer, self._module),
-            steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
+            steps={
+                stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned
+            },
             steps_planned=dict(measured.planned),
             first_step_s=max(first, default=None),
             between_steps_s=measured.between_steps_s,
@@ -150,7 +154,8 @@ def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
 
 def _memory(timed: Sequence[StepRow], parts: Mapping[str, Peaks]) -> MemoryFacts:
     return MemoryFacts(
-        measured=_reading(largest(row.memory for row in timed)), parts={part: _reading(p) for part, p in parts.items()}
+        measured=_reading(largest(row.memory for row in timed)),
+        parts={part: _reading(p) for part, p in parts.items()},
     )
 
 

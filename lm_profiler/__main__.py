@@ -37,11 +37,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"lm_profiler {__version__}")
         return 0
     if first in TRAINER_VERBS:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its chatter on stderr; read once, when torch is loaded
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", "99"
+        )  # its chatter on stderr; read once, when torch is loaded
         from lm_profiler.cli import run
 
         return run(arguments)
-    print(f"lm_profiler: expected a verb ({', '.join(TRAINER_VERBS)}), given {first!r}; see --help", file=sys.stderr)
+    print(
+        f"lm_profiler: expected a verb ({', '.join(TRAINER_VERBS)}), given {first!r}; see --help",
+        file=sys.stderr,
+    )
     return 2
 
 

@@ -88,10 +88,15 @@ class ProfilerCLI(LightningCLI):
     profiler: TrainingProfiler | None = None
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument("--name", type=str | None, default=None, help="Name of the run; the config file's if not given.")
+        parser.add_argument(
+            "--name", type=str | None, default=None, help="Name of the run; the config file's if not given."
+        )
         parser.add_argument("--log_dir", type=str, default="logs", help="Folder of all runs.")
         parser.add_argument(
-            "--check_memory", type=bool, default=True, help="Refuse a run whose weights and states cannot fit."
+            "--check_memory",
+            type=bool,
+            default=True,
+            help="Refuse a run whose weights and states cannot fit.",
         )
         parser.add_class_arguments(StageOptions, "stages")
         parser.add_class_arguments(MemoryOptions, "memory")

@@ -13,7 +13,9 @@ class UsageError(Exception):
 
 _WRONG_TYPE = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
 _EXPECTED = re.compile(r"Expected an? (?P<type>.+?)\. Got value: (?P<value>.*)", re.DOTALL)
-_UNKNOWN = re.compile(r"(?:unrecognized arguments: (?P<argument>\S+)|Option '(?P<option>[^']+)' is not accepted)")
+_UNKNOWN = re.compile(
+    r"(?:unrecognized arguments: (?P<argument>\S+)|Option '(?P<option>[^']+)' is not accepted)"
+)
 
 
 def explain(message: str, known: Iterable[str]) -> str:

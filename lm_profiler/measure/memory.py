@@ -14,6 +14,7 @@ from lm_profiler.measure.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
+
 class Probe(Protocol):
     """Reads the most memory held since the last reset."""
 

@@ -70,9 +70,7 @@ class Timeline:
         stream: the device's clock, or None where the host's is the only one.
     """
 
-    def __init__(
-        self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None) -> None:
         self._clock = clock
         self._record = stream.record if stream is not None else None
         self._stack = [OTHER]

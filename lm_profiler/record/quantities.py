@@ -64,9 +64,7 @@ def _seconds(part: str, clock: str) -> Quantity:
 
 
 def _bytes(reading: str, title: str, meaning: str) -> Quantity:
-    return Quantity(
-        f"{reading}_bytes", title, "bytes", "GiB", 2.0**-30, 3, f"memory_gib/{reading}", meaning
-    )
+    return Quantity(f"{reading}_bytes", title, "bytes", "GiB", 2.0**-30, 3, f"memory_gib/{reading}", meaning)
 
 
 TIMES = {part: _seconds(part, "device") for part in (*TIMED, "forward_backward")}
@@ -74,17 +72,33 @@ TIMES = {part: _seconds(part, "device") for part in (*TIMED, "forward_backward")
 HOST_TIMES = {part: _seconds(part, "host") for part in (*TIMED, "forward_backward")}
 MEMORY = {
     "allocated_peak": _bytes("allocated_peak", "peak allocated", "most bytes held by tensors on the device"),
-    "reserved_peak": _bytes("reserved_peak", "peak reserved", "most bytes the allocator took from the device"),
+    "reserved_peak": _bytes(
+        "reserved_peak", "peak reserved", "most bytes the allocator took from the device"
+    ),
     "resident_peak": _bytes(
         "resident_peak", "peak resident", "most bytes of the process in the machine's memory"
     ),
 }
 TOKENS = Quantity("tokens", "tokens", "1", "", 1.0, 0, None, "tokens trained on in the step")
 TOKENS_PER_S = Quantity(
-    "tokens_per_s", "tokens/s", "1/s", "tokens/s", 1.0, 0, "throughput/tokens_per_s", "tokens of a step / its time"
+    "tokens_per_s",
+    "tokens/s",
+    "1/s",
+    "tokens/s",
+    1.0,
+    0,
+    "throughput/tokens_per_s",
+    "tokens of a step / its time",
 )
 MFU = Quantity(
-    "mfu", "MFU", "1", "%", 100.0, 1, "throughput/mfu", "model FLOPs of a step / (its time x the device's peak)"
+    "mfu",
+    "MFU",
+    "1",
+    "%",
+    100.0,
+    1,
+    "throughput/mfu",
+    "model FLOPs of a step / (its time x the device's peak)",
 )
 
 STEP_COLUMNS = (

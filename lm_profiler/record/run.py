@@ -115,23 +115,23 @@ class RunRecord(_Part):
     duration_s: float
     command: str
     config: dict[str, Any] | None
-    environment: Environment | None
-    model: ModelFacts | None
-    steps: dict[str, int]
+    environment: Environment | None = None
+    model: ModelFacts | None = None
+    steps: dict[str, int] = {}
     """How many steps each stage finished."""
-    steps_planned: dict[str, int]
-    first_step_s: float | None
+    steps_planned: dict[str, int] = {}
+    first_step_s: float | None = None
     """The run's first step, compilation and lazy initialisation included."""
-    between_steps_s: float | None
+    between_steps_s: float | None = None
     """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
-    time: dict[str, TimeSummary]
+    time: dict[str, TimeSummary] = {}
     """Per part, step and forward_backward: on the device's stream, or the host where there is none."""
-    host_time: dict[str, TimeSummary]
-    rank_step_s: list[float]
+    host_time: dict[str, TimeSummary] = {}
+    rank_step_s: list[float] = []
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
-    memory: MemoryFacts | None
-    throughput: Throughput | None
-    notes: list[str]
+    memory: MemoryFacts | None = None
+    throughput: Throughput | None = None
+    notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""
 
 
@@ -156,4 +156,6 @@ def read_run(folder: Path) -> RunRecord:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}") from None
+        raise RecordError(
+            f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}"
+        ) from None

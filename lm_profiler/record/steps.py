@@ -82,7 +82,9 @@ def read_steps(path: Path) -> list[StepRow]:
         reader = csv.reader(file)
         header = tuple(next(reader, ()))
         if header != STEP_COLUMNS:
-            raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
+            raise ValueError(
+                f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}"
+            )
         try:
             return [_row(fields) for fields in reader]
         except (ValueError, IndexError) as error:

@@ -14,7 +14,8 @@ from lm_profiler.record.run import RunRecord, TimeSummary
 def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
     """Print the phases, the step, throughput, memory and where everything is; or how the run died."""
     console = console or Console()
-    if record.time["step"].n:
+    if record.time and record.time["step"].n:
+        console.print(headline(record), highlight=False, soft_wrap=True, style="bold")
         console.print(time_table(record))
     for line in summary_lines(record):
         console.print(line, highlight=False, soft_wrap=True)
@@ -22,17 +23,17 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
 
 
 def time_table(record: RunRecord) -> Table:
-    """A row a phase, then forward + backward, and the step."""
+    """A row for each phase that occurred, then forward + backward, and the step."""
     step = record.time["step"]
-    table = Table(title=_title(record), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("phase", "mean ± std (ms)", "CV", "median", "p95", "share"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
     host = record.environment is not None and record.environment.device_type != "cpu"
     if host:
         table.add_column("host (ms)", justify="right", no_wrap=True)
     for part in (*PARTS, "forward_backward", "step"):
-        if part == "forward_backward":
-            table.add_section()
+        if not record.time[part].max:  # a phase that this verb or loop does not have
+            continue
         cells = _cells(part, record.time[part], step)
         if host:
             cells.append(TIMES[part].show(record.host_time[part].median, unit=False))
@@ -40,7 +41,8 @@ def time_table(record: RunRecord) -> Table:
     return table
 
 
-def _title(record: RunRecord) -> str:
+def headline(record: RunRecord) -> str:
+    """What was measured, where."""
     step = record.time["step"]
     warmup = record.steps.get("warmup", 0)
     environment, model = record.environment, record.model
@@ -81,5 +83,7 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines += [f"note: {note}" for note in record.notes]
     if record.failure is not None:
         at = f" of step {record.failure.step}" if record.failure.step is not None else ""
-        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}")
+        lines.append(
+            f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}"
+        )
     return lines

@@ -1,0 +1,69 @@
+# `make demo` and `make test` each stand alone on a fresh machine: what they need is set up once, in .venv.
+# The stamps live inside .venv, so that removing it is enough to begin anew.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+ARGS ?=
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test setup lint format type imports unit wheel bench
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+
+demo: $(INSTALLED)  ## set up, then profile a small model on this machine (ARGS="--model.size=small")
+	$(BIN)/python -m lm_profiler fit --config configs/demo.yaml $(ARGS)
+
+test: lint type imports unit  ## set up, then every check that CI runs
+
+setup: $(INSTALLED_DEV)  ## create .venv and install the package and the tools into it
+
+lint: $(INSTALLED_DEV)  ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(INSTALLED_DEV)  ## let ruff repair what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+type: $(INSTALLED_DEV)  ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/
+	$(BIN)/python -m pytest tests/test_packaging.py
+	rm -rf build dist  # setuptools would pack what an earlier build left behind
+	$(BIN)/python -m build --wheel --no-isolation
+
+bench: $(INSTALLED)  ## what the instruments cost, in microseconds a step
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "lm_profiler needs Python 3.10 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1)." >&2; \
+	  echo "Name another: make $(or $(MAKECMDGOALS),setup) PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+
+# An environment that uv made has no pip.
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	$(PIP_INSTALL) --editable .
+	@touch $@
+
+$(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@ $(INSTALLED)

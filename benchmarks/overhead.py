@@ -1,0 +1,151 @@
+"""Microseconds a step that instruments add to a bare Trainer, on a toy module, interleaved in one process.
+
+    python -m benchmarks.overhead [--rounds 15] [--steps 400]
+
+Every contender trains the same toy for the same number of steps, in random order in each round, and is timed from the
+outside: host time from one ``on_train_batch_start`` of the module to another, over all but the first steps. The
+module's own hooks do the timing, so that nothing is added to the list of callbacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import platform
+import random
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch.utils.data import DataLoader, TensorDataset
+
+from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.measure.environment import device_name
+
+SKIP = 50
+"""Steps before the clock starts."""
+
+
+class Toy(LightningModule):
+    """A linear layer: the loop is nearly all there is."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.steps = steps
+        self.seen = 0
+        self.seconds = 0.0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.seen == SKIP:
+            self._began = time.perf_counter()
+        if self.seen == SKIP + self.steps:
+            self.seconds = time.perf_counter() - self._began
+        self.seen += 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def tokens_in(self, batch: Any) -> int:
+        return int(batch[0].numel())
+
+
+def ours(steps: int) -> Callback:
+    """Everything on but the trace: marks, memory, progress, the record; every timed step is a measured one."""
+    return TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=steps * 10, stop_when_done=True),
+        MemoryOptions(),
+        TraceOptions(steps=0),
+    )
+
+
+def contenders(steps: int) -> dict[str, Callable[[str], dict[str, Any]]]:
+    """Trainer options of each contender, given a folder."""
+
+    def logged(folder: str) -> dict[str, Any]:
+        return {"logger": TensorBoardLogger(folder, version=None), "log_every_n_steps": 1}
+
+    return {
+        "bare Trainer": lambda folder: {"logger": False},
+        "lm_profiler, all but the trace": lambda folder: {
+            "logger": TensorBoardLogger(folder),
+            "callbacks": [ours(steps)],
+        },
+        "SimpleProfiler": lambda folder: {"logger": False, "profiler": "simple"},
+        "DeviceStatsMonitor": lambda folder: {
+            **logged(folder),
+            "callbacks": [DeviceStatsMonitor(cpu_stats=True)],
+        },
+        "ThroughputMonitor": lambda folder: {
+            **logged(folder),
+            "callbacks": [ThroughputMonitor(batch_size_fn=lambda batch: batch[0].size(0))],
+        },
+    }
+
+
+def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
+    """Microseconds a step."""
+    module = Toy(steps)
+    data = TensorDataset(torch.ones(SKIP + steps + 1, 8))
+    trainer = Trainer(
+        accelerator=accelerator,
+        devices=1,
+        max_epochs=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        **options,
+    )
+    trainer.fit(module, DataLoader(data, batch_size=1))
+    return module.seconds / steps * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--accelerator", default="cpu")
+    arguments = parser.parse_args()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    order = random.Random(0)
+    results: dict[str, list[float]] = {name: [] for name in contenders(arguments.steps)}
+    for _ in range(arguments.rounds + 1):
+        names = list(results)
+        order.shuffle(names)
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                options = contenders(arguments.steps)[name](folder)
+                if "callbacks" in options and isinstance(options["callbacks"][0], TrainingProfiler):
+                    options["callbacks"][0]._quiet = True
+                results[name].append(time_one(options, arguments.steps, arguments.accelerator))
+    device = torch.device(arguments.accelerator if arguments.accelerator != "gpu" else "cuda")
+    print(
+        f"{device_name(device)}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    print(f"{arguments.rounds} rounds of {arguments.steps} steps; the first round is not counted\n")
+    bare = results["bare Trainer"][1:]
+    print("| | µs a step (median) | added (median of the rounds' differences) | min ... max |")
+    print("|:--|--:|--:|--:|")
+    for name, values in results.items():
+        added = [a - b for a, b in zip(values[1:], bare, strict=True)]
+        extra = "" if name == "bare Trainer" else f"{statistics.median(added):.1f}"
+        spread = "" if name == "bare Trainer" else f"{min(added):.1f} ... {max(added):.1f}"
+        print(f"| {name} | {statistics.median(values[1:]):.1f} | {extra} | {spread} |")
+
+
+if __name__ == "__main__":
+    main()

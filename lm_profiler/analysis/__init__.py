@@ -1,0 +1,54 @@
+"""The arithmetic: statistics, steadiness, peaks, utilisation and verdicts. Numbers in, numbers and words out.
+
+Never torch, never I/O, and nothing else of lm_profiler.
+"""
+
+from lm_profiler.analysis._advice import Settings
+from lm_profiler.analysis.comparison import RatioInterval, change, ratio_interval
+from lm_profiler.analysis.peaks import DevicePeaks, Peak, device_peaks, matmul_dtype, peak
+from lm_profiler.analysis.statistics import (
+    FINEST_TARGET,
+    Summary,
+    median_interval,
+    precise_enough,
+    relative_half_width,
+    summarise,
+)
+from lm_profiler.analysis.steadiness import Steadiness, steadiness, steady_from
+from lm_profiler.analysis.utilisation import (
+    hfu,
+    mfu,
+    samples_per_s,
+    tokens_per_s,
+    transformer_flops_per_token,
+)
+from lm_profiler.analysis.verdict import Evidence, Verdict, what_binds
+
+__all__ = [
+    "FINEST_TARGET",
+    "DevicePeaks",
+    "Evidence",
+    "Peak",
+    "RatioInterval",
+    "Settings",
+    "Steadiness",
+    "Summary",
+    "Verdict",
+    "change",
+    "device_peaks",
+    "hfu",
+    "matmul_dtype",
+    "median_interval",
+    "mfu",
+    "peak",
+    "precise_enough",
+    "ratio_interval",
+    "relative_half_width",
+    "samples_per_s",
+    "steadiness",
+    "steady_from",
+    "summarise",
+    "tokens_per_s",
+    "transformer_flops_per_token",
+    "what_binds",
+]

@@ -1,0 +1,158 @@
+"""One concrete next thing to try for each cause, never one that is on already.
+
+A remedy is offered only where the setting is known to be off: an unknown setting (None) may well be on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LOOK_AT_TRACE = "Record a trace (--trace.steps=3) and look for gaps and for the longest kernels."
+
+_HEAVY_OPTIMIZER = 0.25
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run has switched on; None is unknown, and nothing is advised about it.
+
+    Attributes:
+        precision: Lightning's, e.g. "32-true" or "bf16-mixed".
+        tf32: whether float32 products may use TF32 (None also where the device has none).
+        compiled: torch.compile is on.
+        cuda_graphs: compiled with mode="reduce-overhead" or "max-autotune".
+        num_workers: of the DataLoader.
+        pin_memory: of the DataLoader.
+        fused_optimizer: the optimizer runs as one fused kernel.
+        checkpointing: activations are recomputed in backward.
+        tokens_per_batch: tokens in one batch on one device.
+        memory_free_share: share of the device's memory that the peak leaves free.
+    """
+
+    precision: str | None = None
+    tf32: bool | None = None
+    compiled: bool | None = None
+    cuda_graphs: bool | None = None
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+    fused_optimizer: bool | None = None
+    checkpointing: bool | None = None
+    tokens_per_batch: int | None = None
+    memory_free_share: float | None = None
+
+    @property
+    def full_precision(self) -> bool:
+        """Known to run in float32."""
+        return self.precision is not None and str(self.precision).split("-")[0] == "32"
+
+
+def for_input(s: Settings, copying: bool) -> str:
+    """The batch comes late: by the copy to the device (`copying`), or by its making."""
+    if copying:
+        return _first(
+            [
+                (
+                    s.pin_memory is False,
+                    "Pin the batches' memory (pin_memory=True): copies then overlap with work.",
+                )
+            ],
+            "Send less: token ids as int32 instead of int64, and nothing that the step does not use.",
+        )
+    more = (
+        f"Raise num_workers from {s.num_workers} to {2 * (s.num_workers or 0)}, or tokenize before training."
+    )
+    return _first(
+        [
+            (s.num_workers == 0, "Load batches in the background: num_workers=2 or more."),
+            (s.num_workers is not None, more),
+        ],
+        "Give the DataLoader more workers, or prepare (tokenize, pack) the data before training.",
+    )
+
+
+def for_host(s: Settings) -> str:
+    """The device waits for launches: fewer and bigger kernels."""
+    return _first(
+        [
+            (s.compiled is False, "Try torch.compile: it fuses small kernels into fewer launches."),
+            (
+                s.fused_optimizer is False,
+                "Use the fused optimizer (fused=True): one launch instead of hundreds.",
+            ),
+            (
+                s.compiled is True and s.cuda_graphs is False,
+                'Compile with mode="reduce-overhead" (CUDA graphs).',
+            ),
+        ],
+        _larger_batch(s, "the same launches then do more work"),
+    )
+
+
+def for_memory(s: Settings, optimizer_share: float) -> str:
+    """Bytes are what costs: move fewer, or use them more often."""
+    return _first(
+        [
+            (
+                s.compiled is False,
+                "Try torch.compile: fused kernels read and write memory once, not once each.",
+            ),
+            (s.full_precision, "Try precision bf16-mixed (16-mixed on cards before Ampere): half the bytes."),
+            (s.fused_optimizer is False and optimizer_share >= 0.1, "Use the fused optimizer (fused=True)."),
+        ],
+        _larger_batch(s, "each weight that is read then serves more tokens"),
+    )
+
+
+def for_communication(s: Settings) -> str:
+    """Gradients cross the wire once a step, whatever the step computes."""
+    return _larger_batch(s, "gradients are exchanged once a step, however many tokens it has")
+
+
+def for_compute(s: Settings, optimizer_share: float, utilisation: float | None, on_device: bool) -> str:
+    """Arithmetic: make it cheaper, or do not do it twice."""
+    heavy = optimizer_share >= _HEAVY_OPTIMIZER
+    spare = s.memory_free_share is not None and s.memory_free_share >= 0.3
+    rest = "Little is left to win here: it takes a smaller model, a shorter context or faster hardware."
+    if utilisation is None or utilisation < 0.6:
+        rest = _larger_batch(s, "larger matrix products run closer to the peak")
+    return _first(
+        [
+            (
+                heavy and s.fused_optimizer is False,
+                "Use the fused optimizer (fused=True): one pass over the weights.",
+            ),
+            (
+                heavy,
+                "Accumulate gradients (accumulate_grad_batches) or enlarge the batch: fewer updates a token.",
+            ),
+            (
+                on_device and s.full_precision and s.tf32 is False,
+                "Allow TF32 products (torch.set_float32_matmul_precision('high')), then try bf16-mixed.",
+            ),
+            (
+                on_device and s.full_precision,
+                "Try precision bf16-mixed (16-mixed on cards before Ampere): it runs on tensor cores.",
+            ),
+            (s.compiled is False, "Try torch.compile."),
+            (
+                s.checkpointing is True and spare,
+                "Switch activation checkpointing off: memory is free for it.",
+            ),
+        ],
+        rest,
+    )
+
+
+def _larger_batch(s: Settings, why: str) -> str:
+    now = "" if s.tokens_per_batch is None else f" (now {s.tokens_per_batch} tokens)"
+    full = s.memory_free_share is not None and s.memory_free_share < 0.1
+    if full and s.checkpointing is False:
+        return f"Memory is full: try activation checkpointing, then a larger batch{now}: {why}."
+    if full:
+        return f"Memory is full: accumulate gradients over more batches{now}: {why}."
+    return f"Try a larger batch{now}: {why}."
+
+
+def _first(options: Iterable[tuple[bool, str]], otherwise: str) -> str:
+    return next((text for applies, text in options if applies), otherwise)

@@ -1,0 +1,151 @@
+"""From which step on was the run steady, and did it stay so?
+
+The cut is MSER's; two guards keep it honest on step times. Isolated slow steps (a garbage collection, one
+late recompilation) are outliers and no warm-up, so they are clipped before MSER sees them. And a prefix is
+cut only where it differs from the rest by an effect that is both real (rank tests) and worth a word (1 %).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lm_profiler.analysis.ranks import change_point, lag1_autocorrelation, prefix_differs
+from lm_profiler.analysis.statistics import clipped, fences, finite
+
+Word = Literal["steady", "slowing", "unsettled"]
+
+FEWEST_STEPS = 10
+"""Below ten steps nothing is said about steadiness."""
+
+SMALLEST_EFFECT = 0.01
+"""Level changes under 1 % are not worth a word."""
+
+_FAR_OUT = 3.0  # interquartile ranges beyond the quartile: Tukey's "far out"
+
+
+@dataclass(frozen=True)
+class Steadiness:
+    """Whether a run's step times were level.
+
+    Attributes:
+        word: steady; slowing (later steps slower: throttling, fragmentation); unsettled (never became level);
+            None where there are too few steps to tell.
+        cut: steps to leave out at the front.
+        drift: median of the second half over median of the first half, minus 1, over all steps.
+        lag1: lag-1 autocorrelation after the cut, outliers clipped.
+        bias_of_mean: how far off the mean over all steps would be, relative to the mean after the cut.
+        evidence: one sentence.
+    """
+
+    word: Word | None
+    cut: int
+    drift: float | None
+    lag1: float | None
+    bias_of_mean: float | None
+    evidence: str
+
+
+def mser_cut(values: ArrayLike) -> int:
+    """MSER-1: the smallest d <= n/2 that minimises var(x[d:]) / (n - d) (White 1997, Simulation 69:6)."""
+    x = finite(values)
+    n = x.size
+    if n < 2:
+        return 0
+    x = x - np.median(x)  # sums of squares lose digits far from zero
+    left = np.arange(n, 0, -1, dtype=np.float64)
+    sums, squares = np.cumsum(x[::-1])[::-1], np.cumsum((x**2)[::-1])[::-1]
+    score = (squares - sums**2 / left) / left**2
+    return int(np.argmin(np.maximum(score[: n // 2 + 1], 0.0)))
+
+
+def steady_from(values: ArrayLike) -> int:
+    """Number of leading steps to leave out (0 <= cut <= n/2), by MSER-1 with the guards above; seconds in."""
+    return _cut(finite(values))[0]
+
+
+def steadiness(values: ArrayLike) -> Steadiness:
+    """Judge step times, in seconds, in the order in which they were taken (warm-up included).
+
+    A verdict other than steady needs a level change of at least 1 % that a rank test finds at the 1 % level
+    after allowing for lag-1 autocorrelation: Pettitt (1979) for a change anywhere, Mann-Whitney for the cut
+    itself.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    x = finite(values)
+    if x.size < FEWEST_STEPS:
+        cut = _cut(x)[0]
+        return Steadiness(None, cut, _drift(x), None, _bias(x, cut), f"only {x.size} steps: too few to judge")
+    cut, faster_prefix = _cut(x)
+    word, reason = _judge(x, cut, faster_prefix)
+    lag1 = lag1_autocorrelation(clipped(x[cut:]))
+    drift = _drift(x)
+    shown = "unknown" if lag1 is None else f"{lag1:.2f}"
+    tail = f"second half {drift or 0.0:+.1%} against the first, lag-1 autocorrelation {shown}"
+    return Steadiness(word, cut, drift, lag1, _bias(x, cut), f"{reason}; {tail}")
+
+
+def _judge(x: NDArray[np.float64], cut: int, faster_prefix: bool) -> tuple[Word, str]:
+    n = x.size
+    if faster_prefix:
+        change = float(np.median(x[cut:]) / np.median(x[:cut]) - 1.0)
+        return "slowing", f"steps {cut + 1} to {n} are {change:.1%} slower than those before"
+    found = change_point(clipped(x[cut:]), SMALLEST_EFFECT)
+    if found is not None:
+        at, change = cut + found.at, found.change
+        how = "slower" if change > 0 else "faster"
+        reason = f"steps {at + 1} to {n} are {abs(change):.1%} {how} than steps {cut + 1} to {at}"
+        return ("slowing" if change > 0 else "unsettled"), reason
+    if cut >= n // 2:
+        return "unsettled", f"still settling after half of the {n} steps"
+    return "steady", f"level after {cut} of {n} steps" if cut else f"level over all {n} steps"
+
+
+def _cut(x: NDArray[np.float64]) -> tuple[int, bool]:
+    """(steps to leave out, whether they were faster than what follows)."""
+    if x.size < 4:
+        return 0, False
+    start = _far_out_prefix(x)
+    half = x.size // 2
+    cut = min(start + mser_cut(clipped(x[start:])), half)
+    if cut == start:
+        return start, False
+    before, after = clipped(x[start:])[: cut - start], clipped(x[start:])[cut - start :]
+    if not prefix_differs(before, after, SMALLEST_EFFECT):
+        return start, False
+    if np.median(before) > np.median(after):
+        return cut, False
+    # A faster prefix accuses the hardware: it must also stand out as a change point of the whole.
+    found = change_point(clipped(x[start:]), SMALLEST_EFFECT)
+    slower_later = found is not None and found.change > 0
+    return (cut, True) if slower_later else (start, False)
+
+
+def _far_out_prefix(x: NDArray[np.float64]) -> int:
+    """Leading steps far above the second half's range (compilation, allocation); one normal step between is
+    allowed.
+    """
+    half = x.size // 2
+    rest = x[half:]
+    limit = max(fences(rest, _FAR_OUT)[1], float(np.median(rest)) * (1.0 + SMALLEST_EFFECT))
+    slow = x[:half] > limit
+    end = 0
+    while slow[end : end + (2 if end else 1)].any():
+        end += 1 if slow[end] else 2
+    return min(end, half)
+
+
+def _drift(x: NDArray[np.float64]) -> float | None:
+    half = x.size // 2
+    first = float(np.median(x[:half])) if half else 0.0
+    return float(np.median(x[half:])) / first - 1.0 if first > 0 else None
+
+
+def _bias(x: NDArray[np.float64], cut: int) -> float | None:
+    kept = float(x[cut:].mean()) if x.size else 0.0
+    return float(x.mean()) / kept - 1.0 if kept > 0 else None

@@ -1,0 +1,149 @@
+"""What a run is bound by, how one can tell, and the next thing to try. Pure: evidence in, words out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lm_profiler.analysis import _advice as advice
+from lm_profiler.analysis._advice import Settings
+
+Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
+
+# Shares of the step from which a cause is named. Below them a remedy could not win what it costs to try it.
+_INPUT, _HOST, _COMMUNICATION, _MEMORY, _OTHER = 0.10, 0.50, 0.20, 0.50, 0.30
+_BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
+_KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
+
+_COMPUTE_PHASES = ("forward", "zero_grad", "backward", "clip", "optimizer")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured in the steady part of a run; None is unknown.
+
+    Attributes:
+        step_s: median step, seconds (on the device's clock where it has one).
+        phases_s: median seconds per phase on the same clock; missing phases count as 0.
+        host_phases_s: the same on the host's clock.
+        has_device_stream: whether work is queued to a device that has its own clock (CUDA; not the CPU).
+        host_bound_fraction: share of marks at which the device had already finished when the next phase was
+            enqueued.
+        utilisation: 0 to 1, of the machine's own ceiling, or of the datasheet.
+        memory_bound_share: share of the step in kernels that wait for memory (from a trace).
+        communication_share: share of the step in communication that nothing overlaps (from a trace).
+        settings: what is switched on already.
+    """
+
+    step_s: float
+    phases_s: Mapping[str, float]
+    host_phases_s: Mapping[str, float] = field(default_factory=dict)
+    has_device_stream: bool = False
+    host_bound_fraction: float | None = None
+    utilisation: float | None = None
+    memory_bound_share: float | None = None
+    communication_share: float | None = None
+    settings: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What binds a run (None: unknown), its share of the step, one sentence of evidence, one thing to try."""
+
+    bound_by: Bound | None
+    share: float | None
+    evidence: str
+    advice: str
+
+
+def what_binds(evidence: Evidence) -> Verdict:
+    """The first cause that the evidence carries, asked in the order in which one hides the next.
+
+    A device that waits for data or for the host says nothing about its arithmetic, and one that communicates
+    or waits for memory is no better off with more FLOP/s.
+
+    Raises:
+        ValueError: for a step that is not positive.
+    """
+    if not evidence.step_s > 0:
+        raise ValueError(f"step_s must be positive, got {evidence.step_s}")
+    for ask in (_input, _communication, _host, _memory, _compute):
+        verdict = ask(evidence)
+        if verdict is not None:
+            return verdict
+    return _nothing(evidence)
+
+
+def _share(e: Evidence, *phases: str) -> float:
+    return sum(e.phases_s.get(phase, 0.0) for phase in phases) / e.step_s
+
+
+def _input(e: Evidence) -> Verdict | None:
+    waiting, copying = _share(e, "data"), _share(e, "transfer")
+    share = waiting + copying
+    if share < _INPUT:
+        return None
+    text = (
+        f"{share:.0%} of the step goes to the batch (waiting for it {waiting:.0%}, copying it {copying:.0%})"
+    )
+    return Verdict("input", share, text, advice.for_input(e.settings, copying > waiting))
+
+
+def _communication(e: Evidence) -> Verdict | None:
+    share = e.communication_share
+    if share is None or share < _COMMUNICATION:
+        return None
+    text = f"{share:.0%} of the step is communication that nothing overlaps"
+    return Verdict("communication", share, text, advice.for_communication(e.settings))
+
+
+def _host(e: Evidence) -> Verdict | None:
+    if not e.has_device_stream:
+        return None  # host and device are one: there is nobody to wait for
+    if e.host_bound_fraction is not None:
+        share = e.host_bound_fraction
+        text = f"at {share:.0%} of the marks the device had finished before its next work was enqueued"
+        return Verdict("host", share, text, advice.for_host(e.settings)) if share >= _HOST else None
+    device = sum(e.phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
+    host = sum(e.host_phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
+    # A loop that synchronizes every step also shows equal clocks, yet on a busy device it is not launching
+    # that costs.
+    idle = e.utilisation is None or e.utilisation < _BUSY
+    if not device or host < _KEEPS_UP * device or not idle:
+        return None
+    text = f"launching takes as long as the device's work ({host * 1e3:.1f} and {device * 1e3:.1f} ms a step)"
+    return Verdict("host", min(host / e.step_s, 1.0), text, advice.for_host(e.settings))
+
+
+def _memory(e: Evidence) -> Verdict | None:
+    share = e.memory_bound_share
+    if share is None or share < _MEMORY:
+        return None
+    text = f"{share:.0%} of the step is spent in kernels that wait for memory"
+    return Verdict("memory bandwidth", share, text, advice.for_memory(e.settings, _share(e, "optimizer")))
+
+
+def _compute(e: Evidence) -> Verdict | None:
+    share, optimizer = _share(e, *_COMPUTE_PHASES), _share(e, "optimizer")
+    if share < 1.0 - _OTHER:
+        return None
+    if e.has_device_stream and (e.utilisation is None or e.utilisation < _BUSY):
+        return None  # busy, but with what? Low or unknown utilisation does not say
+    reached = "" if e.utilisation is None else f", at {e.utilisation:.0%} of what the machine can reach"
+    text = f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%}){reached}"
+    on_device = e.has_device_stream
+    return Verdict(
+        "compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device)
+    )
+
+
+def _nothing(e: Evidence) -> Verdict:
+    outside = 1.0 - _share(e, "data", "transfer", *_COMPUTE_PHASES)
+    if outside >= _OTHER:
+        text = f"{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)"
+        return Verdict(None, None, text, "Train with fewer callbacks and less logging, and compare.")
+    if e.utilisation is None:
+        return Verdict(None, None, "nothing stands out, and utilisation is unknown", advice.LOOK_AT_TRACE)
+    text = f"nothing stands out, yet only {e.utilisation:.0%} of the machine's ceiling is reached"
+    return Verdict(None, None, text, advice.for_memory(e.settings, _share(e, "optimizer")))

@@ -1,0 +1,157 @@
+"""What binds a run is said only with evidence, and nothing is advised that is on already."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from lm_profiler.analysis import Evidence, Settings, what_binds
+
+BUSY = {"data": 0.001, "transfer": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.008}
+
+
+def evidence(**changes):
+    return dataclasses.replace(Evidence(step_s=0.1, phases_s=BUSY, host_phases_s=BUSY), **changes)
+
+
+def gpu(**changes):
+    return evidence(**{"has_device_stream": True, "host_bound_fraction": 0.02, "utilisation": 0.6, **changes})
+
+
+def test_a_cpu_run_that_computes():
+    found = what_binds(evidence())
+    assert found.bound_by == "compute"
+    assert found.share == pytest.approx(0.98)
+    assert "98%" in found.evidence
+
+
+@pytest.mark.parametrize("fraction", [None, 1.0])
+def test_host_is_never_claimed_without_a_device(fraction):
+    assert what_binds(evidence(host_bound_fraction=fraction)).bound_by == "compute"
+
+
+@pytest.mark.parametrize("make", [evidence, gpu])
+def test_waiting_for_data_is_input(make):
+    phases = {"data": 0.04, "forward": 0.02, "backward": 0.04}
+    found = what_binds(make(phases_s=phases, settings=Settings(num_workers=0)))
+    assert (found.bound_by, found.share) == ("input", pytest.approx(0.4))
+    assert "num_workers=2" in found.advice
+
+
+def test_input_comes_before_host():
+    """A device that waits for data has always finished when the next phase is enqueued."""
+    found = what_binds(gpu(phases_s={**BUSY, "data": 0.05}, host_bound_fraction=1.0))
+    assert found.bound_by == "input"
+
+
+def test_copying_is_cured_by_pinned_memory_unless_it_is_on():
+    phases = {**BUSY, "transfer": 0.03}
+    assert "pin_memory=True" in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=False))).advice
+    for pinned in (True, None):
+        assert (
+            "pin" not in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=pinned))).advice.lower()
+        )
+
+
+def test_more_workers_than_there_are():
+    phases = {**BUSY, "data": 0.03}
+    found = what_binds(gpu(phases_s=phases, settings=Settings(num_workers=4)))
+    assert "from 4 to 8" in found.advice
+
+
+def test_a_device_that_is_always_done_waits_for_the_host():
+    found = what_binds(gpu(host_bound_fraction=0.9, utilisation=0.1, settings=Settings(compiled=False)))
+    assert (found.bound_by, found.share) == ("host", 0.9)
+    assert "torch.compile" in found.advice
+
+
+def test_equal_clocks_mean_host_only_on_an_idle_device():
+    unknown = {"host_bound_fraction": None}
+    assert what_binds(gpu(**unknown, utilisation=0.1)).bound_by == "host"
+    assert what_binds(gpu(**unknown, utilisation=None)).bound_by == "host"
+    assert what_binds(gpu(**unknown, utilisation=0.7)).bound_by == "compute"  # it synchronizes each step
+    short = {phase: t / 10 for phase, t in BUSY.items()}
+    assert what_binds(gpu(**unknown, utilisation=0.1, host_phases_s=short)).bound_by is None
+
+
+def test_what_the_trace_can_tell():
+    assert what_binds(gpu(communication_share=0.3)).bound_by == "communication"
+    assert what_binds(gpu(memory_bound_share=0.7)).bound_by == "memory bandwidth"
+    assert what_binds(gpu(memory_bound_share=0.2, communication_share=0.05)).bound_by == "compute"
+
+
+def test_a_busy_device_far_from_its_ceiling_is_unknown():
+    found = what_binds(gpu(utilisation=0.15))
+    assert (found.bound_by, found.share) == (None, None)
+    assert "15%" in found.evidence
+    found = what_binds(gpu(utilisation=None, host_phases_s={}))
+    assert found.bound_by is None
+    assert "trace" in found.advice
+
+
+def test_time_outside_the_phases_is_not_called_compute():
+    found = what_binds(evidence(phases_s={"forward": 0.02, "backward": 0.03}))
+    assert found.bound_by is None
+    assert "50%" in found.evidence
+
+
+def test_a_heavy_optimizer():
+    phases = {"forward": 0.02, "backward": 0.03, "optimizer": 0.05}
+    assert (
+        "fused=True" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=False))).advice
+    )
+    assert (
+        "Accumulate" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=True))).advice
+    )
+
+
+def test_precision_is_advised_on_a_gpu_and_not_on_a_cpu():
+    full = Settings(precision="32-true", compiled=False)
+    assert "bf16" in what_binds(gpu(settings=full)).advice
+    assert "TF32" not in what_binds(gpu(settings=full)).advice  # unknown: it may be on, or not exist
+    assert "TF32" in what_binds(gpu(settings=Settings(precision="32-true", tf32=False))).advice
+    assert "bf16" not in what_binds(evidence(settings=full)).advice
+    assert "bf16" not in what_binds(gpu(settings=Settings(precision="bf16-mixed"))).advice
+
+
+def test_full_memory_turns_to_checkpointing():
+    settings = Settings(compiled=True, memory_free_share=0.02, checkpointing=False, tokens_per_batch=2048)
+    found = what_binds(gpu(utilisation=0.5, settings=settings))
+    assert "checkpointing" in found.advice
+    assert "2048 tokens" in found.advice
+
+
+def test_a_step_must_take_time():
+    with pytest.raises(ValueError, match="step_s"):
+        what_binds(evidence(step_s=0.0))
+
+
+REMEDIES = {
+    "compiled": "try torch.compile",
+    "fused_optimizer": "fused optimizer",
+    "pin_memory": "pin the batches",
+    "checkpointing": "try activation checkpointing",
+}
+CASES = [
+    *(
+        {"utilisation": u, "host_bound_fraction": h}
+        for u, h in itertools.product([0.1, 0.5, 0.9], [0.0, 1.0])
+    ),
+    {"memory_bound_share": 0.9},
+    {"communication_share": 0.5},
+    {"phases_s": {**BUSY, "data": 0.05}},
+    {"phases_s": {**BUSY, "transfer": 0.05}},
+    {"phases_s": {"forward": 0.02, "optimizer": 0.07}},
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("free", [None, 0.01, 0.8])
+def test_nothing_is_advised_that_is_on_already_or_may_be(case, free):
+    for state in (True, None):
+        states = dict.fromkeys(REMEDIES, state)
+        settings = Settings(precision="bf16-mixed", tf32=True, memory_free_share=free, **states)
+        advice = what_binds(gpu(settings=settings, **case)).advice
+        assert advice.endswith(".")
+        for text in (*REMEDIES.values(), "bf16-mixed", "TF32"):
+            assert text.lower() not in advice.lower()

@@ -1,0 +1,131 @@
+"""What is installed is what stands in the tree: the package list, the link, the wheel."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def files_of_the_tree() -> set[str]:
+    """Each file of the packages, as a path below the root; `callbacks` is read through its link."""
+    found = set()
+    for folder, _, files in os.walk(ROOT / "lm_profiler", followlinks=True):
+        if Path(folder).name != "__pycache__":
+            found |= {(Path(folder) / file).relative_to(ROOT).as_posix() for file in files}
+    return found
+
+
+def packages_of_the_tree() -> set[str]:
+    modules = (Path(file) for file in files_of_the_tree() if file.endswith(".py"))
+    return {".".join(module.parent.parts) for module in modules}
+
+
+def python(*arguments: str, cwd: Path, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def build_wheel(source: Path, out: Path) -> Path:
+    # Without isolation: setuptools is here, and nothing is fetched.
+    done = python("-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), cwd=source)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module", params=["with the link", "without links"])
+def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a clean copy; git writes a link as a one-line file where it cannot make links."""
+    source = tmp_path_factory.mktemp("source")
+    skip = shutil.ignore_patterns("__pycache__")
+    for folder in ("lm_profiler", "callbacks", "tests", "configs"):
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=skip)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, source)
+    if request.param == "without links":
+        (source / "lm_profiler" / "callbacks").unlink()
+        (source / "lm_profiler" / "callbacks").write_text("../callbacks", encoding="utf-8")
+    return build_wheel(source, tmp_path_factory.mktemp("dist"))
+
+
+def test_package_list_is_the_tree() -> None:
+    assert PYPROJECT["tool"]["setuptools"]["packages"] == sorted(packages_of_the_tree())
+
+
+def test_link_and_folder_are_one() -> None:
+    link = ROOT / "lm_profiler" / "callbacks"
+    assert link.is_symlink()
+    assert link.readlink() == Path("../callbacks"), "the link must hold wherever the checkout stands"
+    assert link.samefile(ROOT / "callbacks")
+
+
+def test_callbacks_refuses_its_folder_name() -> None:
+    done = python("-c", "import callbacks", cwd=ROOT)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError")
+    assert "lm_profiler.callbacks" in last
+
+
+def test_callbacks_imports_under_its_own_name_from_the_root() -> None:
+    done = python("-c", "import lm_profiler.callbacks as c; print(c.__name__)", cwd=ROOT)
+    assert done.stdout.strip() == "lm_profiler.callbacks", done.stderr
+
+
+def test_wheel_holds_the_packages_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == files_of_the_tree()
+
+
+def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:
+    information = f"lm_profiler-{PYPROJECT['project']['version']}.dist-info"
+    with zipfile.ZipFile(wheel) as archive:
+        assert "Apache License" in archive.read(f"{information}/licenses/LICENSE").decode()
+        entry_points = archive.read(f"{information}/entry_points.txt").decode()
+    assert "lm_profiler = lm_profiler.__main__:main" in entry_points
+
+
+def test_installed_wheel_leaves_a_foreign_callbacks_folder_alone(wheel: Path, tmp_path: Path) -> None:
+    site, foreign = tmp_path / "site", tmp_path / "foreign"
+    install = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target")
+    installed = python(*install, str(site), str(wheel), cwd=tmp_path)
+    assert installed.returncode == 0, installed.stderr
+    (foreign / "callbacks").mkdir(parents=True)
+    (foreign / "callbacks" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
+    code = "import callbacks, lm_profiler.callbacks as ours; print(callbacks.mine, ours.__file__)"
+    done = python("-c", code, cwd=foreign, path=site)
+    assert done.stdout.strip() == f"True {site / 'lm_profiler' / 'callbacks' / '__init__.py'}", done.stderr
+
+
+def test_each_dependency_is_pinned_within_its_range() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pinned = {canonicalize_name(pin.name): re.fullmatch(r"==([\w.]+)", str(pin.specifier)) for pin in pins}
+    assert all(pinned.values()), "one exact version a line, without a local part or an address"
+    project = PYPROJECT["project"]
+    for line in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
+        wanted = Requirement(line)
+        if wanted.name == "pip" or (wanted.marker and not wanted.marker.evaluate()):
+            continue  # pip comes with the environment
+        version = pinned.get(canonicalize_name(wanted.name))
+        assert version, f"constraints.txt has no line for {wanted.name}"
+        assert wanted.specifier.contains(version[1]), f"constraints.txt is outside {wanted}"
