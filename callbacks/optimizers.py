@@ -35,7 +35,11 @@ class OptimizerMarks:
                 self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
                 self._wrap(optimizer, "zero_grad", at.ZERO_GRAD)
         if not module.automatic_optimization:
+            self._wrap(module, "manual_backward", at.BACKWARD)
             self._wrap(module, "clip_gradients", at.CLIP)
+            # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
+            for wrapper in trainer.strategy._lightning_optimizers:
+                self._wrap(wrapper, "zero_grad", at.ZERO_GRAD)
 
     def detach(self) -> None:
         """Take all of it out again."""
@@ -47,7 +51,7 @@ class OptimizerMarks:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # With a closure (Lightning's own wrapper always passes one) the arithmetic begins after on_before_optimizer_step.
-        has_closure = bool(args) or kwargs.get("closure") is not None
+        has_closure = len(args) > 1 or kwargs.get("closure") is not None
         if not has_closure and self._timeline.current != at.OPTIMIZER:
             self._timeline.enter(at.OPTIMIZER)
 

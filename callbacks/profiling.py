@@ -112,11 +112,12 @@ class TrainingProfiler(Callback):
             progress,
             trainer.global_rank,
             self.folder,
+            self._stages_done,
         )
-        self._phases = PhaseProfiler(trainer, timeline, self._step_ended)
+        self._phases = PhaseProfiler(trainer, timeline, self._session.step_ended)
         self._optimizers = OptimizerMarks(timeline, self._phases.close_optimizer)
         self._trainer = trainer
-        trainer.profiler = self._phases
+        trainer.profiler = self._phases  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._session is not None:
@@ -124,10 +125,18 @@ class TrainingProfiler(Callback):
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
+    # Lightning passes over a hook that is not callable. Empty methods would cost it two microseconds each.
+    on_train_batch_start = None  # type: ignore[assignment]
+    on_before_zero_grad = None  # type: ignore[assignment]
+    on_before_backward = None  # type: ignore[assignment]
+    on_after_backward = None  # type: ignore[assignment]
+    on_before_optimizer_step = None  # type: ignore[assignment]
+
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, i: int
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._count(batch)
+        if self._tokens_in is not None:
+            self._count(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         if trainer.state.fn is TrainerFn.VALIDATING:
@@ -140,15 +149,11 @@ class TrainingProfiler(Callback):
         self._count(args[2])
 
     def _count(self, batch: Any) -> None:
-        if self._tokens_in is not None and self._session is not None:
-            self._session.add_tokens(self._tokens_in(batch))
-
-    def _step_ended(self, marks: StepMarks) -> None:
         session = self._session
-        assert session is not None
-        session.step_ended(marks)
-        if session.schedule.stage is not None:
-            return
+        if session is not None and self._tokens_in is not None:
+            session.tokens = (session.tokens or 0) + self._tokens_in(batch)
+
+    def _stages_done(self) -> None:
         self._finish("ok")
         if self._stages.stop_when_done:
             # Both are needed: the loop takes StopIteration for the end of its data, and a fit would go on with the
@@ -173,10 +178,7 @@ class TrainingProfiler(Callback):
     def _close_evaluation(self, trainer: Trainer) -> None:
         if trainer.state.fn is TrainerFn.FITTING or self._session is None:
             return
-        try:
-            self._phases.close_step()
-        except StopIteration:
-            return
+        self._phases.close_step()
         self._finish_early()
 
     def _finish_early(self) -> None:
@@ -231,7 +233,8 @@ class TrainingProfiler(Callback):
         self._phases.restore()
         self._optimizers.detach()
         if not self._stages.stop_when_done:
-            trainer.callbacks = [callback for callback in trainer.callbacks if callback is not self]
+            others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
+            trainer.callbacks = others  # type: ignore[attr-defined]
 
 
 def profiling_callbacks(

@@ -66,8 +66,7 @@ def run_folder(trainer: Trainer, launch: Launch) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / "run.json").exists():
                 folder = claim_run_dir(folder.parent)
-    shared: Path = trainer.strategy.broadcast(folder)
-    return shared
+    return Path(str(trainer.strategy.broadcast(str(folder))))
 
 
 class Recorder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from lm_profiler.callbacks.memory import MemoryReader
@@ -19,13 +19,8 @@ _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
 
 
-@dataclass
-class _Pending:
-    step: int
-    stage: str
-    marks: StepMarks
-    tokens: int | None
-    memory: Peaks
+_Pending = tuple[int, str, StepMarks, int | None, Peaks]
+"""Step, stage, marks, tokens and memory of a step that was not read yet."""
 
 
 class Session:
@@ -40,6 +35,9 @@ class Session:
         progress: tells the person who waits; None on every rank but one.
         rank: global rank of this process.
         folder: where the trace goes.
+        done: called when the last stage is over.
+
+    ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
     """
 
     def __init__(
@@ -52,6 +50,7 @@ class Session:
         progress: Progress | None,
         rank: int,
         folder: Path,
+        done: Callable[[], None],
     ) -> None:
         self.timeline = timeline
         self.schedule = schedule
@@ -61,33 +60,23 @@ class Session:
         self._progress = progress
         self._rank = rank
         self._folder = folder
+        self._done = done
         self._pending: deque[_Pending] = deque()
         self._rows: list[StepRow] = []
-        self._tokens: int | None = None
-        self._steps = 0
-        self._measured_ns: list[tuple[int, int]] = []
+        self.tokens: int | None = None
+        self.steps = 0
+        self._measured_ns: list[int] = []
         self.notes: list[str] = []
         self.trace: Path | None = None
         self._begin_stage()
 
-    @property
-    def steps(self) -> int:
-        """Steps finished so far."""
-        return self._steps
-
-    def add_tokens(self, tokens: int) -> None:
-        """A batch of the running step held ``tokens`` tokens."""
-        self._tokens = (self._tokens or 0) + tokens
-
     def step_ended(self, marks: StepMarks) -> None:
-        """Keep the step; go on to the next stage when its own is over."""
+        """Keep the step; go on to the next stage when its own is over, and call ``done`` after the last."""
         stage = self.schedule.stage
         assert stage is not None
-        self._steps += 1
-        self._pending.append(_Pending(self._steps, stage, marks, self._tokens, self._memory.step_peaks()))
-        self._tokens = None
-        if stage == "measure":
-            self._measured_ns.append((marks.host_ns[0], marks.host_ns[-1]))
+        self.steps += 1
+        self._pending.append((self.steps, stage, marks, self.tokens, self._memory.step_peaks()))
+        self.tokens = None
         if self._stream is not None:
             self._read_reached(self._stream)
         if self.schedule.advance():
@@ -95,7 +84,9 @@ class Session:
             self._begin_stage()
         elif stage == "trace":
             self._tracer.step()
-        if self._progress is not None and self.schedule.stage is not None:
+        if self.schedule.stage is None:
+            self._done()
+        elif self._progress is not None:
             self._draw(self._progress)
 
     def finish(self, trace: bool = True) -> None:
@@ -139,7 +130,7 @@ class Session:
         progress.draw(stage, self.schedule.done, self.schedule.planned[stage])
 
     def _read_reached(self, stream: EventStream) -> None:
-        if len(self._pending) > _LAG and stream.reached(self._pending[0].marks.instants[-1]):
+        if len(self._pending) > _LAG and stream.reached(self._pending[0][2].instants[-1]):
             self._read(self._pending.popleft())
 
     def _read_all(self) -> None:
@@ -154,18 +145,18 @@ class Session:
             self._read(self._pending.popleft(), alive)
 
     def _read(self, pending: _Pending, alive: bool = True) -> None:
-        marks = pending.marks
+        step, stage, marks, tokens, memory = pending
         host = marks.host_seconds()
         seconds: tuple[float, ...] | None = host
         if self._stream is not None:
             seconds = marks.stream_seconds(self._stream) if alive else None
             self._stream.release(marks.instants)
-        self._rows.append(
-            StepRow(pending.step, pending.stage, seconds, host, pending.tokens, pending.memory, self._rank)
-        )
+        self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self._rank))
+        if stage == "measure":
+            self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
 
     def _between_steps_s(self) -> float | None:
         if not self._measured_ns:
             return None
-        whole = (self._measured_ns[-1][1] - self._measured_ns[0][0]) * 1e-9
+        whole = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9
         return whole - sum(row.host_time("step") for row in self._rows if row.stage == "measure")

@@ -32,17 +32,16 @@ class StageOptions:
 
 
 class Schedule:
-    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over."""
+    """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over.
+
+    ``stage`` is that of the step that runs now or comes next, None when all are done; ``done`` counts its steps.
+    """
 
     def __init__(self, steps: Mapping[str, int]) -> None:
         self.planned = dict(steps)
         self._left = [stage for stage, count in steps.items() if count > 0]
+        self.stage: str | None = self._left[0] if self._left else None
         self.done = 0
-
-    @property
-    def stage(self) -> str | None:
-        """The stage of the step that runs now or comes next; None when all are done."""
-        return self._left[0] if self._left else None
 
     def advance(self) -> bool:
         """Count one step; True if it was its stage's last."""
@@ -55,4 +54,5 @@ class Schedule:
     def end_stage(self) -> None:
         """Go on to the next stage now."""
         self._left.pop(0)
+        self.stage = self._left[0] if self._left else None
         self.done = 0

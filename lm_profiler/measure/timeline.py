@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 from lm_profiler.record.quantities import PARTS
@@ -45,13 +46,11 @@ class StepMarks:
 
     def host_seconds(self) -> tuple[float, ...]:
         """Seconds of each of ``TIMED`` on the host's clock."""
-        ns = self.host_ns
-        return _per_part(self.codes, [(b - a) * 1e-9 for a, b in zip(ns, ns[1:], strict=False)])
+        return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
 
     def stream_seconds(self, stream: Stream) -> tuple[float, ...]:
         """Seconds of each of ``TIMED`` on the device's stream; every instant must have been reached."""
-        at = self.instants
-        return _per_part(self.codes, [stream.seconds(a, b) for a, b in zip(at, at[1:], strict=False)])
+        return _per_part(self.codes, [stream.seconds(a, b) for a, b in pairwise(self.instants)])
 
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -63,75 +62,139 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
 
 
 class Timeline:
-    """Takes the marks. Its methods are the hot path: a mark is two appends and two clock reads.
+    """Takes the marks. It and ``Span`` are the hot path, flat on purpose: between a model's own work every further
+    Python frame costs a microsecond and more, several times what it costs in a tight loop.
 
     Args:
         clock: the host's clock, in nanoseconds.
         stream: the device's clock, or None where the host's is the only one.
     """
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None) -> None:
-        self._clock = clock
-        self._record = stream.record if stream is not None else None
-        self._stack = [OTHER]
-        self._codes: list[int] = []
-        self._host_ns: list[int] = []
-        self._instants: list[Any] = []
+    __slots__ = ("_instants", "_observers", "_record", "after", "clock", "codes", "failed_in", "host_ns", "live",
+                 "running", "stack")  # fmt: skip
+
+    def __init__(
+        self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None
+    ) -> None:
+        self.clock = clock
+        self.stack = [OTHER]
+        self.codes: list[int] = []
+        self.host_ns: list[int] = []
         self.running = False
+        """Whether a step is open."""
+        self.live = False
+        """Whether a step is open and the loop is inside of it, so that marks are taken."""
         self.failed_in: int | None = None
-        self.observers: tuple[Callable[[int], None], ...] = ()
+        self._instants: list[Any] = []
+        self._record = stream.record if stream is not None else None
+        self.observers = ()
+
+    @property
+    def observers(self) -> tuple[Callable[[int], None], ...]:
         """Called at each mark, after its instant was taken, with the code of the part that begins."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[Callable[[int], None], ...]) -> None:
+        self._observers = observers
+        self.after = self._after if observers or self._record is not None else None
 
     @property
     def current(self) -> int:
         """Code of the innermost part that is open."""
-        return self._stack[-1]
+        return self.stack[-1]
 
-    def _mark(self, code: int) -> None:
-        self._codes.append(code)
-        self._host_ns.append(self._clock())
+    def mark(self, code: int) -> None:
+        """``code`` begins at this instant."""
+        self.codes.append(code)
+        self.host_ns.append(self.clock())
+        if self.after is not None:
+            self.after(code)
+
+    def _after(self, code: int) -> None:
         if self._record is not None:
             self._instants.append(self._record())
-        for observer in self.observers:
+        for observer in self._observers:
             observer(code)
 
     def begin_step(self) -> None:
-        """Start a step at this instant."""
-        self.running = True
+        """Start a step at this instant, in the part that is open."""
+        self.running = self.live = True
         self.failed_in = None
-        self._mark(self._stack[-1])
+        self.mark(self.stack[-1])
 
     def end_step(self) -> StepMarks:
         """End the step at this instant and hand its marks out."""
-        self._mark(OTHER)
-        self.running = False
-        marks = StepMarks(self._codes, self._host_ns, self._instants)
-        self._codes, self._host_ns, self._instants = [], [], []
+        self.codes.append(OTHER)
+        self.host_ns.append(self.clock())
+        if self.after is not None:
+            self.after(OTHER)
+        self.running = self.live = False
+        marks = StepMarks(self.codes, self.host_ns, self._instants)
+        self.codes, self.host_ns, self._instants = [], [], []
         return marks
 
     def enter(self, code: int) -> None:
-        """``code`` begins inside what is open. Inside ``OUTSIDE`` everything is."""
-        stack = self._stack
-        if stack[-1] == OUTSIDE:
-            code = OUTSIDE
-        stack.append(code)
-        if self.running:
-            self._mark(code)
+        """``code`` begins inside what is open."""
+        self.stack.append(code)
+        if self.live:
+            self.mark(code)
 
     def leave(self) -> None:
         """The innermost part ends; the one around it goes on."""
-        stack = self._stack
-        if len(stack) > 1:
-            stack.pop()
-        if self.running:
-            self._mark(stack[-1])
+        if len(self.stack) > 1:
+            self.stack.pop()
+        if self.live:
+            self.mark(self.stack[-1])
 
-    def return_inside(self) -> None:
-        """Drop ``OUTSIDE`` and all that was left open in it: the loop is back at the step."""
-        if OUTSIDE in self._stack:
-            del self._stack[self._stack.index(OUTSIDE) :]
+    def go_outside(self) -> None:
+        """What follows, until ``come_inside``, is in no part of the step, and is not marked."""
+        if OUTSIDE not in self.stack:
+            self.enter(OUTSIDE)
+            self.live = False
+
+    def come_inside(self) -> None:
+        """The loop is back at the step; whatever was left open outside is dropped. The next mark ends the gap."""
+        if OUTSIDE in self.stack:
+            del self.stack[self.stack.index(OUTSIDE) :]
+            self.live = self.running
 
     def fail(self) -> None:
         """Remember the innermost open part as the one in which the run died, unless one is remembered already."""
         if self.failed_in is None:
-            self.failed_in = self._stack[-1]
+            self.failed_in = self.stack[-1]
+
+
+class Span:
+    """A part as a context manager; reusable and reentrant, so that a step allocates none.
+
+    It does what ``Timeline.enter`` and ``leave`` do, in one frame.
+    """
+
+    __slots__ = ("_code", "_timeline")
+
+    def __init__(self, timeline: Timeline, code: int) -> None:
+        self._timeline = timeline
+        self._code = code
+
+    def __enter__(self) -> None:
+        timeline, code = self._timeline, self._code
+        timeline.stack.append(code)
+        if timeline.live:
+            timeline.codes.append(code)
+            timeline.host_ns.append(timeline.clock())
+            if timeline.after is not None:
+                timeline.after(code)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        timeline = self._timeline
+        if kind is not None:
+            timeline.fail()
+        stack = timeline.stack
+        if len(stack) > 1:
+            stack.pop()
+        if timeline.live:
+            timeline.codes.append(stack[-1])
+            timeline.host_ns.append(timeline.clock())
+            if timeline.after is not None:
+                timeline.after(stack[-1])
