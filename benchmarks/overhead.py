@@ -63,7 +63,7 @@ class Toy(LightningModule):
 def ours(steps: int) -> Callback:
     """Everything on but the trace: marks, memory, progress, the record; every timed step is a measured one."""
     return TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=steps * 10, stop_when_done=True),
+        StageOptions(warmup_steps=1, measure_steps=steps * 10),
         MemoryOptions(),
         TraceOptions(steps=0),
     )
@@ -111,9 +111,7 @@ def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--accelerator", default="cpu")

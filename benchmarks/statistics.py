@@ -75,9 +75,7 @@ def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:
 
 def main() -> None:
     """Print the three tables and the time that they took."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, help="simulated runs per row")
     series = parser.parse_args().series
     began = time.perf_counter()

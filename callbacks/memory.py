@@ -10,7 +10,7 @@ from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.steps import Peaks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
     """Peak memory by phase.
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
@@ -139,10 +139,10 @@ class PhaseProfiler(Profiler):
             the loop takes for the end of the data.
     """
 
-    def __init__(self, trainer: Trainer, timeline: Timeline, step_ended: Callable[[StepMarks], None]) -> None:
+    def __init__(self, trainer: Any, timeline: Timeline, step_ended: Callable[[StepMarks], None]) -> None:
         super().__init__()
         assert trainer.state.fn is not None
-        self._trainer: Any = trainer  # Lightning sets some of its attributes where no type checker looks
+        self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
         self._wrapped: Profiler = self._trainer.profiler
         self._user = None if type(self._wrapped) is PassThroughProfiler else self._wrapped
         self._timeline = timeline
@@ -269,6 +269,4 @@ class PhaseProfiler(Profiler):
         elif owner == "[Callback]":
             key = action_name[len(owner) : -len(hook) - 1]
             candidates = [c for c in self._trainer.callbacks if c.state_key == key]
-        return base is not None and any(
-            getattr(type(c), hook, None) is not getattr(base, hook) for c in candidates
-        )
+        return base is not None and any(getattr(type(c), hook, None) is not getattr(base, hook) for c in candidates)

@@ -15,18 +15,22 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.failures import first_line, raised_by_data, status_of
+from lm_profiler.callbacks.folder import run_folder
+from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.ranks import gather
-from lm_profiler.callbacks.recorder import Launch, Recorder, run_folder
+from lm_profiler.callbacks.recorder import Hardware, Launch, Recorder
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import Schedule, StageOptions
+from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
+from lm_profiler.callbacks.work import Work
+from lm_profiler.measure.ceiling import matmul_ceiling
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
-from lm_profiler.measure.timeline import StepMarks, Timeline
+from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
@@ -48,6 +52,7 @@ class TrainingProfiler(Callback):
         memory: peak memory by phase.
         trace: the PyTorch profiler's trace.
         launch: how the run was started; for the record.
+        peak_flops_per_s: dense peak of one device, where the built-in table is not to be asked.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
 
@@ -60,6 +65,7 @@ class TrainingProfiler(Callback):
         memory: MemoryOptions | None = None,
         trace: TraceOptions | None = None,
         launch: Launch | None = None,
+        peak_flops_per_s: float | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         quiet: bool = False,
     ) -> None:
@@ -67,6 +73,7 @@ class TrainingProfiler(Callback):
         self._memory = memory or MemoryOptions()
         self._trace = trace or TraceOptions()
         self._launch = launch
+        self._peak_flops_per_s = peak_flops_per_s
         self._clock = clock
         self._quiet = quiet
         self._session: Session | None = None
@@ -76,16 +83,15 @@ class TrainingProfiler(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.barebones:
-            raise MisconfigurationException(
-                "lm_profiler cannot profile under Trainer(barebones=True): leave it out"
-            )
+            raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
         assert trainer.state.fn is not None
         self._verb = _VERBS[trainer.state.fn]
         launch = self._launch or Launch()
-        self.folder = run_folder(trainer, launch)
+        self.folder = run_folder(trainer, launch.name)
         self.record = None
         self._recorder = Recorder(self.folder, launch, trainer, pl_module, self._verb)
         self._tokens_in: Callable[[Any], int] | None = getattr(pl_module, "tokens_in", None)
+        self._work = Work(self._verb)
         self._max_steps = trainer.max_steps
         self._start(trainer)
 
@@ -98,7 +104,7 @@ class TrainingProfiler(Callback):
         tracer = Tracer(self._trace, device, timeline)
         steps = {
             "warmup": self._stages.warmup_steps,
-            "measure": self._stages.measure_steps,
+            "measure": self._stages.planned_steps,
             "memory": self._memory.steps,
             "trace": tracer.stage_steps,
         }
@@ -113,6 +119,7 @@ class TrainingProfiler(Callback):
             trainer.global_rank,
             self.folder,
             self._stages_done,
+            Precision(self._stages, trainer.strategy.broadcast),
         )
         self._phases = PhaseProfiler(trainer, timeline, self._session.step_ended)
         self._optimizers = OptimizerMarks(timeline, self._phases.close_optimizer)
@@ -135,7 +142,7 @@ class TrainingProfiler(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._tokens_in is not None:
+        if self._tokens_in is not None or not self._work.seen:
             self._count(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -150,7 +157,11 @@ class TrainingProfiler(Callback):
 
     def _count(self, batch: Any) -> None:
         session = self._session
-        if session is not None and self._tokens_in is not None:
+        if session is None:
+            return
+        if not self._work.seen:
+            self._work.see(batch)
+        if self._tokens_in is not None:
             session.tokens = (session.tokens or 0) + self._tokens_in(batch)
 
     def _stages_done(self) -> None:
@@ -223,9 +234,19 @@ class TrainingProfiler(Callback):
             # The other ranks may never answer again: each keeps what it has.
             write_steps(self.folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
         if trainer.is_global_zero:
-            self.record = self._recorder.write(measured, status, failure)
+            hardware = self._hardware(trainer) if failure is None and measured.rows else None
+            self.record = self._recorder.write(measured, status, failure, hardware)
             if not self._quiet:
                 print_run(self.record, self.folder)
+
+    def _hardware(self, trainer: Trainer) -> Hardware:
+        """Work and machine, looked at when all timing is over."""
+        dtype = torch_dtype(run_dtype(trainer))
+        return Hardware(
+            flops=self._work.flops_per_step(trainer, trainer.lightning_module),
+            ceiling=matmul_ceiling(trainer.strategy.root_device, dtype) if dtype is not None else None,
+            peak_flops_per_s=self._peak_flops_per_s,
+        )
 
     def _take_out(self, trainer: Trainer) -> None:
         """Leave the loop as it was; what is left of training pays nothing."""
@@ -260,9 +281,9 @@ def profiling_callbacks(
     """
     return [
         TrainingProfiler(
-            StageOptions(warmup_steps, measure_steps, stop_when_done),
-            MemoryOptions(memory_steps),
-            TraceOptions(trace_steps),
+            StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop_when_done),
+            MemoryOptions(steps=memory_steps),
+            TraceOptions(steps=trace_steps),
             Launch(name=name),
         )
     ]

@@ -31,5 +31,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         },
         planned=measured[0].planned,
         between_steps_s=measured[0].between_steps_s,
+        device_idle=measured[0].device_idle,
+        recompilations=sum(m.recompilations for m in measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

@@ -9,20 +9,28 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 
-from lm_profiler.measure.environment import environment
-from lm_profiler.record.files import claim_run_dir, write_whole
+from lm_profiler.callbacks.facts import model_facts
+from lm_profiler.callbacks.judgement import judge, judge_steadiness, judge_utilisation, run_dtype, settings_of
+from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.environment import device_name, environment
+from lm_profiler.measure.flops import StepFlops
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
     Failure,
     MemoryFacts,
     MemoryReading,
-    ModelFacts,
     RunRecord,
     Status,
+    Throughput,
+    TimeSummary,
+    Utilisation,
     Verb,
+    Verdict,
     write_run,
 )
 from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
@@ -48,33 +56,27 @@ class Measured:
     part_peaks: Mapping[str, Peaks]
     planned: Mapping[str, int]
     between_steps_s: float | None
+    device_idle: float | None
+    """Share of the measured phases at whose beginning the device had nothing left to do."""
+    recompilations: int
     notes: Sequence[str]
 
 
-def run_folder(trainer: Trainer, launch: Launch) -> Path:
-    """The folder of this run, made by rank 0 and known to all: the logger's, or a new one under default_root_dir.
+@dataclass(frozen=True)
+class Hardware:
+    """What was found out about work and machine after the run; None is unknown."""
 
-    A folder that holds a record already belongs to another run.
-    """
-    logger = next((x for x in trainer.loggers if isinstance(x, (TensorBoardLogger, CSVLogger))), None)
-    folder: Path | None = None
-    if trainer.is_global_zero:
-        if logger is None:
-            folder = claim_run_dir(Path(trainer.default_root_dir) / launch.name)
-        else:
-            folder = Path(logger.log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / "run.json").exists():
-                folder = claim_run_dir(folder.parent)
-    return Path(str(trainer.strategy.broadcast(str(folder))))
+    flops: StepFlops | None = None
+    """Of a step, over all ranks."""
+    ceiling: Ceiling | None = None
+    peak_flops_per_s: float | None = None
+    """Of one device, where the user says it."""
 
 
 class Recorder:
     """Writes one run's files into ``folder``; on rank 0 only."""
 
-    def __init__(
-        self, folder: Path, launch: Launch, trainer: Trainer, module: LightningModule, verb: Verb
-    ) -> None:
+    def __init__(self, folder: Path, launch: Launch, trainer: Trainer, module: LightningModule, verb: Verb) -> None:
         self.folder = folder
         self._launch = launch
         self._trainer = trainer
@@ -83,44 +85,84 @@ class Recorder:
         if launch.config_yaml is not None:
             write_whole(folder / "config.yaml", launch.config_yaml)
 
-    def write(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
+    def write(
+        self, measured: Measured, status: Status, failure: Failure | None, hardware: Hardware | None = None
+    ) -> RunRecord:
         """Write steps.csv, then run.json, then the scalars."""
         write_steps(self.folder / "steps.csv", measured.rows)
-        record = self._record(measured, status, failure)
+        timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
+        record = self._record(measured, timed, hardware or Hardware())
+        record = record.model_copy(update={"status": status, "failure": failure})
         write_run(self.folder, record)
-        self._log_scalars(mean_over_ranks([row for row in measured.rows if row.stage == "measure"]))
+        self._log_scalars(mean_over_ranks(timed))
         return record
 
-    def _record(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
+    def _record(self, measured: Measured, timed: Sequence[StepRow], hardware: Hardware) -> RunRecord:
         trainer, launch = self._trainer, self._launch
-        timed = [row for row in measured.rows if row.stage == "measure"]
         steps = mean_over_ranks(timed)
+        steadiness = judge_steadiness(steps, measured.recompilations) if steps else None
+        steady = steps[steadiness.cut :] if steadiness is not None else []
+        times, host_times = summaries(steady, "device"), summaries(steady, "host")
+        tokens = throughput(steady, times)
+        utilisation = self._utilisation(times["step"].median, hardware)
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
-        times = summaries(steps, "device")
         return RunRecord(
             name=launch.name,
-            status=status,
-            failure=failure,
+            status="ok",
+            failure=None,
             verb=self._verb,
             started=datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
             duration_s=max(time.time() - launch.started, 0.0),
             command=launch.command,
             config=dict(launch.config) if launch.config is not None else None,
-            environment=environment(trainer.strategy.root_device, trainer.world_size),
+            environment=environment(self._device, trainer.world_size),
             model=model_facts(trainer, self._module),
-            steps={
-                stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned
-            },
+            steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
             first_step_s=max(first, default=None),
             between_steps_s=measured.between_steps_s,
             time=times,
-            host_time=summaries(steps, "host"),
+            host_time=host_times,
             rank_step_s=rank_medians(timed),
             memory=_memory(timed, measured.part_peaks),
-            throughput=throughput(steps, times),
+            throughput=tokens,
+            steadiness=steadiness,
+            utilisation=utilisation,
+            verdict=self._verdict(times, host_times, measured.device_idle, utilisation, tokens),
             notes=list(measured.notes),
         )
+
+    @property
+    def _device(self) -> torch.device:
+        return self._trainer.strategy.root_device
+
+    def _utilisation(self, step_s: float | None, hardware: Hardware) -> Utilisation | None:
+        # Ranks on the CPU share its cores: they are one device.
+        devices = 1 if self._device.type == "cpu" else self._trainer.world_size
+        return judge_utilisation(
+            hardware.flops,
+            step_s,
+            device_name(self._device),
+            run_dtype(self._trainer),
+            devices,
+            hardware.ceiling,
+            hardware.peak_flops_per_s,
+        )
+
+    def _verdict(
+        self,
+        times: Mapping[str, TimeSummary],
+        host_times: Mapping[str, TimeSummary],
+        device_idle: float | None,
+        utilisation: Utilisation | None,
+        tokens: Throughput,
+    ) -> Verdict | None:
+        trainer = self._trainer
+        batches = trainer.world_size * trainer.accumulate_grad_batches
+        per_batch = None if tokens.tokens_per_step is None else tokens.tokens_per_step // batches
+        recomputes = utilisation is not None and utilisation.flops.recomputation > 0
+        settings = settings_of(trainer, self._module, per_batch, recomputes)
+        return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings)
 
     def _log_scalars(self, steps: Sequence[StepRow]) -> None:
         if not steps:
@@ -132,23 +174,6 @@ class Recorder:
             for row in steps:
                 logger.log_metrics(scalars(row), step=row.step)
             logger.save()
-
-
-def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
-    """Facts of the profiled module, as it stands after set-up."""
-    parameters = list(module.parameters())
-    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
-    total = sum(p.numel() for p in parameters)
-    return ModelFacts(
-        class_path=f"{type(module).__module__}.{type(module).__qualname__}",
-        parameters=total,
-        parameters_without_embedding=total - sum(p.numel() for p in parameters if id(p) in embeddings),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        bytes=sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers())),
-        precision=str(trainer.precision),
-        optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-    )
 
 
 def _memory(timed: Sequence[StepRow], parts: Mapping[str, Peaks]) -> MemoryFacts:

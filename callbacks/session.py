@@ -9,8 +9,9 @@ from pathlib import Path
 from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.recorder import Measured
-from lm_profiler.callbacks.stages import Schedule
+from lm_profiler.callbacks.stages import Precision, Schedule
 from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.measure.stream import EventStream
 from lm_profiler.measure.timeline import StepMarks, Timeline
 from lm_profiler.record.steps import Peaks, StepRow
@@ -36,6 +37,7 @@ class Session:
         rank: global rank of this process.
         folder: where the trace goes.
         done: called when the last stage is over.
+        precision: whether enough was measured before the stage's steps are done.
 
     ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
     """
@@ -51,6 +53,7 @@ class Session:
         rank: int,
         folder: Path,
         done: Callable[[], None],
+        precision: Precision | None = None,
     ) -> None:
         self.timeline = timeline
         self.schedule = schedule
@@ -61,11 +64,15 @@ class Session:
         self._rank = rank
         self._folder = folder
         self._done = done
+        self._precision = precision
         self._pending: deque[_Pending] = deque()
         self._rows: list[StepRow] = []
         self.tokens: int | None = None
         self.steps = 0
         self._measured_ns: list[int] = []
+        self._asked = self._idle = 0
+        self._compiled_before = 0
+        self._recompilations = 0
         self.notes: list[str] = []
         self.trace: Path | None = None
         self._begin_stage()
@@ -77,9 +84,9 @@ class Session:
         self.steps += 1
         self._pending.append((self.steps, stage, marks, self.tokens, self._memory.step_peaks()))
         self.tokens = None
-        if self._stream is not None:
-            self._read_reached(self._stream)
-        if self.schedule.advance():
+        if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
+            self._read(self._pending.popleft())
+        if self.schedule.advance() or (stage == "measure" and self._measured_enough()):
             self._end_stage(stage)
             self._begin_stage()
         elif stage == "trace":
@@ -88,6 +95,18 @@ class Session:
             self._done()
         elif self._progress is not None:
             self._draw(self._progress)
+
+    def _measured_enough(self) -> bool:
+        if self._precision is None or not self._precision.asks(self.schedule.done):
+            return False
+        while self._pending and self._is_reached(self._pending[0]):
+            self._read(self._pending.popleft())
+        known = [row.time("step") for row in self._rows if row.stage == "measure"]
+        elapsed_s = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9 if known else 0.0
+        if not self._precision.reached(known, elapsed_s):
+            return False
+        self.schedule.end_stage()
+        return True
 
     def finish(self, trace: bool = True) -> None:
         """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
@@ -104,6 +123,8 @@ class Session:
             part_peaks=self._memory.by_part,
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
+            device_idle=self._idle / self._asked if self._asked else None,
+            recompilations=self._recompilations,
             notes=tuple(self.notes),
         )
 
@@ -112,6 +133,8 @@ class Session:
         if stage is None:
             return
         self._memory.begin(stage)
+        if stage == "measure":
+            self._compiled_before = recompilations()
         if stage == "trace":
             self._tracer.begin()
         if self._progress is not None:
@@ -121,6 +144,7 @@ class Session:
         self._memory.end(stage)
         if stage == "measure":
             self._read_all()
+            self._recompilations = recompilations() - self._compiled_before
         if stage == "trace":
             self.trace = self._tracer.end(self._folder if keep_trace else None, self._rank)
 
@@ -129,9 +153,8 @@ class Session:
         assert stage is not None
         progress.draw(stage, self.schedule.done, self.schedule.planned[stage])
 
-    def _read_reached(self, stream: EventStream) -> None:
-        if len(self._pending) > _LAG and stream.reached(self._pending[0][2].instants[-1]):
-            self._read(self._pending.popleft())
+    def _is_reached(self, pending: _Pending) -> bool:
+        return self._stream is None or self._stream.reached(pending[2].instants[-1])
 
     def _read_all(self) -> None:
         """Wait for the device, once; on one that is dead the host's times are what is left."""
@@ -154,6 +177,8 @@ class Session:
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self._rank))
         if stage == "measure":
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
+            self._asked += marks.asked
+            self._idle += marks.idle
 
     def _between_steps_s(self) -> float | None:
         if not self._measured_ns:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+from lm_profiler.analysis.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough
+from lm_profiler.analysis.steadiness import steady_from
 
 
 def require(condition: bool, subject: str, expected: str, given: object) -> None:
@@ -12,23 +15,65 @@ def require(condition: bool, subject: str, expected: str, given: object) -> None
         raise ValueError(f"{subject}: expected {expected}, given {given!r}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StageOptions:
     """How long to warm up and to measure.
 
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
         measure_steps: Steps to measure.
+        until_ci: Instead of measure_steps, measure until the 95 % interval of the median step is within this share on
+            both sides of it, such as 0.005: after at least 10 steps, looking every 5.
+        max_steps: Most steps to measure under until_ci.
+        max_seconds: Most seconds to measure under until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
     """
 
     warmup_steps: int = 5
     measure_steps: int = 20
+    until_ci: float | None = None
+    max_steps: int = 1000
+    max_seconds: float = 600.0
     stop_when_done: bool = True
 
     def __post_init__(self) -> None:
         require(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
         require(self.measure_steps >= 1, "stages.measure_steps", "1 or more", self.measure_steps)
+        if self.until_ci is not None:
+            finest = f"{FINEST_TARGET} or more, the finest that one process can promise"
+            require(self.until_ci >= FINEST_TARGET, "stages.until_ci", finest, self.until_ci)
+        require(self.max_steps >= MINIMUM_STEPS, "stages.max_steps", f"{MINIMUM_STEPS} or more", self.max_steps)
+        require(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
+
+    @property
+    def planned_steps(self) -> int:
+        """Steps to measure, at most."""
+        return self.measure_steps if self.until_ci is None else self.max_steps
+
+
+class Precision:
+    """Whether enough was measured: the answer to ``until_ci``.
+
+    Args:
+        options: target and caps.
+        agree: makes rank 0's answer everybody's; a collective call where there are several ranks.
+    """
+
+    _EVERY = 5
+
+    def __init__(self, options: StageOptions, agree: Callable[[bool], bool]) -> None:
+        self._options = options
+        self._agree = agree
+
+    def asks(self, steps: int) -> bool:
+        """Whether to look after ``steps`` measured steps."""
+        return self._options.until_ci is not None and steps >= MINIMUM_STEPS and steps % self._EVERY == 0
+
+    def reached(self, step_s: Sequence[float], elapsed_s: float) -> bool:
+        """Whether ``step_s``, the measured steps' seconds as far as they are known, are enough."""
+        assert self._options.until_ci is not None
+        late = elapsed_s >= self._options.max_seconds
+        return self._agree(late or precise_enough(step_s[steady_from(step_s) :], self._options.until_ci))
 
 
 class Schedule:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from lm_profiler.record.quantities import PARTS, PHASES
 _ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceOptions:
     """The PyTorch profiler's trace.
 
@@ -120,5 +119,5 @@ class Tracer:
         path.parent.mkdir(exist_ok=True)
         aside = path.with_name(f".writing-{path.name}")
         running.export_chrome_trace(str(aside))
-        os.replace(aside, path)
+        aside.replace(path)
         return path

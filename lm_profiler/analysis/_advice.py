@@ -59,9 +59,7 @@ def for_input(s: Settings, copying: bool) -> str:
             ],
             "Send less: token ids as int32 instead of int64, and nothing that the step does not use.",
         )
-    more = (
-        f"Raise num_workers from {s.num_workers} to {2 * (s.num_workers or 0)}, or tokenize before training."
-    )
+    more = f"Raise num_workers from {s.num_workers} to {2 * (s.num_workers or 0)}, or tokenize before training."
     return _first(
         [
             (s.num_workers == 0, "Load batches in the background: num_workers=2 or more."),

@@ -35,9 +35,7 @@ _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper v2.1 (2021), appendix 
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021)"
 _H100 = "NVIDIA H100 Tensor Core GPU Architecture whitepaper (2023); bandwidth: H100 datasheet (2023)"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (2023): the GPU is an H100 SXM"
-_BLACKWELL = (
-    "NVIDIA Blackwell datasheet (2025), Individual Blackwell GPU Specifications; half the sparse figure"
-)
+_BLACKWELL = "NVIDIA Blackwell datasheet (2025), Individual Blackwell GPU Specifications; half the sparse figure"
 _RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1 (2025), appendix A"
 _RTX_PRO = "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper (2025)"
 _V100 = "NVIDIA V100 Tensor Core GPU datasheet (2020)"

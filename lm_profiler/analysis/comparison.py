@@ -89,9 +89,7 @@ def _as_runs(values: Runs) -> list[NDArray[np.float64]]:
     return [run for run in runs if run.size] or [np.empty(0)]
 
 
-def _medians(
-    rng: np.random.Generator, runs: list[NDArray[np.float64]], resamples: int
-) -> NDArray[np.float64]:
+def _medians(rng: np.random.Generator, runs: list[NDArray[np.float64]], resamples: int) -> NDArray[np.float64]:
     if len(runs) == 1:
         return np.asarray(np.median(_resampled(rng, runs[0], resamples), axis=1), dtype=np.float64)
     medians = np.empty(resamples)
@@ -109,9 +107,7 @@ def _resampled(rng: np.random.Generator, x: NDArray[np.float64], resamples: int)
     """
     n = x.size
     r = unbiased_lag1(clipped(x))
-    length = max(
-        1, min(round((math.sqrt(6.0) * r / (1.0 - r * r)) ** (2.0 / 3.0) * n ** (1.0 / 3.0)), n // 2)
-    )
+    length = max(1, min(round((math.sqrt(6.0) * r / (1.0 - r * r)) ** (2.0 / 3.0) * n ** (1.0 / 3.0)), n // 2))
     starts = rng.integers(n, size=(resamples, -(-n // length)))
     where = (starts[:, :, None] + np.arange(length)) % n
     return np.asarray(x[where.reshape(resamples, -1)[:, :n]], dtype=np.float64)

@@ -96,8 +96,6 @@ def _peaks(name: str, row: Row) -> DevicePeaks:
         "float16": row.float16,
         "fp8": row.fp8,
     }
-    flops_per_s: dict[Dtype, float] = {
-        dtype: value * _TERA for dtype, value in tera.items() if value is not None
-    }
+    flops_per_s: dict[Dtype, float] = {dtype: value * _TERA for dtype, value in tera.items() if value is not None}
     bytes_per_s = row.gb_per_s * _GIGA if row.gb_per_s is not None else None
     return DevicePeaks(name, MappingProxyType(flops_per_s), bytes_per_s, row.source)

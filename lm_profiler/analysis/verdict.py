@@ -84,9 +84,7 @@ def _input(e: Evidence) -> Verdict | None:
     share = waiting + copying
     if share < _INPUT:
         return None
-    text = (
-        f"{share:.0%} of the step goes to the batch (waiting for it {waiting:.0%}, copying it {copying:.0%})"
-    )
+    text = f"{share:.0%} of the step goes to the batch (waiting for it {waiting:.0%}, copying it {copying:.0%})"
     return Verdict("input", share, text, advice.for_input(e.settings, copying > waiting))
 
 
@@ -133,9 +131,7 @@ def _compute(e: Evidence) -> Verdict | None:
     reached = "" if e.utilisation is None else f", at {e.utilisation:.0%} of what the machine can reach"
     text = f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%}){reached}"
     on_device = e.has_device_stream
-    return Verdict(
-        "compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device)
-    )
+    return Verdict("compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device))
 
 
 def _nothing(e: Evidence) -> Verdict:

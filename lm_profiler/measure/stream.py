@@ -8,7 +8,7 @@ import torch
 
 
 class EventStream:
-    """Events of ``torch.Event`` on the current stream of ``device``, recycled so that a long run makes a bounded number.
+    """Events of ``torch.Event`` on the current stream of ``device``, recycled: a long run makes a bounded number.
 
     Never synchronizes but in ``wait``.
     """

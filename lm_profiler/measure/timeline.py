@@ -35,14 +35,22 @@ class Stream(Protocol):
 
 
 class StepMarks:
-    """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last one ends it."""
+    """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last one ends it.
 
-    __slots__ = ("codes", "host_ns", "instants")
+    ``asked`` counts the phases at whose beginning the device was asked whether it had finished what came before, and
+    ``idle`` those at which it had: there it waits for the host.
+    """
 
-    def __init__(self, codes: list[int], host_ns: list[int], instants: list[Any]) -> None:
+    __slots__ = ("asked", "codes", "host_ns", "idle", "instants")
+
+    def __init__(
+        self, codes: list[int], host_ns: list[int], instants: list[Any], asked: int = 0, idle: int = 0
+    ) -> None:
         self.codes = codes
         self.host_ns = host_ns
         self.instants = instants
+        self.asked = asked
+        self.idle = idle
 
     def host_seconds(self) -> tuple[float, ...]:
         """Seconds of each of ``TIMED`` on the host's clock."""
@@ -70,12 +78,23 @@ class Timeline:
         stream: the device's clock, or None where the host's is the only one.
     """
 
-    __slots__ = ("_instants", "_observers", "_record", "after", "clock", "codes", "failed_in", "host_ns", "live",
-                 "running", "stack")  # fmt: skip
+    __slots__ = (
+        "_asked",
+        "_idle",
+        "_instants",
+        "_observers",
+        "_stream",
+        "after",
+        "clock",
+        "codes",
+        "failed_in",
+        "host_ns",
+        "live",
+        "running",
+        "stack",
+    )
 
-    def __init__(
-        self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None
-    ) -> None:
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None) -> None:
         self.clock = clock
         self.stack = [OTHER]
         self.codes: list[int] = []
@@ -86,7 +105,8 @@ class Timeline:
         """Whether a step is open and the loop is inside of it, so that marks are taken."""
         self.failed_in: int | None = None
         self._instants: list[Any] = []
-        self._record = stream.record if stream is not None else None
+        self._asked = self._idle = 0
+        self._stream = stream
         self.observers = ()
 
     @property
@@ -97,7 +117,7 @@ class Timeline:
     @observers.setter
     def observers(self, observers: tuple[Callable[[int], None], ...]) -> None:
         self._observers = observers
-        self.after = self._after if observers or self._record is not None else None
+        self.after = self._after if observers or self._stream is not None else None
 
     @property
     def current(self) -> int:
@@ -112,10 +132,16 @@ class Timeline:
             self.after(code)
 
     def _after(self, code: int) -> None:
-        if self._record is not None:
-            self._instants.append(self._record())
+        if self._stream is not None:
+            self._take_instant(self._stream, code)
         for observer in self._observers:
             observer(code)
+
+    def _take_instant(self, stream: Stream, code: int) -> None:
+        if code < OTHER and self._instants and self.codes[-2] == OTHER:
+            self._asked += 1
+            self._idle += stream.reached(self._instants[-1])
+        self._instants.append(stream.record())
 
     def begin_step(self) -> None:
         """Start a step at this instant, in the part that is open."""
@@ -130,8 +156,9 @@ class Timeline:
         if self.after is not None:
             self.after(OTHER)
         self.running = self.live = False
-        marks = StepMarks(self.codes, self.host_ns, self._instants)
+        marks = StepMarks(self.codes, self.host_ns, self._instants, self._asked, self._idle)
         self.codes, self.host_ns, self._instants = [], [], []
+        self._asked = self._idle = 0
         return marks
 
     def enter(self, code: int) -> None:

@@ -18,10 +18,10 @@ def write_whole(path: Path, content: str) -> None:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
             file.write(content)
         # mkstemp makes private files; a record is as readable as any other file of the user's.
-        os.chmod(aside, 0o666 & ~_umask())
-        os.replace(aside, path)
+        Path(aside).chmod(0o666 & ~_umask())
+        Path(aside).replace(path)
     except BaseException:
-        os.unlink(aside)
+        Path(aside).unlink()
         raise
 
 

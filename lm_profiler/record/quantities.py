@@ -41,11 +41,11 @@ class Quantity:
     tag: str | None
     meaning: str
 
-    def show(self, value: float | None, unit: bool = True) -> str:
-        """``value`` (SI) for people; ``unknown`` for None."""
+    def show(self, value: float | None, unit: bool = True, digits: int | None = None) -> str:
+        """``value`` (SI) for people; ``unknown`` for None. ``digits`` behind the point, if not the usual ones."""
         if value is None:
             return "unknown"
-        number = f"{value * self.scale:,.{self.digits}f}"
+        number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
         return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
 
 
@@ -72,12 +72,8 @@ TIMES = {part: _seconds(part, "device") for part in (*TIMED, "forward_backward")
 HOST_TIMES = {part: _seconds(part, "host") for part in (*TIMED, "forward_backward")}
 MEMORY = {
     "allocated_peak": _bytes("allocated_peak", "peak allocated", "most bytes held by tensors on the device"),
-    "reserved_peak": _bytes(
-        "reserved_peak", "peak reserved", "most bytes the allocator took from the device"
-    ),
-    "resident_peak": _bytes(
-        "resident_peak", "peak resident", "most bytes of the process in the machine's memory"
-    ),
+    "reserved_peak": _bytes("reserved_peak", "peak reserved", "most bytes the allocator took from the device"),
+    "resident_peak": _bytes("resident_peak", "peak resident", "most bytes of the process in the machine's memory"),
 }
 TOKENS = Quantity("tokens", "tokens", "1", "", 1.0, 0, None, "tokens trained on in the step")
 TOKENS_PER_S = Quantity(

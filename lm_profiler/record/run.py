@@ -99,8 +99,66 @@ class MemoryFacts(_Part):
 
 
 class Throughput(_Part):
+    """Over all ranks, at the median step. None where the module does not say how many tokens a batch has."""
+
     tokens_per_step: int | None
     tokens_per_s: float | None
+
+
+class Steadiness(_Part):
+    """Whether the measured steps were level, and from which one on: earlier ones are in no summary.
+
+    ``word`` is ``steady``, ``slowing`` (later steps slower), ``unsettled`` (never level), or None where there are too
+    few steps to tell. ``cut`` steps were left out; ``bias_of_mean`` is how far off, relative to the mean, they would
+    have made it. ``drift`` is the second half's median over the first's, less 1; ``lag1`` the autocorrelation.
+    ``recompilations`` of torch.compile happened while measuring.
+    """
+
+    word: Literal["steady", "slowing", "unsettled"] | None
+    cut: int
+    drift: float | None
+    lag1: float | None
+    bias_of_mean: float | None
+    evidence: str
+    recompilations: int
+
+
+class Flops(_Part):
+    """Floating-point operations of one step on all ranks; matrix products, convolutions and attention are counted.
+
+    Causal attention counts in full, masked half included. ``recomputation`` is what activation checkpointing repeats.
+    """
+
+    forward: int
+    backward: int
+    recomputation: int
+
+
+class Utilisation(_Part):
+    """How close the median step is to the hardware. Rates in FLOP/s; None is unknown.
+
+    ``mfu`` is of model FLOPs (forward and backward), ``hfu`` of all that were executed, both over ``peak_flops_per_s``
+    of all devices; ``ceiling_flops_per_s`` is one device's own rate in a large matrix product, measured after the run,
+    and ``of_ceiling`` the share of it that the executed FLOPs reach.
+    """
+
+    flops: Flops
+    dtype: str | None
+    peak_flops_per_s: float | None
+    peak_source: str | None
+    mfu: float | None
+    hfu: float | None
+    ceiling_flops_per_s: float | None
+    of_ceiling: float | None
+
+
+class Verdict(_Part):
+    """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next."""
+
+    bound_by: Literal["input", "host", "compute", "memory bandwidth", "communication"] | None
+    share: float | None
+    evidence: str
+    advice: str
 
 
 class RunRecord(_Part):
@@ -131,6 +189,9 @@ class RunRecord(_Part):
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
     memory: MemoryFacts | None = None
     throughput: Throughput | None = None
+    steadiness: Steadiness | None = None
+    utilisation: Utilisation | None = None
+    verdict: Verdict | None = None
     notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""
 
@@ -156,6 +217,4 @@ def read_run(folder: Path) -> RunRecord:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "file"
-        raise RecordError(
-            f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}"
-        ) from None
+        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}") from None

@@ -11,7 +11,6 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 
-
 Peaks = tuple[int | None, ...]
 """A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
 
@@ -82,9 +81,7 @@ def read_steps(path: Path) -> list[StepRow]:
         reader = csv.reader(file)
         header = tuple(next(reader, ()))
         if header != STEP_COLUMNS:
-            raise ValueError(
-                f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}"
-            )
+            raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
         try:
             return [_row(fields) for fields in reader]
         except (ValueError, IndexError) as error:
@@ -98,6 +95,4 @@ def _row(fields: list[str]) -> StepRow:
     device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
     seconds = tuple(map(float, device)) if any(device) else None
     tokens, *memory = (int(field) if field else None for field in fields[2 + 2 * n : -1])
-    return StepRow(
-        int(fields[0]), fields[1], seconds, tuple(map(float, host)), tokens, tuple(memory), int(fields[-1])
-    )
+    return StepRow(int(fields[0]), fields[1], seconds, tuple(map(float, host)), tokens, tuple(memory), int(fields[-1]))

@@ -14,6 +14,8 @@ from lm_profiler.record.run import RunRecord, TimeSummary
 def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
     """Print the phases, the step, throughput, memory and where everything is; or how the run died."""
     console = console or Console()
+    if not console.is_terminal:  # a file has no width to keep to
+        console.width = 120
     if record.time and record.time["step"].n:
         console.print(headline(record), highlight=False, soft_wrap=True, style="bold")
         console.print(time_table(record))
@@ -26,17 +28,18 @@ def time_table(record: RunRecord) -> Table:
     """A row for each phase that occurred, then forward + backward, and the step."""
     step = record.time["step"]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("phase", "mean ± std (ms)", "CV", "median", "p95", "share"):
+    for name in ("phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+    digits = 3 if (step.mean or 0.0) < 0.01 else 2 if (step.mean or 0.0) < 0.1 else 1
     host = record.environment is not None and record.environment.device_type != "cpu"
     if host:
         table.add_column("host (ms)", justify="right", no_wrap=True)
     for part in (*PARTS, "forward_backward", "step"):
-        if not record.time[part].max:  # a phase that this verb or loop does not have
+        if not record.time[part].max and part != "step":  # a phase that this verb or loop does not have
             continue
-        cells = _cells(part, record.time[part], step)
+        cells = _cells(part, record.time[part], step.mean or 0.0, digits)
         if host:
-            cells.append(TIMES[part].show(record.host_time[part].median, unit=False))
+            cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
         table.add_row(*cells, style="bold" if part == "step" else None)
     return table
 
@@ -53,17 +56,20 @@ def headline(record: RunRecord) -> str:
     return f"{record.name}: {step.n} steps of {record.verb} after {warmup} of warm-up{where}{precision}"
 
 
-def _cells(part: str, time: TimeSummary, step: TimeSummary) -> list[str]:
-    quantity = TIMES[part]
-    spread = "" if time.std is None else f" ± {quantity.show(time.std, unit=False)}"
-    share = time.mean / step.mean if time.mean is not None and step.mean else None
+def _cells(part: str, time: TimeSummary, step_s: float, digits: int) -> list[str]:
+    def show(value: float | None) -> str:
+        return TIMES[part].show(value, unit=False, digits=digits)
+
+    median = show(time.median)
+    if time.ci_low is not None:
+        median += f" [{show(time.ci_low)}, {show(time.ci_high)}]"
     return [
-        quantity.title,
-        quantity.show(time.mean, unit=False) + spread,
+        TIMES[part].title,
+        show(time.mean) + ("" if time.std is None else f" ± {show(time.std)}"),
         "" if time.cv is None else f"{time.cv:.1%}",
-        quantity.show(time.median, unit=False),
-        quantity.show(time.p95, unit=False),
-        "" if share is None else f"{share:.1%}",
+        median,
+        show(time.p95),
+        "" if time.mean is None or not step_s else f"{time.mean / step_s:.1%}",
     ]
 
 
@@ -78,12 +84,30 @@ def summary_lines(record: RunRecord) -> list[str]:
         known = [f"{quantity.title} {quantity.show(value)}" for quantity, value in peaks if value is not None]
         if known:
             lines.append(", ".join(known))
+    if record.verdict is not None:
+        lines += verdict_lines(record)
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += [f"note: {note}" for note in record.notes]
     if record.failure is not None:
         at = f" of step {record.failure.step}" if record.failure.step is not None else ""
-        lines.append(
-            f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}"
-        )
+        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}")
     return lines
+
+
+def verdict_lines(record: RunRecord) -> list[str]:
+    """What binds the run and whether it was steady, in one line; what to try, in another."""
+    verdict, steadiness = record.verdict, record.steadiness
+    if verdict is None:
+        return []
+    bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "bound by nothing that shows"
+    text = f"{bound}: {verdict.evidence}"
+    if steadiness is not None:
+        text = f"{steadiness.word or 'too few steps to call it steady'}; {text}"
+        if steadiness.cut:
+            text += f"; left out {steadiness.cut} more of warm-up"
+            if steadiness.bias_of_mean is not None:
+                text += f", with which the mean would be off by {steadiness.bias_of_mean:+.1%}"
+        if steadiness.recompilations:
+            text += f"; {steadiness.recompilations} recompilations while measuring"
+    return [f"verdict: {text}", f"try: {verdict.advice}"]

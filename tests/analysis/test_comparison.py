@@ -56,8 +56,7 @@ def test_words(interval, word):
 def test_a_against_a_is_seldom_called_different(kind, n):
     rng = np.random.default_rng(11)
     words = [
-        change(ratio_interval(kind(rng, n).times_s, kind(rng, n).times_s, resamples=500, seed=i))
-        for i in range(400)
+        change(ratio_interval(kind(rng, n).times_s, kind(rng, n).times_s, resamples=500, seed=i)) for i in range(400)
     ]
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) < 0.05
 
@@ -65,9 +64,7 @@ def test_a_against_a_is_seldom_called_different(kind, n):
 def test_five_percent_is_found():
     rng = np.random.default_rng(12)
     words = [
-        change(
-            ratio_interval(independent(rng, 20).times_s, 1.05 * independent(rng, 20).times_s, resamples=500)
-        )
+        change(ratio_interval(independent(rng, 20).times_s, 1.05 * independent(rng, 20).times_s, resamples=500))
         for _ in range(100)
     ]
     assert words.count("SLOWER") >= 95

@@ -65,9 +65,7 @@ def test_lag1_of_a_worked_example():
 
 
 @pytest.mark.parametrize("n", [15, 30, 100])
-@pytest.mark.parametrize(
-    "kind", [sim.independent, sim.heavy_noise, sim.spiky, sim.autocorrelated, sim.late_recompile]
-)
+@pytest.mark.parametrize("kind", [sim.independent, sim.heavy_noise, sim.spiky, sim.autocorrelated, sim.late_recompile])
 def test_noise_is_not_called_anything_else(kind, n):
     assert share(kind, n, "steady") >= 0.95
 
@@ -90,9 +88,7 @@ def test_warm_up_is_cut_to_the_step(kind, n):
 def test_decay_is_cut_until_it_is_lost_in_the_noise():
     runs = series(sim.exponential, 60)
     cuts = [steady_from(run.times_s) for run in runs]
-    assert (
-        7 <= np.median(cuts) <= 12
-    )  # an excess of 50 %, e-folding in 3 steps, passes the 2 % noise at step 10
+    assert 7 <= np.median(cuts) <= 12  # an excess of 50 %, e-folding in 3 steps, passes the 2 % noise at step 10
     left = [np.mean(run.times_s[cut:]) / run.median_s - 1.0 for run, cut in zip(runs, cuts, strict=True)]
     assert abs(np.mean(left)) < 0.005
 
@@ -160,9 +156,7 @@ def test_bias_and_drift_of_a_worked_example():
 
 
 def test_evidence_names_steps_drift_and_autocorrelation():
-    x = np.r_[np.full(30, 0.1), np.full(30, 0.12)] * (
-        1 + 0.001 * np.random.default_rng(8).standard_normal(60)
-    )
+    x = np.r_[np.full(30, 0.1), np.full(30, 0.12)] * (1 + 0.001 * np.random.default_rng(8).standard_normal(60))
     found = steadiness(x)
     assert found.word == "slowing"
     assert found.drift == pytest.approx(0.2, abs=0.01)

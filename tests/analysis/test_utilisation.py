@@ -33,9 +33,7 @@ def test_rates():
     assert tokens_per_s(2048, None) is None
 
 
-@pytest.mark.parametrize(
-    "call", [lambda: mfu(1.0, 0.0, 1.0), lambda: mfu(1.0, 1.0, -1.0), lambda: tokens_per_s(1, 0)]
-)
+@pytest.mark.parametrize("call", [lambda: mfu(1.0, 0.0, 1.0), lambda: mfu(1.0, 1.0, -1.0), lambda: tokens_per_s(1, 0)])
 def test_impossible_figures_are_refused(call):
     with pytest.raises(ValueError, match="must be positive"):
         call()

@@ -48,9 +48,7 @@ def test_copying_is_cured_by_pinned_memory_unless_it_is_on():
     phases = {**BUSY, "transfer": 0.03}
     assert "pin_memory=True" in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=False))).advice
     for pinned in (True, None):
-        assert (
-            "pin" not in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=pinned))).advice.lower()
-        )
+        assert "pin" not in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=pinned))).advice.lower()
 
 
 def test_more_workers_than_there_are():
@@ -97,12 +95,8 @@ def test_time_outside_the_phases_is_not_called_compute():
 
 def test_a_heavy_optimizer():
     phases = {"forward": 0.02, "backward": 0.03, "optimizer": 0.05}
-    assert (
-        "fused=True" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=False))).advice
-    )
-    assert (
-        "Accumulate" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=True))).advice
-    )
+    assert "fused=True" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=False))).advice
+    assert "Accumulate" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=True))).advice
 
 
 def test_precision_is_advised_on_a_gpu_and_not_on_a_cpu():
@@ -133,10 +127,7 @@ REMEDIES = {
     "checkpointing": "try activation checkpointing",
 }
 CASES = [
-    *(
-        {"utilisation": u, "host_bound_fraction": h}
-        for u, h in itertools.product([0.1, 0.5, 0.9], [0.0, 1.0])
-    ),
+    *({"utilisation": u, "host_bound_fraction": h} for u, h in itertools.product([0.1, 0.5, 0.9], [0.0, 1.0])),
     {"memory_bound_share": 0.9},
     {"communication_share": 0.5},
     {"phases_s": {**BUSY, "data": 0.05}},

@@ -70,9 +70,7 @@ def test_an_unknown_attention_lists_the_known_ones() -> None:
 
 
 def test_reading_a_size_does_not_import_torch() -> None:
-    code = (
-        "import sys; import lm_profiler.models.config as c; c.preset('xl'); sys.exit('torch' in sys.modules)"
-    )
+    code = "import sys; import lm_profiler.models.config as c; c.preset('xl'); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False).returncode == 0
 
 

@@ -64,17 +64,13 @@ class NumpyTransformer:
 
     def feed_forward(self, x: Array, name: str) -> Array:
         gate = self.w[f"{name}.gate.weight"] @ x
-        return self.w[f"{name}.down.weight"] @ (
-            gate / (1 + np.exp(-gate)) * (self.w[f"{name}.up.weight"] @ x)
-        )
+        return self.w[f"{name}.down.weight"] @ (gate / (1 + np.exp(-gate)) * (self.w[f"{name}.up.weight"] @ x))
 
     def __call__(self, ids: NDArray[np.int64]) -> Array:
         xs = [self.w["embedding.weight"][i] for i in ids]
         for n in range(self.config.num_layers):
             block = f"blocks.{n}"
-            added = self.attention(
-                [self.norm(x, f"{block}.attention_norm") for x in xs], f"{block}.attention"
-            )
+            added = self.attention([self.norm(x, f"{block}.attention_norm") for x in xs], f"{block}.attention")
             xs = [x + a for x, a in zip(xs, added, strict=True)]
             normed = [self.norm(x, f"{block}.feed_forward_norm") for x in xs]
             xs = [x + self.feed_forward(y, f"{block}.feed_forward") for x, y in zip(xs, normed, strict=True)]
@@ -96,9 +92,7 @@ def test_parameter_counts_are_exact(size: str, expected: int) -> None:
         model = Transformer(PRESETS[size])
     assert count_parameters(model) == expected == PRESETS[size].num_parameters()
     without = expected - 10_000 * PRESETS[size].d_model
-    assert (
-        count_parameters(model, embedding=False) == without == PRESETS[size].num_parameters(embedding=False)
-    )
+    assert count_parameters(model, embedding=False) == without == PRESETS[size].num_parameters(embedding=False)
 
 
 def test_the_closed_formula_follows_every_override() -> None:

@@ -48,9 +48,7 @@ def test_a_sequence_does_not_depend_on_the_batch_or_on_the_context() -> None:
 
 
 def test_other_indices_and_other_seeds_give_other_tokens() -> None:
-    rows = [
-        tuple(row.tolist()) for seed in range(20) for inputs, _ in batches(16, seed=seed) for row in inputs
-    ]
+    rows = [tuple(row.tolist()) for seed in range(20) for inputs, _ in batches(16, seed=seed) for row in inputs]
     assert len(set(rows)) == len(rows) == 20 * 16 * 4
 
 
@@ -119,14 +117,11 @@ def fit_error(module: LightningModule, data: FakeTokens, trainer: Trainer) -> st
 def test_a_module_without_a_vocabulary_is_told_before_it_runs(make_trainer: Callable[..., Trainer]) -> None:
     message = fit_error(BoringModel(), FakeTokens(), make_trainer())
     assert message == (
-        "data.vocab_size: expected a number, because BoringModel has no vocab_size, given none; "
-        "set data.vocab_size"
+        "data.vocab_size: expected a number, because BoringModel has no vocab_size, given none; set data.vocab_size"
     )
 
 
-def test_ids_that_the_model_lacks_are_refused(
-    make_trainer: Callable[..., Trainer], tiny: dict[str, Any]
-) -> None:
+def test_ids_that_the_model_lacks_are_refused(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
     module = LanguageModel(**tiny)
     message = fit_error(module, FakeTokens(vocab_size=51), make_trainer())
     assert "expected at most the model's 50, given 51" in message

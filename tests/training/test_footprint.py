@@ -31,9 +31,7 @@ class Measured(LanguageModel):
         self.weights_bytes = sum(p.nbytes for p in parameters)
         self.gradients_bytes = sum(p.grad.nbytes for p in parameters if p.grad is not None)
         states = [state for o in self.trainer.optimizers for state in o.state.values()]
-        self.optimizer_bytes = sum(
-            value.nbytes for state in states for name, value in state.items() if name != "step"
-        )
+        self.optimizer_bytes = sum(value.nbytes for state in states for name, value in state.items() if name != "step")
 
 
 @pytest.mark.parametrize("precision,optimizer", COMBINATIONS)

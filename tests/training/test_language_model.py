@@ -72,9 +72,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_next_token(tiny: dict[str, An
     assert module.tokens_in(batch) == 24
 
 
-def test_validate_and_test_give_the_loss_and_predict_the_logits(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Make, tiny: dict[str, Any]) -> None:
     seen: dict[str, list[Tensor]] = {"validate": [], "test": []}
 
     class Keeping(LanguageModel):
@@ -96,9 +94,7 @@ def test_validate_and_test_give_the_loss_and_predict_the_logits(
     torch.testing.assert_close(seen["validate"][0], expected.detach())
 
 
-def test_validating_before_and_after_a_fit_keeps_the_weights(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_validating_before_and_after_a_fit_keeps_the_weights(make_trainer: Make, tiny: dict[str, Any]) -> None:
     module = LanguageModel(**tiny)
     make_trainer(1).validate(module, datamodule=data(), verbose=False)
     built = module.model
@@ -107,17 +103,13 @@ def test_validating_before_and_after_a_fit_keeps_the_weights(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "none"])
-def test_gradients_are_cleared_at_every_step(
-    optimizer: Any, make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_gradients_are_cleared_at_every_step(optimizer: Any, make_trainer: Make, tiny: dict[str, Any]) -> None:
     module = Watched(**tiny, optimizer=optimizer)
     make_trainer(3).fit(module, datamodule=data())
     assert module.cleared == [True, True, True]
 
 
-def test_without_an_optimizer_no_weight_moves_even_with_clipping(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_without_an_optimizer_no_weight_moves_even_with_clipping(make_trainer: Make, tiny: dict[str, Any]) -> None:
     module = Watched(**tiny, optimizer="none")
     module.configure_model()
     before = [p.clone() for p in module.parameters()]
@@ -126,9 +118,7 @@ def test_without_an_optimizer_no_weight_moves_even_with_clipping(
     assert not torch.equal(module.gradients[0], module.gradients[1])
 
 
-def test_without_an_optimizer_gradients_still_accumulate_over_a_step(
-    make_trainer: Make, tiny: dict[str, Any]
-) -> None:
+def test_without_an_optimizer_gradients_still_accumulate_over_a_step(make_trainer: Make, tiny: dict[str, Any]) -> None:
     module = Watched(**tiny, optimizer="none")
     make_trainer(2, accumulate_grad_batches=3).fit(module, datamodule=data())
     assert module.cleared == [True, False, False] * 2
@@ -244,9 +234,7 @@ def test_a_compiled_model_trains_to_the_same_losses(
     losses = []
     for compiled in (False, True):
         torch.manual_seed(1)
-        module = Watched(
-            **tiny, compile=compiled, compile_mode="max-autotune", activation_checkpointing=checkpointing
-        )
+        module = Watched(**tiny, compile=compiled, compile_mode="max-autotune", activation_checkpointing=checkpointing)
         make_trainer(3).fit(module, datamodule=data())
         losses.append(module.losses)
     assert modes == ["max-autotune"]

@@ -1,0 +1,28 @@
+"""Where a run's files go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from lm_profiler.record.files import claim_run_dir
+
+
+def run_folder(trainer: Trainer, name: str) -> Path:
+    """The folder of this run, made by rank 0 and known to all: the logger's, or a new one under default_root_dir.
+
+    A folder that holds a record already belongs to another run.
+    """
+    logger = next((x for x in trainer.loggers if isinstance(x, (TensorBoardLogger, CSVLogger))), None)
+    folder: Path | None = None
+    if trainer.is_global_zero:
+        if logger is None:
+            folder = claim_run_dir(Path(trainer.default_root_dir) / name)
+        else:
+            folder = Path(logger.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / "run.json").exists():
+                folder = claim_run_dir(folder.parent)
+    return Path(str(trainer.strategy.broadcast(str(folder))))

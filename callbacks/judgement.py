@@ -1,0 +1,130 @@
+"""What the figures of a run mean: steady or not, how close to the hardware, bound by what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+from lm_profiler.analysis import Settings
+from lm_profiler.analysis.peaks import matmul_dtype, peak
+from lm_profiler.analysis.steadiness import steadiness
+from lm_profiler.analysis.utilisation import hfu, mfu
+from lm_profiler.analysis.verdict import Evidence, what_binds
+from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.flops import StepFlops
+from lm_profiler.record.quantities import PHASES
+from lm_profiler.record.run import Flops, Steadiness, TimeSummary, Utilisation, Verdict
+from lm_profiler.record.steps import StepRow
+
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def judge_steadiness(steps: Sequence[StepRow], recompilations: int) -> Steadiness:
+    """Of the measured steps, one row each."""
+    found = steadiness([row.time("step") for row in steps])
+    return Steadiness(**dataclasses.asdict(found), recompilations=recompilations)
+
+
+def run_dtype(trainer: Trainer) -> str | None:
+    """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
+    return matmul_dtype(str(trainer.precision), torch.get_float32_matmul_precision())
+
+
+def torch_dtype(dtype: str | None) -> torch.dtype | None:
+    """The dtype to multiply in, to reach what ``dtype`` can."""
+    return None if dtype is None else _TORCH_DTYPES.get(dtype)
+
+
+def judge_utilisation(
+    flops: StepFlops | None,
+    step_s: float | None,
+    device_name: str,
+    dtype: str | None,
+    devices: int,
+    ceiling: Ceiling | None,
+    peak_flops_per_s: float | None,
+) -> Utilisation | None:
+    """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
+    if flops is None or step_s is None:
+        return None
+    known = peak(device_name, dtype) if dtype is not None else None
+    rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
+    if peak_flops_per_s is not None:
+        rate, source = peak_flops_per_s, "given with --peak_tflops"
+    own = None if ceiling is None else ceiling.flops_per_s
+    return Utilisation(
+        flops=Flops(forward=flops.forward, backward=flops.backward, recomputation=flops.recomputation),
+        dtype=dtype,
+        peak_flops_per_s=rate,
+        peak_source=source,
+        mfu=mfu(flops.model, step_s, rate, devices),
+        hfu=hfu(flops.all, step_s, rate, devices),
+        ceiling_flops_per_s=own,
+        of_ceiling=hfu(flops.all, step_s, own, devices),
+    )
+
+
+def judge(
+    times: Mapping[str, TimeSummary],
+    host_times: Mapping[str, TimeSummary],
+    has_stream: bool,
+    device_idle: float | None,
+    utilisation: Utilisation | None,
+    settings: Settings,
+) -> Verdict | None:
+    """What binds the run; None where no step was measured."""
+    step_s = times["step"].median
+    if not step_s:
+        return None
+    reached = None
+    if utilisation is not None:
+        reached = utilisation.of_ceiling if utilisation.of_ceiling is not None else utilisation.hfu
+    found = what_binds(
+        Evidence(
+            step_s=step_s,
+            phases_s=_medians(times),
+            host_phases_s=_medians(host_times),
+            has_device_stream=has_stream,
+            host_bound_fraction=device_idle,
+            utilisation=reached,
+            settings=settings,
+        )
+    )
+    return Verdict(**dataclasses.asdict(found))
+
+
+def _medians(times: Mapping[str, TimeSummary]) -> dict[str, float]:
+    medians = ((phase, times[phase].median) for phase in PHASES)
+    return {phase: median for phase, median in medians if median is not None}
+
+
+def settings_of(trainer: Trainer, module: LightningModule, tokens_per_batch: int | None, recomputes: bool) -> Settings:
+    """What is switched on already, so that nobody is told to switch it on."""
+    loader = _loader(trainer)
+    optimizers = trainer.optimizers
+    on_cuda = trainer.strategy.root_device.type == "cuda"
+    return Settings(
+        precision=str(trainer.precision),
+        tf32=torch.get_float32_matmul_precision() != "highest" if on_cuda else None,
+        compiled=any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in module.modules()),
+        num_workers=getattr(loader, "num_workers", None),
+        pin_memory=getattr(loader, "pin_memory", None),
+        fused_optimizer=all(bool(o.defaults.get("fused")) for o in optimizers) if optimizers else None,
+        checkpointing=recomputes,
+        tokens_per_batch=tokens_per_batch,
+    )
+
+
+def _loader(trainer: Trainer) -> Any:
+    """The first loader of the verb that runs."""
+    loaders = trainer.train_dataloader or trainer.val_dataloaders or trainer.test_dataloaders
+    return loaders[0] if isinstance(loaders, (list, tuple)) and loaders else loaders

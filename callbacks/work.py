@@ -1,0 +1,54 @@
+"""How much arithmetic a step asks for: counted once, after the run, on shapes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.utils._pytree import tree_map
+
+from lm_profiler.measure.flops import StepFlops, count_flops
+from lm_profiler.record.run import Verb
+
+_STEPS: dict[Verb, str] = {
+    "fit": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
+
+
+class Work:
+    """Keeps the shape of the run's first batch, and counts the FLOPs of a step from it."""
+
+    def __init__(self, verb: Verb) -> None:
+        self._verb: Verb = verb
+        self._batch: Any = None
+
+    @property
+    def seen(self) -> bool:
+        """Whether there was a batch yet."""
+        return self._batch is not None
+
+    def see(self, batch: Any) -> None:
+        """Remember what ``batch`` looks like, but none of its memory."""
+        self._batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+
+    def flops_per_step(self, trainer: Trainer, module: LightningModule) -> StepFlops | None:
+        """FLOPs of one step over all ranks; None where the module cannot run on shapes alone."""
+        if not self.seen:
+            return None
+        name = _STEPS[self._verb]
+        training = self._verb == "fit"
+        indexed = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
+
+        def step(copy: Any, batch: Any) -> Any:
+            return getattr(copy, name)(batch, 0) if indexed else getattr(copy, name)(batch)
+
+        counted = count_flops(module, step, self._batch, backward=training and module.automatic_optimization)
+        if counted is None:
+            return None
+        batches = (trainer.accumulate_grad_batches if training else 1) * trainer.world_size
+        return StepFlops(*(batches * n for n in (counted.forward, counted.backward, counted.recomputation)))
