@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Forward, Marked
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
 
@@ -38,94 +39,17 @@ _HOOK_OWNERS: dict[str, type] = {
     "[LightningModule]": LightningModule,
     "[LightningDataModule]": LightningDataModule,
 }
-_Marked = AbstractContextManager[None]
 
 
-class _Nothing(AbstractContextManager[None]):
-    """A context that does nothing, thirty times a step. Built-in methods cost a tenth of Python frames there."""
-
-    __slots__ = ()
-    __enter__ = staticmethod("".format)  # type: ignore[assignment]
-    __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
-
-
-_NOTHING = _Nothing()
-
-
-class _Action(_Nothing):
-    """Does something when an action ends; fails like a span."""
-
-    __slots__ = ("_leave", "_timeline")
-
-    def __init__(self, timeline: Timeline, leave: Callable[[], None]) -> None:
-        self._timeline = timeline
-        self._leave = leave
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is not None:
-            self._timeline.fail()
-        self._leave()
-
-
-class _Forward(Span):
-    """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
-
-    __slots__ = ("_done",)
-
-    def __init__(self, timeline: Timeline, done: Callable[[], None] | None) -> None:
-        super().__init__(timeline, at.FORWARD)
-        self._done = done
-
-    def __enter__(self) -> None:
-        if not self._timeline.running:  # training_step(dataloader_iter) fetches inside
-            self._timeline.begin_step()
-        super().__enter__()
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        super().__exit__(kind, value, traceback)
-        if self._done is not None:
-            self._done()
-
-
-class _Clip(Span):
-    """Clipping, the last thing before the optimizer's own arithmetic, which begins where it ends."""
-
-    __slots__ = ()
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        timeline = self._timeline
-        if kind is not None:
-            timeline.fail()
-        timeline.stack[-1] = at.OPTIMIZER
-        if timeline.live:
-            timeline.mark(at.OPTIMIZER)
-
-
-class _Both(AbstractContextManager[None]):
-    """A span inside the user's own profiler, whose cost is then outside of the phase."""
-
-    def __init__(self, user: AbstractContextManager[Any], span: _Marked) -> None:
-        self._user = user
-        self._span = span
-
-    def __enter__(self) -> None:
-        self._user.__enter__()
-        self._span.__enter__()
-
-    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        self._span.__exit__(kind, value, traceback)
-        self._user.__exit__(kind, value, traceback)
-
-
-class _Spans(dict[str, _Marked]):
+class _Spans(dict[str, Marked]):
     """The span of each action, found out when the action is first seen."""
 
-    def __init__(self, find: Callable[[str], _Marked | None]) -> None:
+    def __init__(self, find: Callable[[str], Marked | None]) -> None:
         super().__init__()
         self._find = find
 
-    def __missing__(self, action_name: str) -> _Marked:
-        span = self[action_name] = self._find(action_name) or _NOTHING
+    def __missing__(self, action_name: str) -> Marked:
+        span = self[action_name] = self._find(action_name) or NOTHING
         return span
 
 
@@ -167,7 +91,7 @@ class PhaseProfiler(Profiler):
         if self._user is None:
             return span
         user = self._user.profile(action_name)
-        return user if span is _NOTHING else _Both(user, span)
+        return user if span is NOTHING else Both(user, span)
 
     def start(self, action_name: str) -> None:
         if self._user is not None:
@@ -225,7 +149,7 @@ class PhaseProfiler(Profiler):
         self.close_optimizer()
         self._step_done = True
 
-    def _span(self, action_name: str) -> _Marked | None:
+    def _span(self, action_name: str) -> Marked | None:
         """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""
         owner, hook = action_name.partition("]")[0] + "]", action_name.rpartition(".")[2]
         if owner == "[Strategy]":
@@ -235,30 +159,30 @@ class PhaseProfiler(Profiler):
         if not self._fitting:
             return None
         if action_name == "run_training_epoch":
-            return _Action(self._timeline, self.close_step)
+            return Action(self._timeline, self.close_step)
         return self._module_span(hook) if owner == "[LightningModule]" else None
 
-    def _strategy_span(self, hook: str) -> _Marked | None:
+    def _strategy_span(self, hook: str) -> Marked | None:
         if hook == self._forward:
-            return _Forward(self._timeline, None if self._automatic else self._finish_step)
+            return Forward(self._timeline, None if self._automatic else self._finish_step)
         if hook == "batch_to_device":
             return Span(self._timeline, at.TRANSFER)
         return Span(self._timeline, at.BACKWARD) if hook == "backward" else None
 
-    def _module_span(self, hook: str) -> _Marked | None:
+    def _module_span(self, hook: str) -> Marked | None:
         timeline = self._timeline
         if hook == "optimizer_zero_grad":
             return Span(timeline, at.ZERO_GRAD)
         if hook == "configure_gradient_clipping":
-            return _Clip(timeline, at.CLIP)
+            return Clip(timeline, at.CLIP)
         if hook == "on_before_optimizer_step" and not self._automatic:
             # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
-            return _Action(timeline, partial(timeline.enter, at.OPTIMIZER))
+            return Action(timeline, partial(timeline.enter, at.OPTIMIZER))
         if hook == "optimizer_step":
-            return _Action(timeline, self._finish_optimizer_step)
+            return Action(timeline, self._finish_optimizer_step)
         if hook in ("on_validation_model_zero_grad", "on_validation_model_eval"):
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
-            return _Action(timeline, timeline.go_outside)
+            return Action(timeline, timeline.go_outside)
         return None
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
