@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
 from traceback import walk_tb
 
 import torch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lm_profiler.record.run import Status
+from lm_profiler.measure.history import memory_history_of, oom_cause
+from lm_profiler.record.run import OutOfMemory, Status
 
 # The CPU allocator raises a plain RuntimeError; CUDA's has a type of its own.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -35,3 +39,17 @@ def first_line(error: BaseException) -> str:
     """The exception's message, shortened to one line."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else type(error).__name__
+
+
+def out_of_memory(error: BaseException, device: torch.device) -> OutOfMemory | None:
+    """What the error says of its cause; None where it says nothing."""
+    cause = oom_cause(error, device)
+    return None if cause is None else OutOfMemory(**asdict(cause))
+
+
+def keep_snapshot(device: torch.device, folder: Path) -> None:
+    """Leave the allocator's state as it was when memory ran out, for memory_viz, where it keeps one."""
+    history = memory_history_of(device)
+    if history is not None:
+        with suppress(OSError, RuntimeError):  # a record without a snapshot is better than none
+            history.dump(folder / "memory_snapshot.pickle")

@@ -82,7 +82,7 @@ def judge(
     settings: Settings,
 ) -> Verdict | None:
     """What binds the run; None where no step was measured."""
-    step_s = times["step"].median
+    step_s = times["step"].mean
     if not step_s:
         return None
     reached = None
@@ -91,8 +91,8 @@ def judge(
     found = what_binds(
         Evidence(
             step_s=step_s,
-            phases_s=_medians(times),
-            host_phases_s=_medians(host_times),
+            phases_s=_means(times),
+            host_phases_s=_means(host_times),
             has_device_stream=has_stream,
             host_bound_fraction=device_idle,
             utilisation=reached,
@@ -102,9 +102,10 @@ def judge(
     return Verdict(**dataclasses.asdict(found))
 
 
-def _medians(times: Mapping[str, TimeSummary]) -> dict[str, float]:
-    medians = ((phase, times[phase].median) for phase in PHASES)
-    return {phase: median for phase, median in medians if median is not None}
+def _means(times: Mapping[str, TimeSummary]) -> dict[str, float]:
+    """Means, not medians: they add up to the step, so that shares are the table's."""
+    means = ((phase, times[phase].mean) for phase in PHASES)
+    return {phase: mean for phase, mean in means if mean is not None}
 
 
 def settings_of(trainer: Trainer, module: LightningModule, tokens_per_batch: int | None, recomputes: bool) -> Settings:
@@ -126,5 +127,6 @@ def settings_of(trainer: Trainer, module: LightningModule, tokens_per_batch: int
 
 def _loader(trainer: Trainer) -> Any:
     """The first loader of the verb that runs."""
-    loaders = trainer.train_dataloader or trainer.val_dataloaders or trainer.test_dataloaders
-    return loaders[0] if isinstance(loaders, (list, tuple)) and loaders else loaders
+    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
+    found = next((loader for loader in loaders if loader is not None), None)
+    return found[0] if isinstance(found, (list, tuple)) and found else found

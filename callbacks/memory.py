@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
 from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.history import AllocatorFacts, allocator_facts
+from lm_profiler.measure.holdings import HeldAtPeak, HoldingsReader
 from lm_profiler.measure.memory import PartPeaks, Probe
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.steps import Peaks
@@ -12,41 +19,73 @@ from lm_profiler.record.steps import Peaks
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryOptions:
-    """Peak memory by phase.
+    """Peak memory by phase and by cause.
 
     Args:
         steps: Steps after the measured ones in which memory is read at every mark; they are not timed.
+        history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 
     steps: int = 1
+    history: bool = False
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "memory.steps", "0 or more", self.steps)
+        require(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
 
 
 class MemoryReader:
-    """Reads peaks once a step, between steps; in the ``memory`` stage at every mark."""
+    """Reads peaks once a step, between steps; in the ``memory`` stage at every mark, with what they consist of.
 
-    def __init__(self, probe: Probe, timeline: Timeline) -> None:
+    Args:
+        probe: reads the peaks.
+        timeline: whose marks are observed.
+        device: whose allocator is asked.
+        parties: the module and the optimizers whose tensors count, asked for when they exist.
+    """
+
+    def __init__(
+        self,
+        probe: Probe,
+        timeline: Timeline,
+        device: torch.device,
+        parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]],
+    ) -> None:
         self._probe = probe
         self._timeline = timeline
+        self._device = device
+        self._parties = parties
         self._parts: PartPeaks | None = None
+        self._holdings: HoldingsReader | None = None
         self.by_part: dict[str, Peaks] = {}
+        self.held: dict[str, HeldAtPeak] = {}
+        self.allocator: AllocatorFacts | None = None
 
     def begin(self, stage: str) -> None:
-        """``stage`` starts with the next step."""
         self._probe.reset()
-        if stage == "memory":
-            self._parts = PartPeaks(self._probe)
-            self._timeline.observers += (self._parts,)
+        if stage != "memory":
+            return
+        module, optimizers = self._parties()
+        self._holdings = HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device)
+        self._parts = PartPeaks(self._probe)
+        self._holdings.start()
+        # In this order: the second resets the peak that the first reads.
+        self._timeline.observers += (self._holdings, self._parts)
 
     def end(self, stage: str) -> None:
-        """``stage`` is over."""
-        if self._parts is not None:
-            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._parts)
-            self.by_part = self._parts.by_part()
-            self._parts = None
+        if stage == "measure":
+            self.allocator = allocator_facts(self._device)
+        if self._parts is None or self._holdings is None:
+            return
+        self._holdings.stop()
+        ours = (self._holdings, self._parts)
+        self._timeline.observers = tuple(o for o in self._timeline.observers if o not in ours)
+        self.by_part, self.held = self._parts.by_part(), self._holdings.by_part()
+        self._parts = self._holdings = None
 
     def step_peaks(self) -> Peaks:
-        """Peaks up to the end of the step that has just ended, since its stage began; in ``memory``, of that step."""
-        return self._probe.peaks() if self._parts is None else self._parts.take_step()
+        """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
+        if self._parts is None or self._holdings is None:
+            return self._probe.peaks()
+        self._holdings.step_ended()
+        return self._parts.take_step()

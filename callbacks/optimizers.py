@@ -1,7 +1,8 @@
 """Marks at the optimizers themselves, where Lightning's actions do not reach.
 
 An optimizer's post-step hook ends its phase exactly. Under manual optimization the user calls ``zero_grad``,
-``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those calls are wrapped on the instances.
+``manual_backward``, ``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those calls are wrapped
+on the instances.
 """
 
 from __future__ import annotations
@@ -28,8 +29,6 @@ class OptimizerMarks:
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
         for optimizer in trainer.optimizers:
-            if not isinstance(optimizer, Optimizer):
-                continue
             self._undo.append(optimizer.register_step_post_hook(self._after_step).remove)
             if not module.automatic_optimization:
                 self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
@@ -49,11 +48,34 @@ class OptimizerMarks:
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._close()
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # With a closure (Lightning's own wrapper always passes one) the arithmetic begins after on_before_optimizer_step.
-        has_closure = len(args) > 1 or kwargs.get("closure") is not None
-        if not has_closure and self._timeline.current != at.OPTIMIZER:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        # ``args`` begins with the optimizer itself.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._open()
+            return None
+        around = self._around(closure)
+        return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
+
+    def _open(self) -> None:
+        if self._timeline.current != at.OPTIMIZER:
             self._timeline.enter(at.OPTIMIZER)
+
+    def _around(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """The closure is not the optimizer's arithmetic, which goes on whenever it returns."""
+
+        @wraps(closure)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            self._close()
+            try:
+                result = closure(*args, **kwargs)
+            except BaseException:
+                self._timeline.fail()
+                raise
+            self._open()
+            return result
+
+        return marked
 
     def _wrap(self, owner: Any, name: str, code: int) -> None:
         original = getattr(owner, name)

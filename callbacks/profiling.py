@@ -14,8 +14,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks.failures import first_line, raised_by_data, status_of
+from lm_profiler.callbacks.failures import first_line, keep_snapshot, out_of_memory, raised_by_data, status_of
 from lm_profiler.callbacks.folder import run_folder
+from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
 from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
 from lm_profiler.callbacks.optimizers import OptimizerMarks
@@ -96,28 +97,25 @@ class TrainingProfiler(Callback):
         self._start(trainer)
 
     def _start(self, trainer: Trainer) -> None:
-        device = trainer.strategy.root_device
+        device, rank = trainer.strategy.root_device, trainer.global_rank
         stream = stream_of(device)
         timeline = Timeline(self._clock, stream)
         if self._trace.nvtx:
             timeline.observers += (NvtxRanges(),)
-        tracer = Tracer(self._trace, device, timeline)
+        instruments = self._instruments(trainer, timeline)
         steps = {
             "warmup": self._stages.warmup_steps,
             "measure": self._stages.planned_steps,
             "memory": self._memory.steps,
-            "trace": tracer.stage_steps,
+            "trace": instruments.tracer.stage_steps,
         }
-        progress = Progress() if trainer.is_global_zero and not self._quiet else None
         self._session = Session(
             timeline,
             stream,
             Schedule(steps),
-            MemoryReader(probe_of(device), timeline),
-            tracer,
-            progress,
-            trainer.global_rank,
-            self.folder,
+            instruments,
+            Progress() if trainer.is_global_zero and not self._quiet else None,
+            rank,
             self._stages_done,
             Precision(self._stages, trainer.strategy.broadcast),
         )
@@ -125,6 +123,19 @@ class TrainingProfiler(Callback):
         self._optimizers = OptimizerMarks(timeline, self._phases.close_optimizer)
         self._trainer = trainer
         trainer.profiler = self._phases  # type: ignore[attr-defined]
+
+    def _instruments(self, trainer: Trainer, timeline: Timeline) -> Instruments:
+        device, folder = trainer.strategy.root_device, self.folder
+        return Instruments(
+            memory=MemoryReader(
+                probe_of(device), timeline, device, lambda: (trainer.lightning_module, trainer.optimizers)
+            ),
+            compiles=CompileWatch(),
+            syncs=SyncWatch(device),
+            history=HistoryWatch(device, folder, self._memory.history),
+            tracer=Tracer(self._trace, device, timeline, folder, trainer.global_rank),
+            telemetry=TelemetryWatch(device),
+        )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._session is not None:
@@ -210,13 +221,17 @@ class TrainingProfiler(Callback):
         phase = "data" if raised_by_data(exception) else PARTS[code] if code < len(PARTS) else "other"
         if session.steps == 0 and not timeline.running:
             phase = "setup"
+        status = status_of(exception)
         failure = Failure(
             phase=phase,
             step=session.steps + 1 if phase != "setup" else None,
             type=type(exception).__name__,
             message=first_line(exception),
+            out_of_memory=out_of_memory(exception, trainer.strategy.root_device) if status == "oom" else None,
         )
-        self._finish(status_of(exception), failure)
+        if status == "oom":
+            keep_snapshot(trainer.strategy.root_device, self.folder)
+        self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._take_out(trainer)

@@ -33,5 +33,9 @@ def merge(measured: Sequence[Measured]) -> Measured:
         between_steps_s=measured[0].between_steps_s,
         device_idle=measured[0].device_idle,
         recompilations=sum(m.recompilations for m in measured),
+        held=measured[0].held,
+        allocator=measured[0].allocator,
+        telemetry=measured[0].telemetry,
+        syncs=measured[0].syncs,
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

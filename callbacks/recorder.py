@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,22 @@ from lm_profiler.callbacks.judgement import judge, judge_steadiness, judge_utili
 from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import device_name, environment
 from lm_profiler.measure.flops import StepFlops
+from lm_profiler.measure.history import AllocatorFacts
+from lm_profiler.measure.holdings import HeldAtPeak, by_cause
+from lm_profiler.measure.syncs import SyncPoint
+from lm_profiler.measure.telemetry import TelemetryReading, clock_share
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
+    AllocatorReading,
     Failure,
+    MemoryCauses,
     MemoryFacts,
     MemoryReading,
     RunRecord,
     Status,
+    Sync,
+    Telemetry,
     Throughput,
     TimeSummary,
     Utilisation,
@@ -60,6 +68,10 @@ class Measured:
     """Share of the measured phases at whose beginning the device had nothing left to do."""
     recompilations: int
     notes: Sequence[str]
+    held: Mapping[str, HeldAtPeak] = field(default_factory=dict)
+    allocator: AllocatorFacts | None = None
+    telemetry: TelemetryReading | None = None
+    syncs: Sequence[SyncPoint] | None = None
 
 
 @dataclass(frozen=True)
@@ -124,10 +136,12 @@ class Recorder:
             time=times,
             host_time=host_times,
             rank_step_s=rank_medians(timed),
-            memory=_memory(timed, measured.part_peaks),
+            memory=_memory(timed, measured),
             throughput=tokens,
             steadiness=steadiness,
             utilisation=utilisation,
+            telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
+            syncs=None if measured.syncs is None else [Sync(**asdict(point)) for point in measured.syncs],
             verdict=self._verdict(times, host_times, measured.device_idle, utilisation, tokens),
             notes=list(measured.notes),
         )
@@ -176,12 +190,33 @@ class Recorder:
             logger.save()
 
 
-def _memory(timed: Sequence[StepRow], parts: Mapping[str, Peaks]) -> MemoryFacts:
+def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
+    allocator = measured.allocator
     return MemoryFacts(
         measured=_reading(largest(row.memory for row in timed)),
-        parts={part: _reading(p) for part, p in parts.items()},
+        parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
+        causes={
+            part: MemoryCauses.model_validate(by_cause(held.peak, held.holdings))
+            for part, held in measured.held.items()
+        },
+        allocator=None if allocator is None else AllocatorReading(**asdict(allocator)),
     )
 
 
 def _reading(peaks: Peaks) -> MemoryReading:
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
+
+
+def _telemetry(reading: TelemetryReading | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
+    if reading is None:
+        return None
+    per_step = None
+    if reading.energy_j is not None and reading.duration_s and steps:
+        mean_s = sum(row.time("step") for row in steps) / len(steps)
+        per_step = reading.energy_j * mean_s / reading.duration_s
+    return Telemetry(
+        **asdict(reading),
+        clock_share=clock_share(reading),
+        energy_per_step_j=per_step,
+        energy_per_token_j=per_step / tokens if per_step is not None and tokens else None,
+    )

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
-from lm_profiler.callbacks.memory import MemoryReader
+from lm_profiler.callbacks.instruments import Instruments
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.recorder import Measured
 from lm_profiler.callbacks.stages import Precision, Schedule
-from lm_profiler.callbacks.trace import Tracer
-from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.measure.stream import EventStream
 from lm_profiler.measure.timeline import StepMarks, Timeline
 from lm_profiler.record.steps import Peaks, StepRow
@@ -31,11 +28,9 @@ class Session:
         timeline: takes the marks.
         stream: the device's clock of ``timeline``, or None.
         schedule: the stages and their steps.
-        memory: reads peaks.
-        tracer: traces the last stage.
+        instruments: what is looked at beside time.
         progress: tells the person who waits; None on every rank but one.
         rank: global rank of this process.
-        folder: where the trace goes.
         done: called when the last stage is over.
         precision: whether enough was measured before the stage's steps are done.
 
@@ -47,34 +42,27 @@ class Session:
         timeline: Timeline,
         stream: EventStream | None,
         schedule: Schedule,
-        memory: MemoryReader,
-        tracer: Tracer,
+        instruments: Instruments,
         progress: Progress | None,
         rank: int,
-        folder: Path,
         done: Callable[[], None],
         precision: Precision | None = None,
     ) -> None:
         self.timeline = timeline
         self.schedule = schedule
+        self.instruments = instruments
+        self.notes: list[str] = []
+        self.tokens: int | None = None
+        self.steps = 0
         self._stream = stream
-        self._memory = memory
-        self._tracer = tracer
         self._progress = progress
         self._rank = rank
-        self._folder = folder
         self._done = done
         self._precision = precision
         self._pending: deque[_Pending] = deque()
         self._rows: list[StepRow] = []
-        self.tokens: int | None = None
-        self.steps = 0
         self._measured_ns: list[int] = []
         self._asked = self._idle = 0
-        self._compiled_before = 0
-        self._recompilations = 0
-        self.notes: list[str] = []
-        self.trace: Path | None = None
         self._begin_stage()
 
     def step_ended(self, marks: StepMarks) -> None:
@@ -82,7 +70,7 @@ class Session:
         stage = self.schedule.stage
         assert stage is not None
         self.steps += 1
-        self._pending.append((self.steps, stage, marks, self.tokens, self._memory.step_peaks()))
+        self._pending.append((self.steps, stage, marks, self.tokens, self.instruments.memory.step_peaks()))
         self.tokens = None
         if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())
@@ -90,7 +78,7 @@ class Session:
             self._end_stage(stage)
             self._begin_stage()
         elif stage == "trace":
-            self._tracer.step()
+            self.instruments.tracer.step()
         if self.schedule.stage is None:
             self._done()
         elif self._progress is not None:
@@ -110,21 +98,28 @@ class Session:
 
     def finish(self, trace: bool = True) -> None:
         """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
+        if not trace:
+            self.instruments.tracer.discard()
         if self.schedule.stage is not None:
-            self._end_stage(self.schedule.stage, keep_trace=trace)
+            self._end_stage(self.schedule.stage)
         self._read_all()
         if self._progress is not None:
             self._progress.clear()
 
     def measured(self) -> Measured:
         """What there is to record, of this rank."""
+        found = self.instruments
         return Measured(
             rows=tuple(self._rows),
-            part_peaks=self._memory.by_part,
+            part_peaks=found.memory.by_part,
+            held=found.memory.held,
+            allocator=found.memory.allocator,
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            recompilations=self._recompilations,
+            recompilations=found.compiles.recompilations,
+            telemetry=found.telemetry.reading,
+            syncs=found.syncs.points,
             notes=tuple(self.notes),
         )
 
@@ -132,21 +127,14 @@ class Session:
         stage = self.schedule.stage
         if stage is None:
             return
-        self._memory.begin(stage)
-        if stage == "measure":
-            self._compiled_before = recompilations()
-        if stage == "trace":
-            self._tracer.begin()
+        self.instruments.begin(stage)
         if self._progress is not None:
             self._draw(self._progress)
 
-    def _end_stage(self, stage: str, keep_trace: bool = True) -> None:
-        self._memory.end(stage)
+    def _end_stage(self, stage: str) -> None:
         if stage == "measure":
             self._read_all()
-            self._recompilations = recompilations() - self._compiled_before
-        if stage == "trace":
-            self.trace = self._tracer.end(self._folder if keep_trace else None, self._rank)
+        self.instruments.end(stage)
 
     def _draw(self, progress: Progress) -> None:
         stage = self.schedule.stage

@@ -73,10 +73,13 @@ class Tracer:
     That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
     """
 
-    def __init__(self, options: TraceOptions, device: torch.device, timeline: Timeline) -> None:
+    def __init__(
+        self, options: TraceOptions, device: torch.device, timeline: Timeline, folder: Path, rank: int
+    ) -> None:
         self._options = options
         self._device = device
         self._timeline = timeline
+        self._path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
         self._profile: profile | None = None
         self._ranges = _Ranges()
 
@@ -85,8 +88,9 @@ class Tracer:
         """How many steps the stage takes: the first one is the profiler's own warm-up."""
         return self._options.steps + 1 if self._options.steps else 0
 
-    def begin(self) -> None:
-        """The next step is the first of the stage."""
+    def begin(self, stage: str) -> None:
+        if stage != "trace":
+            return
         activities = [ProfilerActivity.CPU]
         if self._device.type in _ACTIVITIES:
             activities.append(_ACTIVITIES[self._device.type])
@@ -106,18 +110,21 @@ class Tracer:
         assert self._profile is not None
         self._profile.step()
 
-    def end(self, folder: Path | None, rank: int) -> Path | None:
-        """Stop, and write the trace below the run's ``folder``; None discards it. Returns the trace's path."""
-        if self._profile is None:
-            return None
-        self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
-        running, self._profile = self._profile, None
-        running.stop()
-        if folder is None:
-            return None
-        path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
-        path.parent.mkdir(exist_ok=True)
-        aside = path.with_name(f".writing-{path.name}")
+    def end(self, stage: str) -> None:
+        if (running := self._stop()) is None:
+            return
+        self._path.parent.mkdir(exist_ok=True)
+        aside = self._path.with_name(f".writing-{self._path.name}")
         running.export_chrome_trace(str(aside))
-        aside.replace(path)
-        return path
+        aside.replace(self._path)
+
+    def discard(self) -> None:
+        """Stop, and keep nothing: the run died."""
+        self._stop()
+
+    def _stop(self) -> profile | None:
+        running, self._profile = self._profile, None
+        if running is not None:
+            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+            running.stop()
+        return running

@@ -4,7 +4,7 @@ Never torch, never I/O, and nothing else of lm_profiler.
 """
 
 from lm_profiler.analysis._advice import Settings
-from lm_profiler.analysis.comparison import RatioInterval, change, ratio_interval
+from lm_profiler.analysis.comparison import RatioInterval, change, minimum_detectable_effect, ratio_interval
 from lm_profiler.analysis.peaks import DevicePeaks, Peak, device_peaks, matmul_dtype, peak
 from lm_profiler.analysis.statistics import (
     FINEST_TARGET,
@@ -40,6 +40,7 @@ __all__ = [
     "matmul_dtype",
     "median_interval",
     "mfu",
+    "minimum_detectable_effect",
     "peak",
     "precise_enough",
     "ratio_interval",

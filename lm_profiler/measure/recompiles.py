@@ -1,11 +1,44 @@
-"""How often torch.compile compiled."""
+"""Compilations by ``torch.compile``: how many so far, and of what."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
+from typing import Any
 
 
 def recompilations() -> int:
-    """Graphs compiled so far in this process; 0 where torch.compile was never used."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+    """Graphs that ``torch.compile`` has compiled in this process so far, first compilations included.
+
+    0 where nothing was ever compiled: ``torch._dynamo`` is never imported for it. What is compiled between two calls
+    is the difference. A function without any operation compiles to no graph and is not counted, nor is the backward
+    of a graph.
+    """
+    dynamo = _dynamo()
+    return 0 if dynamo is None else int(dynamo.counters["stats"]["unique_graphs"])
+
+
+def recompiled_since(before: int) -> list[str] | None:
+    """What was compiled since ``recompilations()`` returned ``before``, oldest first.
+
+    Each as ``forward (model.py:88): tensor 'x' size mismatch at index 0. expected 3, actual 4``; a first compilation
+    has no reason. None if torch no longer knows them all: it remembers its last 64 compilations.
+    """
+    count = recompilations() - before
+    dynamo = _dynamo()
+    if count <= 0 or dynamo is None:
+        return []
+    # Failed compilations and backward graphs are in this list too; only what counts as a graph has operations.
+    graphs = [entry for entry in dynamo.get_compilation_metrics() if entry.graph_op_count]
+    return [_named(entry) for entry in graphs[-count:]] if count <= len(graphs) else None
+
+
+def _dynamo() -> Any:
+    return sys.modules.get("torch._dynamo.utils")
+
+
+def _named(entry: Any) -> str:
+    name = f"{entry.co_name} ({Path(entry.co_filename or '').name}:{entry.co_firstlineno})"
+    # "0/1: reason" names the compiled version whose guard failed last; one line of it is enough for a person.
+    _, _, reason = (entry.recompile_reason or "").partition("\n")[0].partition(": ")
+    return f"{name}: {reason}" if reason else name

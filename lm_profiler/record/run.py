@@ -23,6 +23,20 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class OutOfMemory(_Part):
+    """What an out-of-memory error says, in bytes; None where it does not.
+
+    ``fragmented`` is reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
+    """
+
+    requested: int | None
+    free: int | None
+    total: int | None
+    allocated: int | None
+    fragmented: int | None
+    allowed: int | None
+
+
 class Failure(_Part):
     """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step."""
 
@@ -30,6 +44,7 @@ class Failure(_Part):
     step: int | None
     type: str
     message: str
+    out_of_memory: OutOfMemory | None = None
 
 
 class Environment(_Part):
@@ -91,11 +106,43 @@ class MemoryReading(_Part):
     resident_peak: int | None = None
 
 
+class MemoryCauses(_Part):
+    """What a part's allocated peak consisted of, in bytes.
+
+    ``activations_and_rest`` is what the others leave of the peak; None where the peak is unknown.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer_states: int
+    buffers: int
+    activations_and_rest: int | None
+
+
+class AllocatorReading(_Part):
+    """The device's caching allocator over the measured steps, in bytes and counts; None where it does not say.
+
+    ``fragmentation`` is at most what was reserved and not in use when most was in use; ``driver_used`` counts other
+    processes too; the last two count since the process began.
+    """
+
+    allocated_peak: int | None
+    active_peak: int | None
+    reserved_peak: int | None
+    inactive_split_peak: int | None
+    fragmentation: int | None
+    driver_used: int | None
+    alloc_retries: int | None
+    ooms: int | None
+
+
 class MemoryFacts(_Part):
-    """Peaks over the measured steps, and per part of a step (from the ``memory`` stage, which is not timed)."""
+    """Peaks over the measured steps; per part of a step, and their causes, from the untimed ``memory`` stage."""
 
     measured: MemoryReading
     parts: dict[str, MemoryReading]
+    causes: dict[str, MemoryCauses] = {}
+    allocator: AllocatorReading | None = None
 
 
 class Throughput(_Part):
@@ -152,6 +199,38 @@ class Utilisation(_Part):
     of_ceiling: float | None
 
 
+class Telemetry(_Part):
+    """The GPU over the measured steps, as its driver tells; None where it does not.
+
+    Whole-GPU figures, whoever else uses it. ``energy_j`` spans ``duration_s``; a step's share goes by its time.
+    ``clock_share`` is the median SM clock over the card's highest.
+    """
+
+    samples: int
+    duration_s: float
+    median_sm_clock_hz: float | None
+    max_sm_clock_hz: float | None
+    clock_share: float | None
+    median_temperature_c: float | None
+    median_power_w: float | None
+    power_limit_w: float | None
+    energy_j: float | None
+    energy_source: Literal["counter", "power samples"] | None
+    energy_per_step_j: float | None
+    energy_per_token_j: float | None
+    throttle_reasons: list[str] | None
+
+
+class Sync(_Part):
+    """A line that made the host wait for the device, ``count`` times in the ``memory`` stage."""
+
+    file: str
+    line: int
+    function: str
+    count: int
+    call: str
+
+
 class Verdict(_Part):
     """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next."""
 
@@ -191,6 +270,9 @@ class RunRecord(_Part):
     throughput: Throughput | None = None
     steadiness: Steadiness | None = None
     utilisation: Utilisation | None = None
+    telemetry: Telemetry | None = None
+    syncs: list[Sync] | None = None
+    """None where nothing waits for a device, or none was looked for."""
     verdict: Verdict | None = None
     notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""

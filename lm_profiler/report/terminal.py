@@ -7,8 +7,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lm_profiler.record.quantities import MEMORY, PARTS, TIMES, TOKENS_PER_S
-from lm_profiler.record.run import RunRecord, TimeSummary
+from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RunRecord, Telemetry, TimeSummary, Utilisation
+
+_SLOW_CLOCK = 0.75
+"""Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
 
 
 def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
@@ -79,6 +82,8 @@ def summary_lines(record: RunRecord) -> list[str]:
     if record.throughput is not None and record.throughput.tokens_per_step is not None:
         tokens = f"{record.throughput.tokens_per_step:,} tokens a step"
         lines.append(f"{TOKENS_PER_S.show(record.throughput.tokens_per_s)} ({tokens})")
+    if record.utilisation is not None:
+        lines.append(utilisation_line(record.utilisation))
     if record.memory is not None:
         peaks = ((MEMORY[name], value) for name, value in record.memory.measured.model_dump().items())
         known = [f"{quantity.title} {quantity.show(value)}" for quantity, value in peaks if value is not None]
@@ -93,6 +98,26 @@ def summary_lines(record: RunRecord) -> list[str]:
         at = f" of step {record.failure.step}" if record.failure.step is not None else ""
         lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}")
     return lines
+
+
+def utilisation_line(use: Utilisation) -> str:
+    """FLOPs of a step against the datasheet and against the machine's own matrix product."""
+    model = use.flops.forward + use.flops.backward
+    parts = [f"{_flop(model)} a step"]
+    if use.mfu is not None and use.peak_flops_per_s is not None:
+        parts.append(f"MFU {MFU.show(use.mfu)} of {use.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({use.dtype}, dense)")
+    else:
+        parts.append("MFU unknown: no published peak for this device")
+    if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
+        parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({_flop(use.ceiling_flops_per_s)}/s)")
+    return ", ".join(parts)
+
+
+def _flop(count: float) -> str:
+    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e6:.3g} MFLOP"
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
@@ -110,4 +135,14 @@ def verdict_lines(record: RunRecord) -> list[str]:
                 text += f", with which the mean would be off by {steadiness.bias_of_mean:+.1%}"
         if steadiness.recompilations:
             text += f"; {steadiness.recompilations} recompilations while measuring"
-    return [f"verdict: {text}", f"try: {verdict.advice}"]
+    return [f"verdict: {text}{_clock(record.telemetry)}", f"try: {verdict.advice}"]
+
+
+def _clock(telemetry: Telemetry | None) -> str:
+    """A slow or throttled GPU makes every figure above slow: that is part of the verdict."""
+    if telemetry is None:
+        return ""
+    reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""
+    if telemetry.clock_share is not None and (telemetry.clock_share < _SLOW_CLOCK or reasons):
+        return f"; the GPU ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"
+    return f"; the GPU was throttled{reasons}" if reasons else ""

@@ -1,0 +1,116 @@
+"""What is looked at beside time: each instrument is told when a stage begins and ends, and keeps what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from lm_profiler.callbacks.memory import MemoryReader
+from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.measure.history import memory_history_of
+from lm_profiler.measure.recompiles import recompilations
+from lm_profiler.measure.syncs import SyncPoint, sync_detector_of
+from lm_profiler.measure.telemetry import TelemetryReading, telemetry_of
+
+
+class Instrument(Protocol):
+    """Told of every stage; works between steps."""
+
+    def begin(self, stage: str) -> None:
+        """``stage`` starts with the next step."""
+
+    def end(self, stage: str) -> None:
+        """``stage`` is over, and the device has finished it."""
+
+
+class TelemetryWatch:
+    """Clock, power and energy of the GPU over the measured steps; None elsewhere."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._telemetry = telemetry_of(device)
+        self.reading: TelemetryReading | None = None
+
+    def begin(self, stage: str) -> None:
+        if stage == "measure" and self._telemetry is not None:
+            self._telemetry.start()
+
+    def end(self, stage: str) -> None:
+        if stage == "measure" and self._telemetry is not None:
+            self.reading = self._telemetry.stop()
+
+
+class CompileWatch:
+    """How often torch.compile compiled while steps were measured."""
+
+    def __init__(self) -> None:
+        self.recompilations = 0
+
+    def begin(self, stage: str) -> None:
+        if stage == "measure":
+            self._before = recompilations()
+
+    def end(self, stage: str) -> None:
+        if stage == "measure":
+            self.recompilations = recompilations() - self._before
+
+
+class SyncWatch:
+    """The lines that make the host wait for the device, found in the ``memory`` stage; None without a device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._detector = sync_detector_of(device)
+        self.points: tuple[SyncPoint, ...] | None = None
+
+    def begin(self, stage: str) -> None:
+        if stage == "memory" and self._detector is not None:
+            self._detector.begin()
+
+    def end(self, stage: str) -> None:
+        if stage == "memory" and self._detector is not None:
+            self.points = self._detector.end()
+
+
+class HistoryWatch:
+    """The allocator's history of the ``memory`` stage, when asked for, as ``memory_snapshot.pickle``."""
+
+    def __init__(self, device: torch.device, folder: Path, wanted: bool) -> None:
+        self._history = memory_history_of(device) if wanted else None
+        self._path = folder / "memory_snapshot.pickle"
+
+    def begin(self, stage: str) -> None:
+        if stage == "memory" and self._history is not None:
+            self._history.start()
+
+    def end(self, stage: str) -> None:
+        if stage == "memory" and self._history is not None:
+            self._history.dump(self._path)
+            self._history.stop()
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """All of one run's, in the order in which they begin; they end in the opposite one."""
+
+    memory: MemoryReader
+    compiles: CompileWatch
+    syncs: SyncWatch
+    history: HistoryWatch
+    tracer: Tracer
+    telemetry: TelemetryWatch
+
+    def __iter__(self) -> Iterator[Instrument]:
+        return (getattr(self, field.name) for field in fields(self))
+
+    def begin(self, stage: str) -> None:
+        """``stage`` starts with the next step."""
+        for instrument in self:
+            instrument.begin(stage)
+
+    def end(self, stage: str) -> None:
+        """``stage`` is over."""
+        for instrument in reversed(list(self)):
+            instrument.end(stage)

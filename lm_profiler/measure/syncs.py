@@ -1,0 +1,157 @@
+"""Lines of the user's code at which the host waits for the device.
+
+torch's debug mode warns at each; that costs time, so this runs in a pass that is not timed. The mode does not cover
+``torch.cuda.synchronize``, waiting for events, ``torch.distributed`` and ``torch.sparse``. A wait inside of backward
+is found at the line that started the backward.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TextIO
+
+import torch
+
+_TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync
+_PROTOTYPE = "Synchronization debug mode is a prototype feature"
+_WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
+
+_WARNINGS = ("warnings", "_py_warnings")
+_TORCH = ("torch",)
+_FRAMEWORKS = (
+    *("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
+    # the instruments; lm_profiler's own model and LightningModule are code like anyone's
+    *("lm_profiler.callbacks", "lm_profiler.measure"),
+)
+_LOOPS = ("lightning.pytorch.loops", "pytorch_lightning.loops")
+
+
+@dataclass(frozen=True)
+class SyncPoint:
+    """A line that waited for the device ``count`` times; ``call`` is its source, empty where that cannot be read."""
+
+    file: str
+    line: int
+    function: str
+    count: int
+    call: str
+
+
+class SyncDetector:
+    """Collects the lines that synchronize between ``begin`` and ``end``.
+
+    Args:
+        cuda: what has ``get_sync_debug_mode`` and ``set_sync_debug_mode``; tests hand in their own.
+    """
+
+    def __init__(self, cuda: Any = torch.cuda) -> None:
+        self._cuda = cuda
+        self._counts: Counter[tuple[str, int, str]] = Counter()
+        self._filters: warnings.catch_warnings[None] | None = None
+        self._mode = 0
+        self._show_others: Any = None
+
+    @property
+    def points(self) -> tuple[SyncPoint, ...]:
+        """What was found, most frequent first."""
+        return tuple(
+            SyncPoint(file, line, function, count, linecache.getline(file, line).strip())
+            for (file, line, function), count in self._counts.most_common()
+        )
+
+    def begin(self) -> None:
+        """From here on. Warnings other than torch's about synchronizing go where they went before."""
+        if self._filters is not None:
+            return
+        self._filters = warnings.catch_warnings()
+        self._filters.__enter__()
+        self._show_others = warnings.showwarning
+        warnings.filterwarnings("ignore", message=_PROTOTYPE)
+        warnings.filterwarnings("always", message=_TEXT)
+        warnings.showwarning = self._show
+        try:
+            self._mode = self._cuda.get_sync_debug_mode()
+            self._cuda.set_sync_debug_mode(_WARN)
+        except BaseException:
+            self._restore_warnings()
+            raise
+
+    def end(self) -> tuple[SyncPoint, ...]:
+        """Put torch's mode and the warnings' filters back as they were; what was found."""
+        if self._filters is not None:
+            try:
+                self._cuda.set_sync_debug_mode(self._mode)
+            finally:
+                self._restore_warnings()
+        return self.points
+
+    def _restore_warnings(self) -> None:
+        filters, self._filters = self._filters, None
+        if filters is not None:
+            filters.__exit__(None, None, None)
+
+    def _show(
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if str(message).startswith(_TEXT):
+            self._counts[_culprit(sys._getframe(1), (filename, lineno, ""))] += 1
+        else:
+            self._show_others(message, category, filename, lineno, file, line)
+
+
+@contextmanager
+def detect_syncs(cuda: Any = torch.cuda) -> Iterator[SyncDetector]:
+    """Find the synchronizing lines of a block; read ``points`` of what it yields afterwards."""
+    detector = SyncDetector(cuda)
+    detector.begin()
+    try:
+        yield detector
+    finally:
+        detector.end()
+
+
+def sync_detector_of(device: torch.device) -> SyncDetector | None:
+    """The detector of ``device``; None where torch has none, so that nothing is known (CUDA alone has one)."""
+    return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
+
+
+def _culprit(frame: FrameType | None, default: tuple[str, int, str]) -> tuple[str, int, str]:
+    """The innermost line of the user's code; where a framework synchronizes by itself, the framework's line.
+
+    Beyond a Lightning loop the user's next line is the call of ``fit``, which says nothing: hence the stop there.
+    """
+    fallback = None
+    while frame is not None:
+        module = frame.f_globals.get("__name__") or ""
+        if not (_within(module, _WARNINGS) or _within(module, _TORCH) or _generated(frame)):
+            here = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            fallback = fallback or here
+            if _within(module, _LOOPS):
+                break
+            if not _within(module, _FRAMEWORKS):
+                return here
+        frame = frame.f_back
+    return fallback or default
+
+
+def _within(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def _generated(frame: FrameType) -> bool:
+    """Code that torch.compile wrote, and what has no file at all."""
+    name = frame.f_code.co_filename
+    return name.startswith("<") or "torchinductor_" in name

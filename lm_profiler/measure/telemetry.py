@@ -1,0 +1,218 @@
+"""Clock, temperature, power, energy and throttling of an NVIDIA GPU, read by a thread that never touches CUDA.
+
+It asks NVML only, which needs no CUDA context and enqueues nothing on the device.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any, Literal
+
+import pynvml
+import torch
+
+# nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks that somebody set (0x2) are nothing that happens to a run.
+_HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
+_REASONS = {
+    0x4: "power cap",
+    _HARDWARE: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal (software)",
+    _HARDWARE_THERMAL: "thermal (hardware)",
+    _POWER_BRAKE: "power brake",
+    0x100: "display clock setting",
+    0x200: "board limit",
+    0x400: "reliability limit",
+}
+_SEEN_SHARE = 0.05  # of the samples; a reason that held in fewer is left out
+
+
+@dataclass(frozen=True)
+class TelemetryReading:
+    """The GPU between ``start`` and ``stop``. A field is None where this GPU or its driver cannot say.
+
+    ``max_sm_clock_hz`` is the card's highest boost clock: more than the base clock that a datasheet guarantees, and
+    more than many cards hold in long matrix products, which run into the power limit. ``median_power_w`` is NVML's
+    power: on Ampere (but GA100) and later, a mean over the last second. ``energy_j`` is of the GPU's own counter
+    (Volta and later; it moves every 20 to 100 ms) or the integral of the power samples, as ``energy_source`` says;
+    either spans ``duration_s`` and is of the whole GPU, whoever else uses it. ``throttle_reasons`` held in at least
+    5 % of the samples.
+    """
+
+    samples: int
+    duration_s: float
+    median_sm_clock_hz: float | None
+    max_sm_clock_hz: float | None
+    median_temperature_c: float | None
+    median_power_w: float | None
+    power_limit_w: float | None
+    energy_j: float | None
+    energy_source: Literal["counter", "power samples"] | None
+    throttle_reasons: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at_s: float
+    sm_clock_mhz: int | None
+    temperature_c: int | None
+    power_mw: int | None
+    reasons: int | None
+    energy_mj: int | None
+
+
+def clock_share(reading: TelemetryReading) -> float | None:
+    """Median SM clock / the card's highest; None where either is unknown."""
+    if not reading.median_sm_clock_hz or not reading.max_sm_clock_hz:
+        return None
+    return reading.median_sm_clock_hz / reading.max_sm_clock_hz
+
+
+@dataclass
+class _Log:
+    """What one thread collects."""
+
+    samples: list[_Sample] = field(default_factory=list)
+    max_sm_clock_mhz: int | None = None
+    power_limit_mw: int | None = None
+
+
+class Telemetry:
+    """Samples one GPU in the background between ``start`` and ``stop``. Neither raises.
+
+    Args:
+        handle: NVML's handle of the GPU.
+        nvml: the functions of NVML, as ``pynvml`` has them.
+        period_s: seconds from one sample to the next.
+        clock: seconds, for the samples.
+    """
+
+    def __init__(
+        self, handle: Any, nvml: Any, period_s: float = 0.1, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._handle = handle
+        self._nvml = nvml
+        self._period_s = period_s
+        self._clock = clock
+        self._log = _Log()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, unless it runs already; what an earlier start had collected is dropped."""
+        if self._thread is not None:
+            return
+        # Both are new with each start, so that a thread that was given up on cannot write into this one's log.
+        self._log, self._stopping = _Log(), threading.Event()
+        self._thread = threading.Thread(
+            target=self._collect, args=(self._log, self._stopping), name="lm_profiler telemetry", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> TelemetryReading | None:
+        """End, with a last sample; None if it was not started. Energy counts up to here: wait for the device before."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return None
+        self._stopping.set()
+        thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
+        return _reading(self._log)
+
+    def _collect(self, log: _Log, stopping: threading.Event) -> None:
+        log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM)
+        log.power_limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        log.samples.append(self._sample())
+        while not stopping.wait(self._period_s):
+            log.samples.append(self._sample())
+        log.samples.append(self._sample())
+
+    def _sample(self) -> _Sample:
+        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # drivers before 535 know it by its old name only
+            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return _Sample(
+            at_s=self._clock(),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            power_mw=self._ask("nvmlDeviceGetPowerUsage"),
+            reasons=reasons,
+            energy_mj=self._ask("nvmlDeviceGetTotalEnergyConsumption"),
+        )
+
+    def _ask(self, function: str, *arguments: Any) -> int | None:
+        try:
+            return int(getattr(self._nvml, function)(self._handle, *arguments))
+        except self._nvml.NVMLError:  # not supported by this GPU or driver, or lost for the moment
+            return None
+
+
+def _reading(log: _Log) -> TelemetryReading | None:
+    samples = list(log.samples)
+    if not samples:
+        return None
+    energy_j, source = _energy(samples)
+    return TelemetryReading(
+        samples=len(samples),
+        duration_s=samples[-1].at_s - samples[0].at_s,
+        median_sm_clock_hz=_median((sample.sm_clock_mhz for sample in samples), 1e6),
+        max_sm_clock_hz=_median((log.max_sm_clock_mhz,), 1e6),
+        median_temperature_c=_median((sample.temperature_c for sample in samples), 1.0),
+        median_power_w=_median((sample.power_mw for sample in samples), 1e-3),
+        power_limit_w=_median((log.power_limit_mw,), 1e-3),
+        energy_j=energy_j,
+        energy_source=source,
+        throttle_reasons=_throttling([sample.reasons for sample in samples if sample.reasons is not None]),
+    )
+
+
+def _median(values: Iterable[int | None], scale: float) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) * scale if known else None
+
+
+def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter", "power samples"] | None]:
+    first, last = samples[0].energy_mj, samples[-1].energy_mj
+    if first is not None and last is not None and last >= first and len(samples) > 1:
+        return (last - first) * 1e-3, "counter"
+    powers = [(sample.at_s, sample.power_mw * 1e-3) for sample in samples if sample.power_mw is not None]
+    if len(powers) < 2:
+        return None, None
+    return sum((p + q) / 2 * (t - s) for (s, p), (t, q) in pairwise(powers)), "power samples"
+
+
+def _throttling(masks: Sequence[int]) -> tuple[str, ...] | None:
+    if not masks:
+        return None
+    # The general bit comes with either of the particular ones and then says nothing more.
+    masks = [mask & ~_HARDWARE if mask & (_HARDWARE_THERMAL | _POWER_BRAKE) else mask for mask in masks]
+    shares = {name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in _REASONS.items()}
+    return tuple(name for name, share in shares.items() if share >= _SEEN_SHARE)
+
+
+def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = None) -> Telemetry | None:
+    """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card.
+
+    Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    # CUDA and NVML number devices differently, and CUDA_VISIBLE_DEVICES is CUDA's alone: only the UUID is the same.
+    uuid = str((properties or torch.cuda.get_device_properties(device)).uuid)
+    try:
+        nvml.nvmlInit()  # never shut down: NVML counts its users, and the handle must stay valid
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    except nvml.NVMLError:
+        return None
+    return None if _sliced(handle, nvml) else Telemetry(handle, nvml)
+
+
+def _sliced(handle: Any, nvml: Any) -> bool:
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:  # a card that cannot be sliced
+        return False

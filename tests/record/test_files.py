@@ -1,0 +1,105 @@
+"""Files are whole or not there; folders belong to one run."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.record import files
+from lm_profiler.record.files import claim_run_dir, write_whole
+
+
+def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    write_whole(path, "x,y\nµ,2\n")
+    assert path.read_bytes() == "x,y\nµ,2\n".encode()
+    write_whole(path, "new\n")
+    assert path.read_text() == "new\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file modes are POSIX's")
+def test_it_is_as_readable_as_any_other_file(tmp_path: Path) -> None:
+    write_whole(tmp_path / "ours", "x")
+    (tmp_path / "theirs").write_text("x")
+    assert stat.S_IMODE((tmp_path / "ours").stat().st_mode) == stat.S_IMODE((tmp_path / "theirs").stat().st_mode)
+
+
+@pytest.mark.parametrize("fails_at", ["fdopen", "replace"])
+def test_a_failure_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_at: str
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("old")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files.os, fails_at, full)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "new")
+    monkeypatch.undo()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_text_that_cannot_be_encoded_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "run.json", "\ud800")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        write_whole(tmp_path / "missing" / "run.json", "x")
+
+
+def test_runs_are_numbered_onwards(tmp_path: Path) -> None:
+    parent = tmp_path / "logs" / "name"
+    assert [claim_run_dir(parent).name for _ in range(3)] == ["version_0", "version_1", "version_2"]
+    (parent / "version_10").mkdir()
+    for stranger in ("version_x", "version_", "version_99_old", "other"):
+        (parent / stranger).mkdir()
+    assert claim_run_dir(parent).name == "version_11"
+
+
+def test_a_file_may_stand_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / "version_0").write_text("")
+    assert claim_run_dir(tmp_path).name == "version_1"
+
+
+def test_threads_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        claimed = list(threads.map(claim_run_dir, [tmp_path] * 64))
+    assert len(set(claimed)) == 64
+    assert all(folder.is_dir() for folder in claimed)
+
+
+def test_processes_that_claim_at_once_get_a_folder_each(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from lm_profiler.record.files import claim_run_dir as c\n"
+    code += "sys.stdin.read(); [print(c(pathlib.Path(sys.argv[1])).name) for _ in range(20)]"
+    command = [sys.executable, "-c", code, str(tmp_path / "parent")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(8)]
+    for process in processes:  # all wait for this
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    names = [name for process in processes for name in process.communicate(timeout=60)[0].split()]
+    assert sorted(names) == sorted(f"version_{n}" for n in range(160))
+
+
+@pytest.mark.skipif(hasattr(os, "geteuid") and os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_an_os_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError):
+            claim_run_dir(tmp_path / "name")
+    finally:
+        tmp_path.chmod(0o700)

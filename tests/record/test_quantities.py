@@ -1,0 +1,91 @@
+"""The registry agrees with the design's page and with itself."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.record import quantities as q
+
+ALL = [*q.TIMES.values(), *q.HOST_TIMES.values(), *q.MEMORY.values(), q.TOKENS, q.TOKENS_PER_S, q.MFU]
+PHASES = ["data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"]
+
+
+def test_the_phases_are_the_designs() -> None:
+    assert list(q.PHASES) == PHASES
+    assert list(q.PARTS) == [*PHASES, "other"]
+    assert list(q.STAGES) == ["warmup", "measure", "memory", "trace"]
+
+
+def test_names_and_tags_are_unique() -> None:
+    for values in ([x.name for x in ALL], [x.tag for x in ALL if x.tag], list(q.STEP_COLUMNS)):
+        assert [value for value, n in Counter(values).items() if n > 1] == []
+
+
+def test_the_columns_of_steps_csv_are_the_designs() -> None:
+    times = [f"{part}_s" for part in (*PHASES, "other", "step")]
+    hosts = [f"{part}_host_s" for part in (*PHASES, "other", "step")]
+    start = ["step", "stage", *times, *hosts, "tokens"]
+    assert list(q.STEP_COLUMNS[: len(start)]) == start
+    assert set(q.STEP_COLUMNS[len(start) :]) >= {"allocated_peak_bytes", "reserved_peak_bytes", "rank"}
+
+
+def test_tags_are_the_designs() -> None:
+    tags = {x.name: x.tag for x in ALL}
+    for part in (*PHASES, "other", "step"):
+        assert tags[f"{part}_s"] == f"time_ms/{part}"
+        assert tags[f"{part}_host_s"] == f"host_time_ms/{part}"
+    assert tags["allocated_peak_bytes"] == "memory_gib/allocated_peak"
+    assert tags["tokens_per_s"] == "throughput/tokens_per_s"
+    assert tags["mfu"] == "throughput/mfu"
+
+
+def test_the_unit_is_in_the_name_and_in_the_tag() -> None:
+    for x in ALL:
+        assert x.name.endswith({"s": "_s", "bytes": "_bytes", "1/s": "_per_s", "1": ""}[x.unit])
+        if x.tag is not None:
+            group = x.tag.partition("/")[0]
+            assert group in {"time_ms", "host_time_ms", "memory_gib", "throughput"}
+            assert {"ms": "_ms", "GiB": "_gib"}.get(x.shown_unit, "") in group
+
+
+def test_every_quantity_has_a_meaning_on_one_line() -> None:
+    for x in ALL:
+        assert x.meaning
+        assert "\n" not in x.meaning
+        assert not x.meaning.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "quantity, value, shown",
+    [
+        (q.TIMES["forward"], 0.0123456, "12.346 ms"),
+        (q.TIMES["step"], 1234.5, "1,234,500.000 ms"),
+        (q.TIMES["step"], None, "unknown"),
+        (q.TIMES["step"], 0.0, "0.000 ms"),
+        (q.MEMORY["allocated_peak"], 3 * 2**29, "1.500 GiB"),
+        (q.TOKENS_PER_S, 12345.6, "12,346 tokens/s"),
+        (q.TOKENS, 4096, "4,096"),
+        (q.MFU, 0.4321, "43.2 %"),
+    ],
+)
+def test_values_are_shown_for_people(quantity: q.Quantity, value: float | None, shown: str) -> None:
+    assert quantity.show(value) == shown
+
+
+def test_a_value_without_its_unit() -> None:
+    assert q.TIMES["forward"].show(0.001, unit=False) == "1.000"
+
+
+def test_the_design_names_no_other_tag() -> None:
+    """Where the shared design lies beside the checkout, its list of tags is this one."""
+    page = Path(__file__).parents[3] / "shared" / "DESIGN.md"
+    if not page.exists():
+        pytest.skip("the design is not beside this checkout")
+    listed = re.search(r"TensorBoard tags.*?Only measured steps", page.read_text(), re.DOTALL)
+    assert listed is not None
+    groups = {tag.partition("/")[0] for tag in re.findall(r"`([a-z_]+/[<>a-z_]+)`", listed[0])}
+    assert groups == {x.tag.partition("/")[0] for x in ALL if x.tag}

@@ -1,0 +1,153 @@
+"""run.json: what is written is read back, and what is not one is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lm_profiler.record.run import (
+    SCHEMA_VERSION,
+    Environment,
+    Failure,
+    MemoryFacts,
+    MemoryReading,
+    ModelFacts,
+    RecordError,
+    RunRecord,
+    Throughput,
+    TimeSummary,
+    read_run,
+    write_run,
+)
+
+SUMMARY = TimeSummary(
+    n=3, mean=0.1, std=0.01, cv=0.1, median=0.1, ci_low=None, ci_high=None, p5=None, p95=None, min=0.09, max=0.11,
+    outliers=0,
+)  # fmt: skip
+EMPTY = TimeSummary(
+    n=0, mean=None, std=None, cv=None, median=None, ci_low=None, ci_high=None, p5=None, p95=None, min=None, max=None,
+    outliers=0,
+)  # fmt: skip
+MINIMAL = RunRecord(
+    name="minimal", status="refused", failure=None, verb="fit", started="2026-01-02T03:04:05+00:00", duration_s=0.0,
+    command="", config=None,
+)  # fmt: skip
+FULL = RunRecord(
+    name="full",
+    status="oom",
+    failure=Failure(phase="backward", step=7, type="OutOfMemoryError", message="CUDA out of memory"),
+    verb="validate",
+    started="2026-01-02T03:04:05+00:00",
+    duration_s=12.5,
+    command="python -m lm_profiler fit --config 'a b.yaml'",
+    config={"model": {"size": "small", "lr": 1e-4, "betas": [0.9, None]}, "µ": True},
+    environment=Environment(
+        versions={"torch": "2.13.0"},
+        platform="Linux",
+        cpu="a processor",
+        cpu_count=2,
+        threads=2,
+        device_type="cuda",
+        device_name="a device",
+        device_bytes=80 << 30,
+        driver=None,
+        world_size=2,
+        flags={"float32_matmul_precision": "high", "cudnn_benchmark": False},
+        git_commit=None,
+    ),
+    model=ModelFacts(
+        class_path="a.B",
+        parameters=3_406_809_600,
+        parameters_without_embedding=None,
+        trainable_parameters=0,
+        bytes=1 << 40,
+        precision="bf16-mixed",
+        optimizers=["AdamW", "SGD"],
+        accumulate_grad_batches=4,
+    ),
+    steps={"warmup": 2, "measure": 3},
+    steps_planned={"warmup": 2, "measure": 20},
+    first_step_s=1 / 3,
+    between_steps_s=0.0,
+    time={"step": SUMMARY, "clip": EMPTY},
+    host_time={"step": SUMMARY},
+    rank_step_s=[0.1, 0.2],
+    memory=MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={"forward": MemoryReading(resident_peak=2)}),
+    throughput=Throughput(tokens_per_step=None, tokens_per_s=None),
+    notes=["one", "two"],
+)
+
+
+@pytest.mark.parametrize("record", [MINIMAL, FULL], ids=["minimal", "full"])
+def test_a_record_comes_back_as_it_was(tmp_path: Path, record: RunRecord) -> None:
+    write_run(tmp_path, record)
+    assert read_run(tmp_path) == record
+
+
+def test_any_reader_of_json_finds_the_names(tmp_path: Path) -> None:
+    write_run(tmp_path, FULL)
+    plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert plain["schema_version"] == SCHEMA_VERSION
+    assert plain["failure"] == {"phase": "backward", "step": 7, "type": "OutOfMemoryError",
+                                "message": "CUDA out of memory"}  # fmt: skip
+    assert plain["time"]["step"]["median"] == 0.1
+    assert plain["time"]["clip"]["median"] is None
+    assert plain["config"]["µ"] is True
+    assert plain["model"]["parameters"] == 3_406_809_600
+
+
+def set_to(**changes: Any) -> Callable[[str], str]:
+    return lambda text: json.dumps({**json.loads(text), **changes})
+
+
+def without(key: str) -> Callable[[str], str]:
+    return lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != key})
+
+
+@pytest.mark.parametrize(
+    "damage, where",
+    [
+        (set_to(schema_version=2), "schema_version"),
+        (set_to(status="fine"), "status"),
+        (set_to(verb="train"), "verb"),
+        (set_to(something_new=1), "something_new"),
+        (set_to(duration_s="long"), "duration_s"),
+        (set_to(steps={"measure": 1.5}), "steps.measure"),
+        (set_to(failure={"phase": "forward"}), "failure.step"),
+        (without("status"), "status"),
+        (lambda text: text[: len(text) // 2], "file"),
+        (lambda text: "", "file"),
+        (lambda text: "[1, 2]", "file"),
+    ],
+)
+def test_what_is_no_record_of_this_version_is_refused_by_name(
+    tmp_path: Path, damage: Callable[[str], str], where: str
+) -> None:
+    write_run(tmp_path, FULL)
+    path = tmp_path / "run.json"
+    path.write_text(damage(path.read_text()))
+    message = re.escape(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: ")
+    with pytest.raises(RecordError, match=message) as raised:
+        read_run(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_no_record_and_no_text_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    with pytest.raises(RecordError, match=re.escape(f"{path}: cannot be read: No such file")):
+        read_run(tmp_path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecordError, match=re.escape(f"{path}: is not text")):
+        read_run(tmp_path)
+
+
+def test_a_record_is_never_changed() -> None:
+    with pytest.raises(ValidationError):
+        MINIMAL.status = "ok"  # type: ignore[misc]

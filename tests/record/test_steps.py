@@ -1,0 +1,106 @@
+"""steps.csv: what is written is read back, and what is not one is refused."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.record.quantities import PARTS, STEP_COLUMNS, TIMED
+from lm_profiler.record.steps import UNKNOWN, StepRow, largest, read_steps, write_steps
+
+SECONDS = tuple(0.001 * n for n in range(1, 9))
+HOST = tuple(0.0001 * n for n in range(1, 9))
+
+
+def row(step: int, **options: object) -> StepRow:
+    values = {"seconds": (*SECONDS, sum(SECONDS)), "host_seconds": (*HOST, sum(HOST))}
+    return StepRow(step, **{"stage": "measure", **values, **options})
+
+
+ROWS = [
+    row(1, stage="warmup", tokens=4096, memory=(1 << 40, 2 << 40, 123), rank=0),
+    row(2, seconds=None, memory=(None, None, 5), rank=3),
+    row(3, tokens=0, memory=UNKNOWN),
+]
+
+
+def test_rows_come_back_to_the_nanosecond(tmp_path: Path) -> None:
+    write_steps(tmp_path / "steps.csv", ROWS)
+    back = read_steps(tmp_path / "steps.csv")
+    for written, read in zip(ROWS, back, strict=True):
+        assert (read.step, read.stage, read.tokens, read.memory, read.rank) == (
+            written.step,
+            written.stage,
+            written.tokens,
+            written.memory,
+            written.rank,
+        )
+        assert read.host_seconds == pytest.approx(written.host_seconds, abs=0.5e-9)
+        if written.seconds is None:
+            assert read.seconds is None
+        else:
+            assert read.seconds == pytest.approx(written.seconds, abs=0.5e-9)
+
+
+def test_writing_what_was_read_changes_nothing(tmp_path: Path) -> None:
+    write_steps(tmp_path / "first.csv", ROWS)
+    write_steps(tmp_path / "second.csv", read_steps(tmp_path / "first.csv"))
+    assert (tmp_path / "first.csv").read_bytes() == (tmp_path / "second.csv").read_bytes()
+
+
+def test_any_reader_of_csv_finds_the_columns_by_name(tmp_path: Path) -> None:
+    write_steps(tmp_path / "steps.csv", ROWS)
+    with (tmp_path / "steps.csv").open(newline="") as file:
+        first, second, third = csv.DictReader(file)
+    assert first["step"] == "1"
+    assert first["stage"] == "warmup"
+    assert [float(first[f"{part}_s"]) for part in PARTS] == pytest.approx(SECONDS)
+    assert [float(first[f"{part}_host_s"]) for part in PARTS] == pytest.approx(HOST)
+    assert float(first["step_s"]) == pytest.approx(0.036)
+    assert (first["tokens"], first["allocated_peak_bytes"], first["rank"]) == ("4096", str(1 << 40), "0")
+    assert second["forward_s"] == second["tokens"] == second["allocated_peak_bytes"] == ""  # unknown is empty
+    assert (second["resident_peak_bytes"], third["tokens"]) == ("5", "0")  # and zero is zero
+
+
+def test_no_rows_leave_the_header(tmp_path: Path) -> None:
+    write_steps(tmp_path / "steps.csv", [])
+    assert (tmp_path / "steps.csv").read_text() == ",".join(STEP_COLUMNS) + "\n"
+    assert read_steps(tmp_path / "steps.csv") == []
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda text: "", "expected the columns of steps.csv, found nothing"),
+        (lambda text: "a,b\n1,2\n", "expected the columns of steps.csv, found a, b"),
+        (lambda text: text.replace("forward_s", "forwards_s", 1), "expected the columns of steps.csv, found step"),
+        (lambda text: text.replace("0.001", "fast", 1), "line 2 is damaged"),
+        (lambda text: text[:-30], "line 4 is damaged"),
+        (lambda text: text + "5,measure\n", "line 5 is damaged"),
+        (lambda text: text.replace("4096", "4096.5", 1), "line 2 is damaged"),
+    ],
+)
+def test_what_is_no_steps_csv_is_refused_by_name(tmp_path: Path, damage: object, message: str) -> None:
+    path = tmp_path / "steps.csv"
+    write_steps(path, ROWS)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(ValueError, match=f"^{path}: {message}"):
+        read_steps(path)
+
+
+def test_a_row_says_the_time_of_a_part_on_a_clock() -> None:
+    assert row(1).time("forward") == SECONDS[TIMED.index("forward")] == 0.003
+    assert row(1).time("backward", "host") == row(1).host_time("backward") == pytest.approx(0.0005)
+    assert row(1).time("forward_backward") == pytest.approx(0.003 + 0.005)
+    assert row(1).time("step") == pytest.approx(0.036)
+    with pytest.raises(ValueError, match="step 2: the device's time is unknown"):
+        row(2, seconds=None).time("forward")
+    assert row(2, seconds=None).host_time("step") == pytest.approx(0.0036)
+
+
+def test_the_largest_of_what_is_known() -> None:
+    assert largest([(1, None, 5), (3, None, None), (2, None, 4)]) == (3, None, 5)
+    assert largest([]) == UNKNOWN == (None, None, None)
+    assert largest([(0, 0, 0)]) == (0, 0, 0)
