@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -20,6 +21,8 @@ from lm_profiler.measure.ceiling import (
 )
 
 CPU = torch.device("cpu")
+AROUND_S = 1e-4
+"""What Python takes around a product, outside its time."""
 
 
 class Machine:
@@ -29,12 +32,12 @@ class Machine:
         self.seconds = seconds
         self.budget_s = budget_s
         self.now_s = 0.0
-        self.sizes: list[int] = []
+        self.sizes: Counter[int] = Counter()
 
     def product(self, size: int) -> float:
-        self.sizes.append(size)
+        self.sizes[size] += 1
         seconds = self.seconds(size)
-        self.now_s += seconds
+        self.now_s += seconds + AROUND_S
         return seconds
 
     def left_s(self) -> float:
@@ -53,7 +56,7 @@ def test_known_rate_is_found_within_the_budget(flops_per_s: float) -> None:
     machine = Machine(at_rate(flops_per_s, overhead_s=1e-5))
     size, seconds = machine.best() or pytest.fail("nothing found")
     assert 2 * size**3 / seconds == pytest.approx(flops_per_s, rel=0.01)
-    assert machine.now_s <= 0.5
+    assert machine.now_s <= 0.6
 
 
 def test_grows_until_launching_is_hidden_and_no_further() -> None:
@@ -65,32 +68,32 @@ def test_grows_until_launching_is_hidden_and_no_further() -> None:
 
 def test_stalls_of_a_busy_cpu_do_not_end_the_search() -> None:
     size, _ = Machine(at_rate(1e11, overhead_s=0.016)).best() or pytest.fail("nothing found")
-    assert size == 1024  # though a product of the smallest size already takes longer than LONG_ENOUGH_S
+    assert size >= 1024  # though a product of the smallest size already takes longer than LONG_ENOUGH_S
 
 
 def test_slow_product_ends_with_the_budget() -> None:
     machine = Machine(at_rate(2 * SMALLEST**3 / 0.7))
     assert machine.best() == (SMALLEST, pytest.approx(0.7))
-    assert machine.sizes == [SMALLEST]
+    assert machine.sizes == {SMALLEST: 1}
 
 
 def test_size_that_falls_off_a_cliff_is_not_chosen() -> None:
     machine = Machine(lambda size: at_rate(1e11 if size < 1024 else 3e10)(size))
     size, seconds = machine.best() or pytest.fail("nothing found")
     assert (size, seconds) == (512, at_rate(1e11)(512)) or size < 512
-    assert machine.now_s <= 0.5
+    assert machine.now_s <= 0.6
 
 
 def test_best_of_repeated_products_counts_and_the_first_of_a_size_is_warm_up() -> None:
     machine = Machine(lambda size: 0.0)
 
     def seconds(size: int) -> float:
-        times = machine.sizes.count(size)
-        return at_rate(1e11)(size) * (50 if times == 1 else 1.0 if times == 4 else 1.2)
+        times = machine.sizes[size]
+        return at_rate(1e13)(size) * (5 if times == 1 else 1.0 if times == 4 else 1.2)
 
     machine.seconds = seconds
     size, best = machine.best() or pytest.fail("nothing found")
-    assert best == at_rate(1e11)(size)
+    assert best == at_rate(1e13)(size)
 
 
 def test_memory_limits_the_size() -> None:
@@ -99,8 +102,8 @@ def test_memory_limits_the_size() -> None:
     assert max(machine.sizes) == 512
 
 
-@pytest.mark.parametrize(("fitting", "expected"), [(512, 512), (0, None)])
-def test_running_out_of_memory_ends_the_growth(fitting: int, expected: int | None) -> None:
+@pytest.mark.parametrize("fitting, expected", [(512, {SMALLEST, 256, 512}), (0, {None})])
+def test_running_out_of_memory_ends_the_growth(fitting: int, expected: set[int | None]) -> None:
     machine = Machine(at_rate(1e14))
 
     def product(size: int) -> float:
@@ -109,7 +112,7 @@ def test_running_out_of_memory_ends_the_growth(fitting: int, expected: int | Non
         return machine.product(size)
 
     best = fastest(product, LARGEST, machine.left_s)
-    assert (best and best[0]) in {expected, SMALLEST, 256} if expected else best is None
+    assert (best[0] if best else None) in expected
 
 
 def test_clock_that_is_too_coarse_tells_nothing() -> None:

@@ -94,8 +94,8 @@ def test_any_reader_of_json_finds_the_names(tmp_path: Path) -> None:
     write_run(tmp_path, FULL)
     plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert plain["schema_version"] == SCHEMA_VERSION
-    assert plain["failure"] == {"phase": "backward", "step": 7, "type": "OutOfMemoryError",
-                                "message": "CUDA out of memory"}  # fmt: skip
+    failure = {"phase": "backward", "step": 7, "type": "OutOfMemoryError", "message": "CUDA out of memory"}
+    assert plain["failure"].items() >= failure.items()
     assert plain["time"]["step"]["median"] == 0.1
     assert plain["time"]["clip"]["median"] is None
     assert plain["config"]["µ"] is True
