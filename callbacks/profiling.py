@@ -221,6 +221,9 @@ class TrainingProfiler(Callback):
         phase = "data" if raised_by_data(exception) else PARTS[code] if code < len(PARTS) else "other"
         if session.steps == 0 and not timeline.running:
             phase = "setup"
+        self._phases.close_step()  # one that was done before the run died counts
+        if self._session is None:  # and was the last
+            return
         status = status_of(exception)
         failure = Failure(
             phase=phase,

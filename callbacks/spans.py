@@ -24,7 +24,7 @@ NOTHING = Nothing()
 
 
 class Action(Nothing):
-    """Does something when an action ends; fails like a span."""
+    """Does something when an action has ended well; fails like a span."""
 
     __slots__ = ("_leave", "_timeline")
 
@@ -33,9 +33,10 @@ class Action(Nothing):
         self._leave = leave
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is not None:
+        if kind is None:
+            self._leave()
+        else:
             self._timeline.fail()
-        self._leave()
 
 
 class Forward(Span):
@@ -54,7 +55,7 @@ class Forward(Span):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         super().__exit__(kind, value, traceback)
-        if self._done is not None:
+        if kind is None and self._done is not None:
             self._done()
 
 

@@ -20,11 +20,11 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 120
     if record.time and record.time["step"].n:
-        console.print(headline(record), highlight=False, soft_wrap=True, style="bold")
+        console.print(headline(record), highlight=False, markup=False, soft_wrap=True, style="bold")
         console.print(time_table(record))
     for line in summary_lines(record):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"written to {folder}", highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def time_table(record: RunRecord) -> Table:

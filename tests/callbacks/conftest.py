@@ -1,0 +1,21 @@
+"""Lets the tests here, and the scripts that they start, import their neighbours."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("known_loop")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
+    monkeypatch.setattr("lm_profiler.callbacks.profiling.matmul_ceiling", lambda device, dtype: None)

@@ -1,0 +1,404 @@
+"""The instruments work on a module, a Trainer and callbacks that know nothing of them, and leave no trace."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import (
+    BoringDataModule,
+    BoringModel,
+    ManualOptimBoringModel,
+    RandomDataset,
+)
+from lightning.pytorch.demos.transformer import LightningTransformer, WikiText2
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+STEPS = {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}  # the trace's own warm-up included
+
+
+def short(**options: Any) -> TrainingProfiler:
+    return instruments(1, 3, memory=1, trace=1, **options)
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text that the demo Transformer would otherwise download into ./data."""
+    monkeypatch.chdir(tmp_path)
+    words = random.Random(0).choices(["the", "cat", "sat", "on", "a", "mat"], k=1000)
+    Path("data").mkdir()
+    Path("data/wikitext-2.txt").write_text(" ".join(words))
+    monkeypatch.setattr(WikiText2, "download", staticmethod(lambda destination: None))
+
+
+def demo_transformer() -> LightningModule:
+    return LightningTransformer(vocab_size=WikiText2(download=False).vocab_size)
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("make", [BoringModel, ManualOptimBoringModel, demo_transformer])
+def test_a_demo_module_untouched(tmp_path: Path, make: Callable[[], LightningModule]) -> None:
+    module = make()
+    before = set(vars(module))
+    profiler = short()
+    trainer = trainer_with([profiler], tmp_path)
+    trainer.fit(module)
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.steps == STEPS
+    assert not record.notes
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == sum(STEPS.values())
+    assert record.model is not None
+    assert record.model.class_path == f"{type(module).__module__}.{type(module).__qualname__}"
+    assert record.model.parameters == sum(p.numel() for p in module.parameters())
+    assert record.model.optimizers == ["SGD"]
+    for phase in ("data", "transfer", "forward", "zero_grad", "backward", "optimizer"):
+        summary = record.time[phase]
+        assert summary.min is not None
+        assert summary.min > 0, phase
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_s is None  # the module does not say how many tokens a batch holds
+    assert set(vars(module)) - before <= {"_trainer", "_hparams", "_example_input_array"}
+
+
+class Counts(Profiler):
+    """The user's own: counts every action, and stays balanced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.open: list[str] = []
+
+    def start(self, action_name: str) -> None:
+        self.counts[action_name] += 1
+        self.open.append(action_name)
+
+    def stop(self, action_name: str) -> None:
+        assert self.open.pop() == action_name
+
+
+class Watcher(Callback):
+    def __init__(self) -> None:
+        self.hooks: Counter[str] = Counter()
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.hooks["on_train_batch_start"] += 1
+
+    def on_after_backward(self, *args: Any) -> None:
+        self.hooks["on_after_backward"] += 1
+
+    def on_train_end(self, *args: Any) -> None:
+        self.hooks["on_train_end"] += 1
+
+
+@pytest.mark.parametrize("make", [BoringModel, ManualOptimBoringModel])
+def test_the_users_profiler_gets_every_action(tmp_path: Path, make: Callable[[], LightningModule]) -> None:
+    counted = []
+    for callbacks in ([Watcher()], [Watcher(), short()]):
+        users = Counts()
+        trainer = trainer_with(callbacks, tmp_path, profiler=users, max_steps=7, log_every_n_steps=1)
+        trainer.fit(make())
+        assert trainer.profiler is users
+        assert not users.open
+        assert callbacks[0].hooks == {"on_train_batch_start": 7, "on_after_backward": 7, "on_train_end": 1}
+        counted.append(Counter({name: n for name, n in users.counts.items() if "TrainingProfiler" not in name}))
+    without, with_ours = counted
+    # One more batch may be asked for, or one less: the loop learns in another way that it is to end.
+    asked = "[_TrainingEpochLoop].train_dataloader_next"
+    assert abs(without.pop(asked) - with_ours.pop(asked)) <= 1
+    assert with_ours == without
+
+
+@pytest.mark.parametrize("make", [SimpleProfiler, AdvancedProfiler])
+def test_lightnings_own_profilers_go_on_working(tmp_path: Path, make: Callable[..., Profiler]) -> None:
+    users = make(dirpath=tmp_path, filename="users")
+    profiler = short()
+    trainer_with([profiler], tmp_path, profiler=users).fit(BoringModel())
+    (report,) = tmp_path.glob("fit-users*")
+    text = report.read_text()
+    assert "[Strategy]SingleDeviceStrategy.training_step" in text
+    assert read_run(profiler.folder).steps == STEPS
+
+
+def test_lightnings_simple_profiler_agrees_with_the_rows(tmp_path: Path) -> None:
+    users, profiler = SimpleProfiler(), instruments(0, 10)
+    trainer_with([profiler], tmp_path, profiler=users).fit(BoringModel())
+    rows = read_steps(profiler.folder / "steps.csv")
+    theirs = sum(users.recorded_durations["[Strategy]SingleDeviceStrategy.training_step"][:10])
+    ours = sum(row.time("forward") for row in rows)
+    assert ours <= theirs  # theirs holds ours
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about a second profiler
+def test_lightnings_pytorch_profiler_beside_ours(tmp_path: Path) -> None:
+    users = PyTorchProfiler(dirpath=tmp_path, filename="users", emit_nvtx=False, export_to_chrome=False)
+    profiler = instruments(1, 3)
+    trainer = trainer_with([profiler], tmp_path, profiler=users)
+    trainer.fit(BoringModel())
+    assert trainer.profiler is users
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+
+
+def test_attributes_of_the_users_profiler_are_found_while_ours_stands_there(tmp_path: Path) -> None:
+    class Asks(Callback):
+        seen: Any = None
+
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            self.seen = trainer.profiler.recorded_durations
+            with pytest.raises(AttributeError):
+                _ = trainer.profiler.nothing_of_the_kind
+
+    asks, users = Asks(), SimpleProfiler()
+    trainer_with([asks, short()], tmp_path, profiler=users).fit(BoringModel())
+    assert asks.seen is users.recorded_durations
+
+
+def test_no_logger_puts_the_run_under_default_root_dir(tmp_path: Path) -> None:
+    profiler = short()
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert profiler.folder == tmp_path / "lm_profiler" / "version_0"
+    names = {re.sub(r"events\.out.*", "events", path.name) for path in profiler.folder.iterdir()}
+    assert {"run.json", "steps.csv", "trace", "events"} <= names
+
+
+@pytest.mark.parametrize("make", [TensorBoardLogger, CSVLogger])
+def test_the_run_is_in_the_loggers_folder(tmp_path: Path, make: Callable[..., Any]) -> None:
+    logger = make(tmp_path, name="mine")
+    profiler = short()
+    trainer_with([profiler], tmp_path, logger=logger, log_every_n_steps=1).fit(BoringModel())
+    assert profiler.folder == Path(logger.log_dir) == tmp_path / "mine" / "version_0"
+    assert (profiler.folder / "run.json").exists()
+
+
+def test_a_second_run_never_overwrites_the_first(tmp_path: Path) -> None:
+    profiler = instruments(1, 2)
+    logger = CSVLogger(tmp_path, name="mine")
+    trainer = trainer_with([profiler], tmp_path, logger=logger, log_every_n_steps=1)
+    folders = []
+    for run in (trainer.fit, trainer.validate, trainer.test, trainer.fit):
+        run(BoringModel())
+        folders.append(profiler.folder)
+    assert len(set(folders)) == 4
+    assert [read_run(folder).verb for folder in folders] == ["fit", "validate", "test", "fit"]
+    assert [len(read_steps(folder / "steps.csv")) for folder in folders] == [3, 3, 3, 3]
+
+
+def test_the_same_folder_name_in_another_process_is_not_taken_twice(tmp_path: Path) -> None:
+    profilers = [short(), short()]
+    for profiler in profilers:
+        trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert [p.folder.name for p in profilers] == ["version_0", "version_1"]
+
+
+class Random(BoringModel):
+    """Every step draws: from torch for a mask, and for the order of the items; from Python and numpy for a scale."""
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
+        scale = 1 + random.random() + float(np.random.rand())
+        return super().training_step(scale * torch.nn.functional.dropout(batch), batch_idx)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(32, 8), shuffle=True)
+
+
+def weights_after(folder: Path, callbacks: list[Callback], **options: Any) -> tuple[Trainer, list[torch.Tensor]]:
+    seed_everything(3, verbose=False)
+    trainer = trainer_with(callbacks, folder, **options)
+    module = Random()
+    trainer.fit(module)
+    return trainer, [p.detach().clone() for p in module.parameters()]
+
+
+def test_training_goes_on_as_if_nothing_had_been_there(tmp_path: Path) -> None:
+    class Looks(Callback):
+        """The state of things at the end of every batch."""
+
+        def __init__(self) -> None:
+            self.profilers: list[Any] = []
+            self.callbacks: list[int] = []
+            self.hooks: list[int] = []
+
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            (optimizer,) = trainer.optimizers
+            self.profilers.append(trainer.profiler)
+            self.callbacks.append(len(trainer.callbacks))
+            self.hooks.append(len(optimizer._optimizer_step_post_hooks))
+
+    looks, users, profiler = Looks(), SimpleProfiler(), short(stop_when_done=False)
+    trainer, instrumented = weights_after(tmp_path, [looks, profiler], max_steps=30, profiler=users)
+    assert trainer.global_step == 30
+    assert profiler.record is not None
+    assert profiler.record.steps == STEPS
+    in_stages = sum(STEPS.values())
+    assert profiler not in trainer.callbacks
+    assert looks.callbacks == [2] * in_stages + [1] * (30 - in_stages)
+    assert all(p is not users for p in looks.profilers[:in_stages])
+    assert all(p is users for p in looks.profilers[in_stages:])
+    assert looks.hooks == [1] * in_stages + [0] * (30 - in_stages)
+    _, bare = weights_after(tmp_path, [], max_steps=30)
+    assert all(torch.equal(a, b) for a, b in zip(instrumented, bare, strict=True))
+
+
+def test_manual_optimization_is_left_without_marks(tmp_path: Path) -> None:
+    module = ManualOptimBoringModel()
+    seen = []
+
+    class Looks(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            (optimizer,) = trainer.optimizers
+            (wrapper,) = trainer.strategy._lightning_optimizers
+            marked = [
+                name
+                for owner in (module, optimizer, wrapper)
+                for name in vars(owner)
+                if name in ("zero_grad", "clip_gradients", "manual_backward")
+            ]
+            seen.append(len(marked) + len(optimizer._optimizer_step_pre_hooks))
+
+    trainer_with([Looks(), short(stop_when_done=False)], tmp_path, max_steps=9).fit(module)
+    in_stages = sum(STEPS.values())
+    assert all(seen[:in_stages])
+    assert seen[in_stages:] == [0] * (9 - in_stages)
+
+
+def test_training_stops_after_exactly_the_planned_steps(tmp_path: Path) -> None:
+    trainer, _ = weights_after(tmp_path, [short()], max_steps=1000, limit_train_batches=3)
+    assert trainer.global_step == sum(STEPS.values())
+    assert trainer.max_steps == 1000
+    trainer, _ = weights_after(tmp_path, [short()], max_epochs=50)
+    assert trainer.global_step == sum(STEPS.values())
+    assert trainer.max_steps == -1
+
+
+def test_a_trainer_can_train_on_after_the_profile(tmp_path: Path) -> None:
+    profiler = instruments(1, 2)
+    trainer = trainer_with([profiler], tmp_path, max_steps=10)
+    module = BoringModel()
+    trainer.fit(module)
+    assert trainer.global_step == 3
+    trainer.callbacks.remove(profiler)
+    trainer.fit(module)
+    assert trainer.global_step == 10
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_an_evaluation_stops_after_the_planned_steps(tmp_path: Path, verb: str) -> None:
+    class Batches(Callback):
+        seen = 0
+
+        def count(self, *args: Any) -> None:
+            self.seen += 1
+
+        on_validation_batch_end = on_test_batch_end = on_predict_batch_end = count
+
+    profiler, batches = short(), Batches()
+    trainer = trainer_with([profiler, batches], tmp_path)
+    getattr(trainer, verb)(BoringModel(), datamodule=BoringDataModule())
+    assert batches.seen == sum(STEPS.values())
+    record = read_run(profiler.folder)
+    assert (record.status, record.verb, record.steps) == ("ok", verb, STEPS)
+
+
+def test_a_loop_that_ends_early_is_fine_and_says_so(tmp_path: Path) -> None:
+    profiler = instruments(2, 10)
+    trainer_with([profiler], tmp_path, max_steps=5).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.steps["measure"] == record.time["step"].n == 3
+    assert record.steps_planned["measure"] == 10
+    assert record.notes == ["the loop ended in stage measure, after 3 of its 10 steps"]
+
+
+def test_an_evaluation_that_ends_early_says_so(tmp_path: Path) -> None:
+    profiler = instruments(2, 10)
+    trainer_with([profiler], tmp_path, limit_val_batches=5).validate(BoringModel(), verbose=False)
+    record = read_run(profiler.folder)
+    assert (record.status, record.time["step"].n) == ("ok", 3)
+    assert record.notes == ["the loop ended in stage measure, after 3 of its 10 steps"]
+
+
+def test_a_loop_that_ends_with_the_last_planned_step_has_nothing_to_note(tmp_path: Path) -> None:
+    profiler = instruments(2, 3)
+    trainer_with([profiler], tmp_path, max_steps=5).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert record.steps["measure"] == 3
+    assert record.notes == []
+
+
+def test_a_loop_that_ends_before_anything_is_measured(tmp_path: Path) -> None:
+    profiler = instruments(5, 3)
+    trainer_with([profiler], tmp_path, max_steps=2).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.time["step"].n == 0
+    assert record.time["step"].median is None
+    assert record.notes
+
+
+def test_users_callbacks_and_ours_in_one_list(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    others = [LearningRateMonitor("step"), ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3)]
+    trainer = trainer_with([*others, short()], tmp_path, logger=logger, enable_checkpointing=True, log_every_n_steps=1)
+    trainer.fit(BoringModel())
+    assert list((tmp_path / "kept").glob("*.ckpt"))
+    assert trainer.global_step == sum(STEPS.values())
+
+
+def test_barebones_is_refused(tmp_path: Path) -> None:
+    profiler = short()
+    trainer = Trainer(barebones=True, accelerator="cpu", default_root_dir=tmp_path, max_steps=3)
+    trainer.callbacks.append(profiler)
+    with pytest.raises(MisconfigurationException, match="barebones"):
+        trainer.fit(BoringModel())
+
+
+@pytest.mark.parametrize("option", ["warmup_steps", "measure_steps", "trace_steps", "memory_steps"])
+def test_negative_steps_are_refused(option: str) -> None:
+    with pytest.raises(ValueError, match=r"steps: expected (0|1) or more, given -1"):
+        profiling_callbacks(**{option: -1})
+
+
+def test_nothing_to_measure_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"stages\.measure_steps: expected 1 or more, given 0"):
+        profiling_callbacks(measure_steps=0)
+
+
+def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    callbacks = profiling_callbacks(1, 3, trace_steps=1, memory_steps=1, name="mine")
+    trainer_with(callbacks, tmp_path).fit(BoringModel())
+    record = read_run(tmp_path / "mine" / "version_0")
+    assert (record.name, record.steps) == ("mine", STEPS)
+    printed = capsys.readouterr()
+    assert "forward" in printed.out
+    assert str(tmp_path / "mine" / "version_0") in printed.out
+    assert "measuring: 3 steps" in printed.err
+
+
+def test_each_part_has_a_peak_of_memory(tmp_path: Path) -> None:
+    profiler = short()
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    memory = read_run(profiler.folder).memory
+    assert memory is not None
+    assert memory.measured.allocated_peak is None  # the CPU has no allocator that says
+    assert {"data", "forward", "backward", "optimizer", "other"} <= set(memory.parts) <= set(PARTS)
+    # A process with torch in it holds more than 100 MiB, and no more than this machine has.
+    assert all(2**27 < (part.resident_peak or 0) < 2**42 for part in memory.parts.values())

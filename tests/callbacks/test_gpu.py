@@ -1,0 +1,191 @@
+"""On a GPU: the device's own time, measured without ever waiting for it."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import TRUTH_S, KnownModule, SlowBackward, SlowSGD, SlowStream, instruments, spin, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor
+
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+pytestmark = pytest.mark.gpu
+BUSY = ("transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+
+
+class Sleeps:
+    """Keeps the device busy, between a pair of events of its own."""
+
+    def __init__(self) -> None:
+        self.pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
+        start, end = self.pair()
+        torch.cuda._sleep(1_000_000)  # the first launch is slow
+        torch.cuda.synchronize()
+        start.record()
+        torch.cuda._sleep(20_000_000)
+        end.record()
+        torch.cuda.synchronize()
+        self.cycles_per_s = 20_000_000 / (start.elapsed_time(end) * 1e-3)
+
+    @staticmethod
+    def pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
+        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    @contextmanager
+    def watched(self, phase: str) -> Iterator[None]:
+        start, end = self.pair()
+        start.record()
+        yield
+        end.record()
+        self.pairs[phase].append((start, end))
+
+    def __call__(self, phase: str) -> None:
+        with self.watched(phase):
+            torch.cuda._sleep(round(TRUTH_S[phase] * self.cycles_per_s))
+
+    def median_s(self, phase: str, first: int, last: int) -> float:
+        torch.cuda.synchronize()
+        return statistics.median(a.elapsed_time(b) * 1e-3 for a, b in self.pairs[phase][first:last])
+
+
+class SleepyBackward(SlowBackward):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, sleep: Sleeps) -> Tensor:
+        ctx.sleep = sleep
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.sleep("backward")
+        return grad, None
+
+
+class Sleepy(KnownModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sleep = Sleeps()
+
+    def transfer_batch_to_device(self, batch: Tensor, device: torch.device, dataloader_idx: int) -> Tensor:
+        self.sleep("transfer")
+        return batch
+
+    def loss(self) -> Tensor:
+        self.sleep("forward")
+        return SleepyBackward.apply(self.weight, self.sleep)
+
+    def optimizer_zero_grad(self, *args: Any) -> None:
+        self.sleep("zero_grad")
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+        self.sleep("clip")
+
+    def configure_optimizers(self) -> Any:
+        sleep = self.sleep
+
+        class SleepySGD(SlowSGD):
+            def step(self, closure: Any = None) -> Any:
+                loss = closure()
+                sleep("optimizer")
+                return loss
+
+        return SleepySGD(self.parameters())
+
+
+class NoData:
+    def __len__(self) -> int:
+        return 1000
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for _ in range(1000):
+            yield torch.ones(7)
+
+
+def test_each_phase_takes_what_an_independent_pair_of_events_says(tmp_path: Path) -> None:
+    module, profiler = Sleepy(), instruments(2, 11)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(module, NoData())
+    record = read_run(profiler.folder)
+    for phase in BUSY:
+        truth_s = module.sleep.median_s(phase, 2, 13)
+        assert record.time[phase].median == pytest.approx(truth_s, abs=max(0.3e-3, 0.015 * truth_s)), phase
+    step_s = record.time["step"].median
+    assert step_s is not None
+    assert record.time["other"].median is not None
+    assert record.time["other"].median < 0.015 * step_s
+    # The host only launches: had anything in a step waited for the device, its time would be the device's.
+    assert record.host_time["forward"].median is not None
+    assert record.host_time["forward"].median < 2e-3
+    for row in read_steps(profiler.folder / "steps.csv"):
+        for clock in ("device", "host"):
+            parts = sum(row.time(part, clock) for part in PARTS)
+            assert parts == pytest.approx(row.time("step", clock), abs=5e-6)  # events tick in half microseconds
+
+
+def test_waiting_for_data_is_the_devices_time_as_well_where_it_has_nothing_else_to_do(tmp_path: Path) -> None:
+    class Idle(KnownModule):
+        def loss(self) -> Tensor:
+            spin("forward", 1e-3)
+            return self.weight.clone()
+
+    profiler = instruments(2, 11)
+    data = torch.utils.data.DataLoader(SlowStream(), batch_size=None)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Idle(), data)
+    assert profiler.record is not None
+    assert profiler.record.time["data"].median == pytest.approx(TRUTH_S["data"], rel=0.1)
+
+
+def test_memory_is_the_allocators(tmp_path: Path) -> None:
+    class Holds(BoringModel):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            torch.empty(256 << 20, dtype=torch.uint8, device=self.device)
+            return super().training_step(batch, batch_idx)
+
+    profiler = instruments(1, 3, memory=1)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Holds())
+    assert profiler.record is not None
+    memory = profiler.record.memory
+    assert memory is not None
+    assert 256 << 20 <= (memory.measured.allocated_peak or 0) < 320 << 20
+    assert (memory.measured.reserved_peak or 0) >= (memory.measured.allocated_peak or 0)
+    assert (memory.parts["forward"].allocated_peak or 0) >= 256 << 20
+    assert (memory.parts["optimizer"].allocated_peak or 0) < 256 << 20
+
+
+def test_out_of_memory_on_the_device(tmp_path: Path) -> None:
+    class Full(BoringModel):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            if batch_idx == 3:
+                torch.empty(1 << 50, dtype=torch.uint8, device=self.device)
+            return super().training_step(batch, batch_idx)
+
+    profiler = instruments(1, 10)
+    with pytest.raises(torch.OutOfMemoryError):
+        trainer_with([profiler], tmp_path, accelerator="gpu").fit(Full())
+    record = read_run(profiler.folder)
+    assert record.status == "oom"
+    assert record.failure is not None
+    assert (record.failure.phase, record.failure.step) == ("forward", 4)
+    assert [row.seconds is not None for row in read_steps(profiler.folder / "steps.csv")] == [True] * 3
+
+
+def test_fsdp(tmp_path: Path) -> None:
+    if not torch.distributed.is_nccl_available():
+        pytest.skip("needs NCCL")
+    profiler = instruments(1, 3, memory=1, trace=1)
+    trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.steps == {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}
+    for phase in ("forward", "backward", "optimizer"):
+        minimum = record.time[phase].min
+        assert minimum is not None
+        assert minimum > 0

@@ -1,0 +1,330 @@
+"""The instruments say what is known to be true of a loop, in every way that Lightning can run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import (
+    TOKENS_IN_A_BATCH,
+    TRUTH_S,
+    WAITED_S,
+    Evaluated,
+    KnownModule,
+    SlowLoader,
+    SlowSGD,
+    SlowStream,
+    assert_times,
+    assert_waited,
+    instruments,
+    measured_rows,
+    profiled_fit,
+    spin,
+    trainer_with,
+)
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lm_profiler.record.steps import read_steps
+
+A_BATCH = ("data", "transfer", "forward", "backward")
+GRADIENTS = ("forward", "zero_grad", "backward", "clip")
+EVALUATION_S = {phase: TRUTH_S[phase] for phase in ("data", "transfer", "forward")}
+
+
+def times(factor: int, phases: tuple[str, ...]) -> dict[str, float]:
+    return {**TRUTH_S, **{phase: factor * TRUTH_S[phase] for phase in phases}}
+
+
+def test_each_phase_of_a_plain_loop(tmp_path: Path) -> None:
+    profiler = profiled_fit(KnownModule(), tmp_path)
+    record = assert_times(profiler, TRUTH_S)
+    rows = measured_rows(profiler)
+    assert record.time["forward_backward"].max == pytest.approx(
+        max(row.time("forward") + row.time("backward") for row in rows), abs=2e-9
+    )
+    assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == list(range(1, 14))
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_step == TOKENS_IN_A_BATCH
+    assert record.time["step"].median is not None
+    assert record.throughput.tokens_per_s == pytest.approx(TOKENS_IN_A_BATCH / record.time["step"].median)
+
+
+def test_accumulation_adds_up_the_phases_of_its_batches(tmp_path: Path) -> None:
+    module = KnownModule()
+    profiler = instruments(1, 5)
+    trainer = trainer_with([profiler], tmp_path, accumulate_grad_batches=4)
+    trainer.fit(module, SlowLoader())
+    record = assert_times(profiler, times(4, A_BATCH), measure=5, waits=dict.fromkeys(A_BATCH, 4))
+    assert trainer.global_step == 6
+    assert [row.tokens for row in measured_rows(profiler)] == [4 * TOKENS_IN_A_BATCH] * 5
+    assert record.model is not None
+    assert record.model.accumulate_grad_batches == 4
+
+
+def test_an_epoch_that_ends_amid_accumulation_steps_with_what_it_has(tmp_path: Path) -> None:
+    profiler = profiled_fit(
+        KnownModule(), tmp_path, SlowLoader(6), profiler=instruments(0, 4), accumulate_grad_batches=4
+    )
+    rows = measured_rows(profiler)
+    assert [row.tokens for row in rows] == [4 * TOKENS_IN_A_BATCH, 2 * TOKENS_IN_A_BATCH] * 2
+    assert_waited(rows, "forward", [4, 2] * 2)
+    assert_waited(rows, "optimizer", [1] * 4)
+
+
+class Manual(KnownModule):
+    """Two optimizers. Lightning works 0.3 ms between the phases of each: a longer forward pass can bear it."""
+
+    closures = False
+    unwrapped = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        return [SlowSGD(self.parameters()) for _ in range(2)]
+
+    def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
+        spin("clip")
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        for optimizer in self.optimizers(use_pl_optimizer=not self.unwrapped):
+            if self.closures:
+                optimizer.step(closure=lambda optimizer=optimizer: self.gradients(optimizer))
+            else:
+                self.gradients(optimizer)
+                optimizer.step()
+
+    def gradients(self, optimizer: Any) -> Tensor:
+        spin("forward")
+        loss = self.loss()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer, gradient_clip_val=1.0)
+        return loss
+
+
+@pytest.mark.parametrize("unwrapped", [False, True], ids=["wrapped", "unwrapped"])
+@pytest.mark.parametrize("closures", [False, True], ids=["bare", "closure"])
+def test_manual_optimization_with_two_optimizers(tmp_path: Path, closures: bool, unwrapped: bool) -> None:
+    module = Manual()
+    module.closures, module.unwrapped = closures, unwrapped
+    profiler = instruments(1, 5)
+    trainer = trainer_with([profiler], tmp_path)
+    trainer.fit(module, SlowLoader())
+    waits = {**dict.fromkeys((*GRADIENTS, "optimizer"), 2), "forward": 4}
+    truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
+    assert_times(profiler, truth, measure=5, waits=waits)
+    assert trainer.fit_loop.epoch_loop.batch_progress.total.completed == 6
+
+
+def test_under_manual_optimization_a_batch_is_a_step_whatever_is_done_with_it(tmp_path: Path) -> None:
+    class EveryOther(Manual):
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            if batch_idx % 2:
+                super().training_step(batch, batch_idx)
+
+    rows = measured_rows(profiled_fit(EveryOther(), tmp_path, profiler=instruments(0, 6)))
+    for part in ("zero_grad", "backward", "clip", "optimizer"):
+        assert_waited(rows, part, [0, 2] * 3)
+
+
+class Closures(SlowSGD):
+    """Like LBFGS: it evaluates its closure more than once."""
+
+    def step(self, closure: Any = None) -> Any:
+        # Not through super().step: torch calls the hooks around each step() of the chain.
+        loss = [closure() for _ in range(3)][-1]
+        for _ in range(9):
+            spin("optimizer")
+        return loss
+
+
+def test_an_optimizer_that_evaluates_its_closure_three_times(tmp_path: Path) -> None:
+    class Thrice(KnownModule):
+        def configure_optimizers(self) -> Any:
+            return Closures(self.parameters())
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            spin("other", 15e-3)
+
+    profiler = profiled_fit(Thrice(), tmp_path, profiler=instruments(1, 5))
+    waits = {**dict.fromkeys(GRADIENTS, 3), "optimizer": 9}
+    truth = {phase: waits.get(phase, 1) * seconds for phase, seconds in TRUTH_S.items()}
+    assert_times(profiler, {**truth, "other": 15e-3}, measure=5, waits=waits)
+
+
+def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> None:
+    """torch calls an optimizer's hooks around the inner step() as well, which is not the end of the outer one."""
+
+    class More(SlowSGD):
+        def step(self, closure: Any = None) -> Any:
+            loss = super().step(closure)
+            spin("optimizer")
+            return loss
+
+    class Extended(KnownModule):
+        def configure_optimizers(self) -> Any:
+            return More(self.parameters())
+
+    profiler = profiled_fit(Extended(), tmp_path, profiler=instruments(1, 5))
+    assert_times(profiler, times(2, ("optimizer",)), measure=5, waits={"optimizer": 2})
+
+
+@pytest.mark.filterwarnings("ignore:.LightningModule.configure_optimizers. returned .None.")
+def test_no_optimizer(tmp_path: Path) -> None:
+    class NoOptimizer(KnownModule):
+        def configure_optimizers(self) -> None:
+            return None
+
+    assert_times(profiled_fit(NoOptimizer(), tmp_path), {**TRUTH_S, "optimizer": 0.0})
+
+
+@pytest.mark.filterwarnings("ignore:.training_step. returned .None.")
+def test_a_training_step_that_returns_none_has_no_backward(tmp_path: Path) -> None:
+    class Skips(KnownModule):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx % 3 == 1 else loss
+
+    rows = measured_rows(profiled_fit(Skips(), tmp_path, profiler=instruments(0, 9)))
+    assert_waited(rows, "backward", [1, 0, 1] * 3)
+    assert_waited(rows, "forward", [1] * 9)
+    assert_waited(rows, "optimizer", [1] * 9)
+
+
+@pytest.mark.parametrize("batches_a_step", [1, 4])
+def test_validation_amid_training_is_in_no_step(tmp_path: Path, batches_a_step: int) -> None:
+    """Three batches of validation (87 ms) after every second batch; with accumulation that is amid a step."""
+    measure = 12 // batches_a_step
+    profiler = profiled_fit(
+        Evaluated(),
+        tmp_path,
+        profiler=instruments(1, measure),
+        val_dataloaders=SlowLoader(3, "outside"),
+        val_check_interval=2,
+        accumulate_grad_batches=batches_a_step,
+    )
+    waits = dict.fromkeys(A_BATCH, batches_a_step)
+    record = assert_times(profiler, times(batches_a_step, A_BATCH), measure, waits)
+    assert record.between_steps_s is not None
+    if batches_a_step == 1:  # all six validations lie between two measured steps
+        waited_s = sum(WAITED_S["outside"])
+        assert len(WAITED_S["outside"]) == 6 * 3 * len(EVALUATION_S)
+        assert waited_s < record.between_steps_s < 1.5 * waited_s
+
+
+def test_a_stream_without_length_is_fetched_ahead(tmp_path: Path) -> None:
+    profiler = profiled_fit(KnownModule(), tmp_path, DataLoader(SlowStream(), batch_size=None))
+    assert_times(profiler, TRUTH_S, fetched_ahead=1)
+
+
+def test_the_turn_of_an_epoch_is_in_no_step(tmp_path: Path) -> None:
+    class SlowTurn(KnownModule):
+        def on_train_epoch_start(self) -> None:
+            spin("outside", 20e-3)
+
+        def on_train_epoch_end(self) -> None:
+            spin("outside", 30e-3)
+
+    profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=instruments(1, 11))
+    record = assert_times(profiler, TRUTH_S)
+    steps_s = sorted(row.time("step") for row in measured_rows(profiler))
+    assert steps_s[-3] < sum(TRUTH_S.values()) + 30e-3  # three would be longer, if a turn were in them
+    assert record.between_steps_s is not None
+    assert record.between_steps_s > 3 * 50e-3  # twelve steps in epochs of three: three turns between the measured ones
+
+
+class SlowHooks(Callback):
+    """A user's work in hooks that Lightning calls inside its own backward and transfer."""
+
+    def on_before_backward(self, *args: Any) -> None:
+        spin("other", 2e-3)
+
+    def on_after_backward(self, *args: Any) -> None:
+        spin("other", 7e-3)
+
+    def on_before_zero_grad(self, *args: Any) -> None:
+        spin("other", 1e-3)
+
+    def on_before_optimizer_step(self, *args: Any) -> None:
+        spin("other", 3e-3)
+
+
+def test_a_callbacks_hooks_are_other(tmp_path: Path) -> None:
+    profiler = profiled_fit(KnownModule(), tmp_path, callbacks=[SlowHooks()])
+    assert_times(profiler, {**TRUTH_S, "other": 13e-3}, waits={"other": 4})
+
+
+def test_a_modules_own_hooks_are_other(tmp_path: Path) -> None:
+    class Hooked(KnownModule):
+        def on_before_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            spin("other", 2e-3)
+            return batch
+
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            spin("other", 7e-3)
+            return batch
+
+        def on_after_backward(self) -> None:
+            spin("other", 5e-3)
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+            optimizer.step(closure=closure)
+            spin("other", 6e-3)
+
+    assert_times(profiled_fit(Hooked(), tmp_path), {**TRUTH_S, "other": 20e-3}, waits={"other": 4})
+
+
+def test_a_data_modules_hooks_are_other_and_its_transfer_is_transfer(tmp_path: Path) -> None:
+    class NoTransfer(KnownModule):
+        transfer_batch_to_device = LightningModule.transfer_batch_to_device
+
+    class Data(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return SlowLoader()
+
+        def transfer_batch_to_device(self, batch: Tensor, device: torch.device, dataloader_idx: int) -> Tensor:
+            spin("transfer")
+            return batch
+
+        def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
+            spin("other", 7e-3)
+            return batch
+
+    assert_times(profiled_fit(NoTransfer(), tmp_path, Data()), {**TRUTH_S, "other": 7e-3})
+
+
+def half_precision(name: str) -> MixedPrecision:
+    # By its name Lightning would make it bf16-mixed on the CPU.
+    return MixedPrecision(name, "cpu", scaler=torch.amp.GradScaler("cpu"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda: {"precision": "bf16-mixed"},
+        lambda: {"precision": "bf16-true"},
+        lambda: {"plugins": [half_precision("16-mixed")]},
+    ],
+    ids=["bf16-mixed", "bf16-true", "16-mixed"],
+)
+def test_precisions(tmp_path: Path, options: Callable[[], dict[str, Any]]) -> None:
+    profiler = profiled_fit(KnownModule(), tmp_path, profiler=instruments(1, 7), **options())
+    assert_times(profiler, TRUTH_S, measure=7)
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_the_other_verbs_time_the_forward_pass(tmp_path: Path, verb: str) -> None:
+    profiler = instruments()
+    trainer = trainer_with([profiler], tmp_path)
+    getattr(trainer, verb)(Evaluated(), SlowLoader(), **({} if verb == "predict" else {"verbose": False}))
+    record = assert_times(profiler, EVALUATION_S)
+    assert record.verb == verb
+    assert [row.tokens for row in measured_rows(profiler)] == [TOKENS_IN_A_BATCH] * 11

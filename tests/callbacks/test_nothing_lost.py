@@ -1,0 +1,230 @@
+"""However a run dies, what it finished is on disk, and the record says where it died."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from failing import GivesUp
+from known_loop import instruments, trainer_with
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.profilers import SimpleProfiler
+
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.failures import first_line, status_of
+from lm_profiler.record.quantities import PHASES
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+
+def device_full() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has a total capacity of ...")
+
+
+def host_full() -> None:
+    torch.empty(1 << 60)  # an exbibyte and more: the CPU allocator refuses
+
+
+def bug() -> None:
+    raise KeyError("wrong")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def interrupts_as_before() -> Iterator[None]:
+    """Lightning ignores SIGINT from the first KeyboardInterrupt on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def die(
+    module: BoringModel,
+    folder: Path,
+    expected: type[BaseException],
+    callbacks: tuple[Callback, ...] = (),
+    **options: Any,
+) -> tuple[TrainingProfiler, Trainer]:
+    profiler, users = instruments(1, 5, memory=1), SimpleProfiler()
+    trainer = trainer_with([*callbacks, profiler], folder, profiler=users, **options)
+    with pytest.raises(expected):
+        trainer.fit(module)
+    assert trainer.profiler is users
+    return profiler, trainer
+
+
+def assert_recorded(
+    profiler: TrainingProfiler, status: str, phase: str, steps: int, step: int | None, kind: str
+) -> None:
+    record = read_run(profiler.folder)
+    assert record == profiler.record
+    assert record.status == status
+    assert record.failure is not None
+    assert (record.failure.phase, record.failure.step, record.failure.type) == (phase, step, kind)
+    rows = read_steps(profiler.folder / "steps.csv")
+    assert [row.step for row in rows] == list(range(1, steps + 1))
+    assert [row.stage for row in rows] == (["warmup"] + ["measure"] * 5)[:steps]
+    assert record.steps == {"warmup": min(steps, 1), "measure": max(steps - 1, 0), "memory": 0, "trace": 0}
+    assert not [path for path in profiler.folder.rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "fail, status, error",
+    [
+        (device_full, "oom", torch.OutOfMemoryError),
+        (host_full, "oom", RuntimeError),
+        (bug, "failed", KeyError),
+        (interrupt, "interrupted", KeyboardInterrupt),
+    ],
+)
+def test_a_run_that_dies_in_a_phase(
+    tmp_path: Path, phase: str, fail: Callable[[], None], status: str, error: type[BaseException]
+) -> None:
+    # Lightning turns an interrupt into an exit.
+    raised = SystemExit if error is KeyboardInterrupt else error
+    profiler, _ = die(GivesUp(phase, fail), tmp_path, raised)
+    assert_recorded(profiler, status, phase, steps=3, step=4, kind=error.__name__)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_run_that_dies_in_its_first_step(tmp_path: Path, phase: str) -> None:
+    profiler, _ = die(GivesUp(phase, device_full, batch=1), tmp_path, torch.OutOfMemoryError)
+    assert_recorded(profiler, "oom", phase, steps=0, step=1, kind="OutOfMemoryError")
+
+
+@pytest.mark.parametrize("where", [*PHASES, "end of a batch"])
+def test_an_error_in_the_last_planned_step_is_not_swallowed(tmp_path: Path, where: str) -> None:
+    profiler = instruments(0, 4)
+    with pytest.raises(KeyError):
+        trainer_with([profiler], tmp_path).fit(GivesUp(where, bug, batch=4))
+    assert profiler.record is not None
+    if where != "end of a batch":  # the step itself was done then
+        assert profiler.record.status == "failed"
+        assert len(read_steps(profiler.folder / "steps.csv")) == 3
+
+
+class Manual(GivesUp):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)["loss"]
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(optimizer)
+        optimizer.step()
+
+    def clip_gradients(self, *args: Any, **kwargs: Any) -> None:
+        self.at("clip")
+
+
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "zero_grad"])
+def test_manual_optimization_that_dies_in_a_phase(tmp_path: Path, phase: str) -> None:
+    profiler, _ = die(Manual(phase, bug), tmp_path, KeyError)
+    assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="KeyError")
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_start", "on_after_backward", "on_before_optimizer_step"])
+def test_a_users_hook_is_in_no_phase(tmp_path: Path, hook: str) -> None:
+    def raises(self: Callback, *args: Any) -> None:
+        if read_left(args[0]) == 3:
+            bug()
+
+    def read_left(trainer: Trainer) -> int:
+        return trainer.fit_loop.epoch_loop.batch_progress.current.ready - 1
+
+    users = type("Users", (Callback,), {hook: raises})()
+    profiler, _ = die(GivesUp("nowhere", bug), tmp_path, KeyError, (users,))
+    assert_recorded(profiler, "failed", "other", steps=3, step=4, kind="KeyError")
+
+
+def test_an_error_after_the_optimizer_keeps_the_step_that_was_done(tmp_path: Path) -> None:
+    profiler, _ = die(GivesUp("end of a batch", bug), tmp_path, KeyError)
+    assert_recorded(profiler, "failed", "other", steps=4, step=5, kind="KeyError")
+
+
+def test_accumulation_that_dies_amid_a_step(tmp_path: Path) -> None:
+    profiler, _ = die(GivesUp("backward", device_full, 6), tmp_path, RuntimeError, accumulate_grad_batches=2)
+    assert_recorded(profiler, "oom", "backward", steps=2, step=3, kind="OutOfMemoryError")
+
+
+def test_an_error_during_set_up(tmp_path: Path) -> None:
+    profiler, _ = die(GivesUp("setup", device_full, batch=1), tmp_path, torch.OutOfMemoryError)
+    assert_recorded(profiler, "oom", "setup", steps=0, step=None, kind="OutOfMemoryError")
+
+
+@pytest.mark.parametrize("verb", ["validate", "test", "predict"])
+def test_the_other_verbs(tmp_path: Path, verb: str) -> None:
+    class Fails(BoringModel):
+        def any_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            if batch_idx == 3:
+                device_full()
+            return torch.zeros(1)
+
+        validation_step = test_step = predict_step = any_step
+
+    profiler = instruments(1, 5, memory=1)
+    trainer = trainer_with([profiler], tmp_path)
+    with pytest.raises(torch.OutOfMemoryError):
+        getattr(trainer, verb)(Fails())
+    assert_recorded(profiler, "oom", "forward", steps=3, step=4, kind="OutOfMemoryError")
+
+
+def test_an_error_amid_validation_is_in_no_phase(tmp_path: Path) -> None:
+    class Fails(BoringModel):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            bug()
+
+    profiler, _ = die(Fails(), tmp_path, KeyError, val_check_interval=3)
+    assert_recorded(profiler, "failed", "other", steps=3, step=4, kind="KeyError")
+
+
+def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, trace=2)
+    with pytest.raises(KeyError):
+        trainer_with([profiler], tmp_path).fit(GivesUp("backward", bug, batch=5))
+    assert profiler.record is not None
+    assert profiler.record.time["step"].n == 2
+    assert profiler.record.steps == {"warmup": 1, "measure": 2, "memory": 0, "trace": 1}
+    assert not list(profiler.folder.rglob("*.json.gz"))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # it left none running
+        pass
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal(tmp_path: Path, name: str) -> None:
+    script = Path(__file__).with_name("failing.py")
+    command = [sys.executable, str(script), str(tmp_path), name]
+    subprocess.run(command, capture_output=True, timeout=120, check=False)  # Lightning's exit code: 0 after SIGTERM
+    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    record = read_run(folder)
+    assert record.status == "interrupted"
+    # Lightning lets the step end after SIGTERM; SIGINT raises KeyboardInterrupt at once.
+    finished = 4 if name == "SIGTERM" else 3
+    assert record.failure is not None
+    assert record.failure.step == finished + 1
+    assert record.failure.phase == ("other" if name == "SIGTERM" else "forward")
+    assert len(read_steps(folder / "steps.csv")) == finished
+
+
+def test_what_an_exception_means() -> None:
+    assert status_of(MemoryError()) == "oom"
+    assert status_of(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes")) == "oom"
+    assert status_of(RuntimeError("shapes cannot be multiplied")) == "failed"
+    assert status_of(ValueError("out of memory of times past")) == "failed"
+    assert first_line(ValueError("\n first\nsecond")) == "first"
+    assert first_line(ValueError()) == "ValueError"
+    assert len(first_line(ValueError("x" * 1000))) == 300

@@ -1,0 +1,66 @@
+"""The line that names the stage, on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import io
+
+from lm_profiler.callbacks.progress import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Seconds:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_terminals_line_is_drawn_over_itself_twice_a_second_at_most() -> None:
+    out, seconds = Terminal(), Seconds()
+    progress = Progress(out, seconds)
+    for done in range(20):  # a step every eighth of a second
+        progress.draw("measure", done, 20)
+        seconds.now += 0.125
+    lines = out.getvalue().split("\r\x1b[K")
+    assert lines == ["", "measuring 1/20", "measuring 5/20", "measuring 9/20", "measuring 13/20", "measuring 17/20"]
+
+
+def test_a_new_stage_is_shown_at_once() -> None:
+    out, seconds = Terminal(), Seconds()
+    progress = Progress(out, seconds)
+    for stage in ("warmup", "measure", "memory", "trace"):
+        progress.draw(stage, 0, 3)
+    lines = out.getvalue().split("\r\x1b[K")[1:]
+    assert lines == ["warm-up 1/3", "measuring 1/3", "reading memory 1/3", "tracing 1/3"]
+
+
+def test_the_line_is_left_empty() -> None:
+    out = Terminal()
+    progress = Progress(out, Seconds())
+    progress.clear()
+    assert out.getvalue() == ""
+    progress.draw("warmup", 0, 3)
+    progress.clear()
+    assert out.getvalue().endswith("\r\x1b[K")
+
+
+def test_elsewhere_there_is_a_line_a_stage() -> None:
+    out, seconds = io.StringIO(), Seconds()
+    progress = Progress(out, seconds)
+    for stage in ("warmup", "measure"):
+        for done in range(3):
+            progress.draw(stage, done, 3)
+            seconds.now += 10
+    progress.clear()
+    assert out.getvalue() == "warm-up: 3 steps\nmeasuring: 3 steps\n"
+
+
+def test_no_more_steps_are_counted_than_planned() -> None:
+    out = Terminal()
+    Progress(out, Seconds()).draw("measure", 3, 3)
+    assert out.getvalue().endswith("measuring 3/3")

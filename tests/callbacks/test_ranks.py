@@ -1,0 +1,91 @@
+"""Several ranks measure, and rank 0 writes the one record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ddp_run import SLOWER_S
+from known_loop import TRUTH_S
+
+from lm_profiler.callbacks.ranks import merge
+from lm_profiler.callbacks.recorder import Measured
+from lm_profiler.record.quantities import TIMED
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import StepRow, read_steps
+
+
+def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("ddp_run.py")), str(folder), fails]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_two_ranks_make_one_record(tmp_path: Path) -> None:
+    done = start(tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    record = read_run(folder)
+    rows = read_steps(folder / "steps.csv")
+
+    stages = ["warmup"] + ["measure"] * 5 + ["memory"] + ["trace"] * 2
+    assert [(row.step, row.rank, row.stage) for row in rows] == [
+        (step, rank, stage) for step, stage in enumerate(stages, 1) for rank in (0, 1)
+    ]
+    assert record.status == "ok"
+    assert record.environment is not None
+    assert record.environment.world_size == 2
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_step == 10 + 11
+    assert len(record.rank_step_s) == 2
+    # Neither can run ahead of the other: their steps are equally long, and the difference is in the backward pass.
+    assert record.rank_step_s[0] == pytest.approx(record.rank_step_s[1], rel=0.15)
+    step_s = sum(TRUTH_S.values()) + SLOWER_S
+    assert step_s <= record.rank_step_s[1] < 3 * step_s
+    measured = [row for row in rows if row.stage == "measure"]
+    for rank in (0, 1):
+        # The shortest: two busy processes leave no core to anything else, which has to interrupt them.
+        forward = min(row.time("forward") for row in measured if row.rank == rank)
+        assert forward == pytest.approx(TRUTH_S["forward"] + rank * SLOWER_S, rel=0.25)
+    assert record.time["forward"].mean == pytest.approx(sum(r.time("forward") for r in measured) / 10)
+    assert {path.name for path in (folder / "trace").iterdir()} == {
+        "rank0.pt.trace.json.gz",
+        "rank1.pt.trace.json.gz",
+    }
+
+
+def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
+    done = start(tmp_path, "fails")
+    assert done.returncode != 0
+    assert "rank 1 gives up" in done.stderr
+    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    rows = read_steps(folder / "steps.rank1.csv")
+    assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
+
+
+def measured(rank: int, peak: int) -> Measured:
+    row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
+    return Measured(
+        rows=[row],
+        part_peaks={"forward": (peak, None, None)},
+        planned={"measure": 1},
+        between_steps_s=0.5 + rank,
+        device_idle=None,
+        recompilations=1,
+        notes=["of all", f"of {rank}"],
+    )
+
+
+def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
+    merged = merge([measured(0, 5), measured(1, 7)])
+    assert [row.rank for row in merged.rows] == [0, 1]
+    assert merged.part_peaks == {"forward": (7, None, None)}
+    assert merged.notes == ["of all", "of 0", "of 1"]
+    assert merged.between_steps_s == 0.5

@@ -1,0 +1,231 @@
+"""The stages pass by, on a clock that the test sets and a device that it simulates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_device import Clock, FakeStream
+
+from lm_profiler.callbacks import TraceOptions
+from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
+from lm_profiler.callbacks.memory import MemoryReader
+from lm_profiler.callbacks.recorder import Measured
+from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.stages import Schedule
+from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.measure import timeline as at
+from lm_profiler.measure.timeline import Span, Timeline
+from lm_profiler.record.steps import Peaks
+
+STEP_MS = 10
+
+
+class CountingProbe:
+    """Its n-th reading since the last reset is n."""
+
+    def __init__(self) -> None:
+        self.resets = self.readings = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+        self.readings = 0
+
+    def peaks(self) -> Peaks:
+        self.readings += 1
+        return self.readings, None, None
+
+
+class Drawn:
+    """Progress, as it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, int]] = []
+        self.cleared = 0
+
+    def draw(self, stage: str, done: int, planned: int) -> None:
+        self.told.append((stage, done, planned))
+
+    def clear(self) -> None:
+        self.cleared += 1
+
+
+class Loop:
+    """Runs steps of 10 ms, of which 4 are forward, and no real work."""
+
+    def __init__(self, folder: Path, stages: dict[str, int], stream: FakeStream | None, clock: Clock) -> None:
+        self.clock = clock
+        self.timeline = Timeline(clock, stream)
+        self.probe = CountingProbe()
+        self.progress = Drawn()
+        self.ended = 0
+        cpu = torch.device("cpu")
+        options: dict[str, Any] = {"stream": stream, "progress": self.progress}
+        self.session = Session(
+            timeline=self.timeline,
+            schedule=Schedule(stages),
+            instruments=Instruments(
+                memory=MemoryReader(self.probe, self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
+                compiles=CompileWatch(),
+                syncs=SyncWatch(cpu),
+                history=HistoryWatch(cpu, folder, False),
+                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0),
+                telemetry=TelemetryWatch(cpu),
+            ),
+            rank=0,
+            done=self.end,
+            **options,
+        )
+
+    def end(self) -> None:
+        self.ended += 1
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.timeline.begin_step()
+            with Span(self.timeline, at.FORWARD):
+                self.clock.pass_ms(4)
+            self.clock.pass_ms(STEP_MS - 4)
+            self.session.step_ended(self.timeline.end_step())
+
+    def finish(self) -> Measured:
+        self.session.finish()
+        return self.session.measured()
+
+
+def loop(folder: Path, stages: dict[str, int], **device: Any) -> tuple[Loop, FakeStream]:
+    clock = Clock()
+    stream = FakeStream(clock, **device)
+    return Loop(folder, stages, stream, clock), stream
+
+
+def test_rows_hold_both_clocks_in_order(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3}, slowness=3, late_ms=25)
+    run.run(5)
+    measured = run.finish()
+    assert [(row.step, row.stage) for row in measured.rows] == [
+        (1, "warmup"),
+        (2, "warmup"),
+        (3, "measure"),
+        (4, "measure"),
+        (5, "measure"),
+    ]
+    for row in measured.rows:
+        assert row.host_time("forward") == pytest.approx(4e-3)
+        assert row.time("forward") == pytest.approx(12e-3)
+        assert row.time("step") == pytest.approx(30e-3)
+
+
+@pytest.mark.parametrize("late_ms", [0, 3, 25, 1000])
+def test_the_device_is_waited_for_once_when_the_measuring_ends(tmp_path: Path, late_ms: float) -> None:
+    run, stream = loop(tmp_path, {"warmup": 10, "measure": 30, "memory": 1}, late_ms=late_ms)
+    run.run(39)
+    assert stream.waits == 0
+    run.run(1)
+    assert stream.waits == 1
+    run.run(1)
+    measured = run.finish()
+    assert len(measured.rows) == 41
+    # A reading that came too early would fail in the fake device.
+    assert all(row.seconds is not None for row in measured.rows)
+
+
+def test_a_long_run_makes_a_bounded_number_of_events(tmp_path: Path) -> None:
+    run, stream = loop(tmp_path, {"warmup": 0, "measure": 1000}, late_ms=25)  # two steps and a half
+    run.run(1000)
+    marks_a_step = 4
+    assert stream.made <= 8 * marks_a_step
+    assert len(run.finish().rows) == 1000
+    assert len(stream.free) == stream.made  # all were handed back
+
+
+def test_a_device_that_cannot_keep_up_is_not_waited_for(tmp_path: Path) -> None:
+    run, stream = loop(tmp_path, {"measure": 50}, late_ms=10_000)
+    run.run(49)
+    assert stream.waits == 0
+    run.run(1)
+    assert [row.step for row in run.finish().rows] == list(range(1, 51))
+
+
+def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
+    run, stream = loop(tmp_path, {"measure": 20}, late_ms=25)
+    run.run(10)
+    stream.dead = True
+    rows = run.finish().rows
+    assert [row.step for row in rows] == list(range(1, 11))
+    known = [row.seconds is not None for row in rows]
+    assert known == sorted(known, reverse=True)  # those read before it died, then none
+    assert not known[-1]
+    assert all(row.host_time("step") == pytest.approx(STEP_MS * 1e-3) for row in rows)
+
+
+def test_without_a_device_the_hosts_time_stands_for_both(tmp_path: Path) -> None:
+    run = Loop(tmp_path, {"measure": 3}, None, Clock())
+    run.run(3)
+    for row in run.finish().rows:
+        assert row.seconds == row.host_seconds
+        assert row.time("step") == pytest.approx(STEP_MS * 1e-3)
+
+
+def test_the_end_of_the_last_stage_is_told_once(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 1, "measure": 2, "memory": 1, "trace": 0})
+    run.run(3)
+    assert run.ended == 0
+    run.run(1)
+    assert run.ended == 1
+    assert run.session.schedule.stage is None
+
+
+def test_time_between_the_measured_steps_is_told_apart(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 1, "measure": 3})
+    run.run(1)
+    run.clock.pass_ms(1000)  # before the first measured step
+    for pause_ms in (7, 5, 1000):
+        run.run(1)
+        run.clock.pass_ms(pause_ms)
+    between = run.finish().between_steps_s
+    assert between == pytest.approx(12e-3)
+
+
+def test_nothing_measured_has_no_time_between(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 5, "measure": 3})
+    run.run(2)
+    measured = run.finish()
+    assert measured.between_steps_s is None
+    assert [row.stage for row in measured.rows] == ["warmup", "warmup"]
+
+
+def test_peaks_count_from_the_beginning_of_the_stage(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 2, "measure": 3})
+    run.run(5)
+    assert [row.memory[0] for row in run.finish().rows] == [1, 2, 1, 2, 3]
+    assert run.probe.resets == 2
+
+
+def test_memory_is_read_at_the_marks_only_in_its_stage(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 1, "measure": 2, "memory": 2})
+    run.run(3)
+    assert run.probe.resets == 3
+    run.run(2)
+    measured = run.finish()
+    assert set(measured.part_peaks) == {"forward", "other"}
+    assert run.timeline.observers == ()
+    assert [row.stage for row in measured.rows[-2:]] == ["memory"] * 2
+
+
+def test_tokens_belong_to_the_step_in_which_they_were_counted(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"measure": 3})
+    for tokens in (5, None, 7):
+        run.session.tokens = tokens
+        run.run(1)
+    assert [row.tokens for row in run.finish().rows] == [5, None, 7]
+
+
+def test_progress_is_told_after_every_step_and_cleared_at_the_end(tmp_path: Path) -> None:
+    run, _ = loop(tmp_path, {"warmup": 1, "measure": 2})
+    run.run(3)
+    run.finish()
+    assert list(dict.fromkeys(run.progress.told)) == [("warmup", 0, 1), ("measure", 0, 2), ("measure", 1, 2)]
+    assert run.progress.cleared == 1

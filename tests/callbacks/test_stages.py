@@ -1,0 +1,70 @@
+"""Steps are counted through the stages."""
+
+from __future__ import annotations
+
+import pytest
+
+from lm_profiler.callbacks import MemoryOptions, StageOptions
+from lm_profiler.callbacks.stages import Schedule
+
+
+def passed_through(schedule: Schedule) -> list[str | None]:
+    """The stage of every step, until there is none."""
+    stages = []
+    while schedule.stage is not None:
+        stages.append(schedule.stage)
+        schedule.advance()
+    return stages
+
+
+def test_stages_follow_each_other() -> None:
+    schedule = Schedule({"warmup": 2, "measure": 3, "memory": 1, "trace": 2})
+    stages = passed_through(schedule)
+    assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * 2
+
+
+@pytest.mark.parametrize(
+    "steps, expected",
+    [
+        ({"warmup": 0, "measure": 1, "memory": 0, "trace": 0}, ["measure"]),
+        ({"warmup": 1, "measure": 1, "memory": 0, "trace": 1}, ["warmup", "measure", "trace"]),
+        ({"warmup": 0, "measure": 1, "memory": 1, "trace": 0}, ["measure", "memory"]),
+        ({}, []),
+    ],
+)
+def test_a_stage_of_no_steps_is_passed_over(steps: dict[str, int], expected: list[str]) -> None:
+    schedule = Schedule(steps)
+    assert passed_through(schedule) == expected
+    assert schedule.planned == steps
+
+
+def test_advance_says_when_a_stage_is_over() -> None:
+    schedule = Schedule({"warmup": 2, "measure": 1})
+    assert [schedule.advance() for _ in range(3)] == [False, True, True]
+
+
+def test_a_stage_can_be_ended_early() -> None:
+    schedule = Schedule({"measure": 100, "trace": 2})
+    schedule.advance()
+    assert (schedule.stage, schedule.done) == ("measure", 1)
+    schedule.end_stage()
+    assert (schedule.stage, schedule.done) == ("trace", 0)
+    schedule.end_stage()
+    assert schedule.stage is None
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"warmup_steps": -1}, r"stages\.warmup_steps: expected 0 or more, given -1"),
+        ({"measure_steps": 0}, r"stages\.measure_steps: expected 1 or more, given 0"),
+    ],
+)
+def test_impossible_stages_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        StageOptions(**options)
+
+
+def test_negative_memory_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^memory\.steps: expected 0 or more, given -3$"):
+        MemoryOptions(steps=-3)

@@ -1,0 +1,127 @@
+"""The trace: whole steps, the phases in them, nothing before the measured steps are over."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lm_profiler.callbacks import TraceOptions, TrainingProfiler
+from lm_profiler.record.quantities import PHASES
+from lm_profiler.record.steps import read_steps
+
+TRACED = 3
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
+    profiler = instruments(2, 3, memory=1, trace=TRACED)
+    trainer_with([profiler], tmp_path_factory.mktemp("traced")).fit(BoringModel())
+    return profiler
+
+
+@pytest.fixture(scope="module")
+def events(profiled: TrainingProfiler) -> list[dict[str, Any]]:
+    with gzip.open(profiled.folder / "trace" / "rank0.pt.trace.json.gz", "rt") as file:
+        return json.load(file)["traceEvents"]
+
+
+def ranges(events: list[dict[str, Any]], name: str) -> list[tuple[float, float]]:
+    """Begin and end, in microseconds, of the complete events on the host that are called ``name``."""
+    found = [e for e in events if e.get("ph") == "X" and e["name"] == name and not e["cat"].startswith("gpu")]
+    return sorted((e["ts"], e["ts"] + e["dur"]) for e in found)
+
+
+def inside(inner: tuple[float, float], outers: list[tuple[float, float]]) -> bool:
+    return any(start <= inner[0] and inner[1] <= end for start, end in outers)
+
+
+def test_there_is_one_file_and_nothing_beside_it(profiled: TrainingProfiler) -> None:
+    assert [path.name for path in (profiled.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
+
+
+def test_every_phase_is_marked_once_in_each_traced_step(events: list[dict[str, Any]]) -> None:
+    counts = {phase: len(ranges(events, f"phase: {phase}")) for phase in PHASES}
+    # The last step's end is known only when the next batch would be asked for.
+    assert counts == dict.fromkeys(PHASES, TRACED)
+
+
+def test_the_steps_are_annotated(events: list[dict[str, Any]]) -> None:
+    names = {e["name"] for e in events if e.get("name", "").startswith("ProfilerStep#")}
+    assert len(names) == TRACED
+
+
+def test_the_phases_of_a_step_follow_each_other(events: list[dict[str, Any]]) -> None:
+    order = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+    spans = [ranges(events, f"phase: {phase}") for phase in order]
+    in_time = sorted(span for phase in spans for span in phase)
+    assert in_time == [phase[step] for step in range(TRACED) for phase in spans]
+    assert all(before[1] <= after[0] for before, after in pairwise(in_time))
+
+
+@pytest.mark.parametrize(
+    "operator, phase",
+    [("aten::linear", "forward"), ("aten::mse_loss", "forward"), ("aten::mse_loss_backward", "backward")],
+)
+def test_operators_lie_in_their_phases(events: list[dict[str, Any]], operator: str, phase: str) -> None:
+    found = ranges(events, operator)
+    assert len(found) >= TRACED  # a nested call may bear the same name
+    phases = ranges(events, f"phase: {phase}")
+    assert all(inside(span, phases) for span in found)
+
+
+def test_the_traced_steps_are_recorded_as_such(profiled: TrainingProfiler) -> None:
+    stages = [row.stage for row in read_steps(profiled.folder / "steps.csv")]
+    assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * (TRACED + 1)
+    assert profiled.record is not None
+    assert profiled.record.time["step"].n == 3
+
+
+def test_no_profiler_runs_before_all_timing_is_over(tmp_path: Path) -> None:
+    class Asks(Callback):
+        def __init__(self) -> None:
+            self.running: list[bool] = []
+
+        def on_train_batch_start(self, trainer: Trainer, *args: Any) -> None:
+            self.running.append(torch.autograd._profiler_enabled())
+
+    asks = Asks()
+    trainer_with([asks, instruments(2, 3, memory=1, trace=2)], tmp_path).fit(BoringModel())
+    # Of the trace's three steps the first is the profiler's own warm-up.
+    assert asks.running[:6] == [False] * 6
+    assert asks.running[-2:] == [True] * 2
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_without_a_trace_there_is_no_folder_for_it(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, trace=0)
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert not (profiler.folder / "trace").exists()
+
+
+def test_a_validation_is_traced_too(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, trace=2)
+    trainer_with([profiler], tmp_path).validate(BoringModel(), verbose=False)
+    with gzip.open(profiler.folder / "trace" / "rank0.pt.trace.json.gz", "rt") as file:
+        traced = json.load(file)["traceEvents"]
+    assert len(ranges(traced, "phase: forward")) == 2
+    assert not ranges(traced, "phase: backward")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the refusal is for machines without CUDA")
+def test_nvtx_is_refused_without_cuda() -> None:
+    with pytest.raises(ValueError, match=r"trace\.nvtx: expected a CUDA device, given none"):
+        TraceOptions(nvtx=True)
+
+
+def test_negative_steps_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"trace\.steps: expected 0 or more, given -2"):
+        TraceOptions(steps=-2)
