@@ -21,9 +21,8 @@ from lm_profiler.measure.timeline import Timeline
 class OptimizerMarks:
     """Attached to the optimizers of one run; ``detach`` leaves no trace."""
 
-    def __init__(self, timeline: Timeline, close_optimizer: Callable[[], None]) -> None:
+    def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._close = close_optimizer
         self._undo: list[Callable[[], None]] = []
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
@@ -46,7 +45,7 @@ class OptimizerMarks:
             self._undo.pop()()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._close()
+        self._timeline.close(at.OPTIMIZER)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         # ``args`` begins with the optimizer itself.
@@ -66,7 +65,7 @@ class OptimizerMarks:
 
         @wraps(closure)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            self._close()
+            self._timeline.close(at.OPTIMIZER)
             try:
                 result = closure(*args, **kwargs)
             except BaseException:

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Forward, Marked
+from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
 
@@ -71,7 +71,7 @@ class PhaseProfiler(Profiler):
         self._user = None if type(self._wrapped) is PassThroughProfiler else self._wrapped
         self._timeline = timeline
         self._step_ended = step_ended
-        self._step_done = False
+        self.step_done = False
         self._fetch = _FETCHES[trainer.state.fn]
         self._forward = _FORWARDS[trainer.state.fn]
         self._fitting = trainer.state.fn is TrainerFn.FITTING
@@ -96,14 +96,25 @@ class PhaseProfiler(Profiler):
     def start(self, action_name: str) -> None:
         if self._user is not None:
             self._user.start(action_name)
-        if action_name == self._fetch:
-            self._ask_for_batch()
+        if action_name != self._fetch:
+            return
+        timeline = self._timeline
+        if not timeline.live:
+            timeline.come_inside()
+        if self.step_done and timeline.running:
+            self.step_done = False
+            self._step_ended(timeline.end_step())
+        timeline.stack.append(at.DATA)
+        if timeline.running:
+            timeline.mark(at.DATA)
+        else:
+            timeline.begin_step()
 
     def stop(self, action_name: str) -> None:
         if action_name == self._fetch:
             self._timeline.leave()
         elif action_name == _MANUAL_STEP:
-            self.close_optimizer()
+            self._timeline.close(at.OPTIMIZER)
         if self._user is not None:
             self._user.stop(action_name)
 
@@ -117,37 +128,15 @@ class PhaseProfiler(Profiler):
         """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
         if not self._timeline.running:
             return
-        if self._step_done:
-            self._step_done = False
+        if self.step_done:
+            self.step_done = False
             with suppress(StopIteration):  # there is nothing left to stop
                 self._step_ended(self._timeline.end_step())
         else:
             self._timeline.go_outside()
 
-    def close_optimizer(self) -> None:
-        """The optimizer's arithmetic is over."""
-        if self._timeline.stack[-1] == at.OPTIMIZER:
-            self._timeline.leave()
-
-    def _ask_for_batch(self) -> None:
-        timeline = self._timeline
-        if not timeline.live:
-            timeline.come_inside()
-        if self._step_done and timeline.running:
-            self._step_done = False
-            self._step_ended(timeline.end_step())
-        if timeline.running:
-            timeline.enter(at.DATA)
-        else:
-            timeline.stack.append(at.DATA)
-            timeline.begin_step()
-
     def _finish_step(self) -> None:
-        self._step_done = True
-
-    def _finish_optimizer_step(self) -> None:
-        self.close_optimizer()
-        self._step_done = True
+        self.step_done = True
 
     def _span(self, action_name: str) -> Marked | None:
         """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""
@@ -179,7 +168,7 @@ class PhaseProfiler(Profiler):
             # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
             return Action(timeline, partial(timeline.enter, at.OPTIMIZER))
         if hook == "optimizer_step":
-            return Action(timeline, self._finish_optimizer_step)
+            return OptimizerStep(timeline, self)
         if hook in ("on_validation_model_zero_grad", "on_validation_model_eval"):
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
             return Action(timeline, timeline.go_outside)

@@ -120,7 +120,7 @@ class TrainingProfiler(Callback):
             Precision(self._stages, trainer.strategy.broadcast),
         )
         self._phases = PhaseProfiler(trainer, timeline, self._session.step_ended)
-        self._optimizers = OptimizerMarks(timeline, self._phases.close_optimizer)
+        self._optimizers = OptimizerMarks(timeline)
         self._trainer = trainer
         trainer.profiler = self._phases  # type: ignore[attr-defined]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.timeline import Span, Timeline
@@ -71,6 +71,30 @@ class Clip(Span):
         timeline.stack[-1] = at.OPTIMIZER
         if timeline.live:
             timeline.mark(at.OPTIMIZER)
+
+
+class Steps(Protocol):
+    """Whoever wants to know that a step is done."""
+
+    step_done: bool
+
+
+class OptimizerStep(Nothing):
+    """The whole of Lightning's optimizer step. Where it ends the step is done, and the optimizer's arithmetic over."""
+
+    __slots__ = ("_steps", "_timeline")
+
+    def __init__(self, timeline: Timeline, steps: Steps) -> None:
+        self._timeline = timeline
+        self._steps = steps
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is not None:
+            self._timeline.fail()
+            return
+        self._steps.step_done = True
+        if self._timeline.stack[-1] == at.OPTIMIZER:  # one whose own hook did not say so
+            self._timeline.leave()
 
 
 class Both(AbstractContextManager[None]):

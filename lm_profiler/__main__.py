@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lm_profiler.endings import INTERRUPTED, OK, WRONG_CALL, say, signals_as_exceptions
+
 TRAINER_VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
@@ -27,27 +29,40 @@ for example: python -m lm_profiler fit --config configs/demo.yaml"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    first = arguments[0] if arguments else "--help"
+    first = arguments[0] if arguments else None
     if first in ("-h", "--help"):
         print(_HELP.format(verbs="\n".join(f"  {verb:<11} {does}" for verb, does in TRAINER_VERBS.items())))
-        return 0 if arguments else 2
+        return OK
     if first == "--version":
         from lm_profiler import __version__
 
         print(f"lm_profiler {__version__}")
-        return 0
+        return OK
     if first in TRAINER_VERBS:
-        os.environ.setdefault(
-            "KINETO_LOG_LEVEL", "99"
-        )  # its chatter on stderr; read once, when torch is loaded
-        from lm_profiler.cli import run
+        return _run_trainer(arguments)
+    given = "none" if first is None else repr(first)
+    say(f"expected a verb ({', '.join(TRAINER_VERBS)}), given {given}; see --help")
+    return WRONG_CALL
 
-        return run(arguments)
-    print(
-        f"lm_profiler: expected a verb ({', '.join(TRAINER_VERBS)}), given {first!r}; see --help",
-        file=sys.stderr,
-    )
-    return 2
+
+def _run_trainer(arguments: list[str]) -> int:
+    from lm_profiler.usage import UsageError, check_config_files
+
+    # Libraries' chatter on stderr; read once, when torch is loaded.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    try:
+        with signals_as_exceptions():
+            check_config_files(arguments)
+            from lm_profiler.cli import run
+
+            return run(arguments)
+    except UsageError as error:
+        say(str(error))
+        return WRONG_CALL
+    except KeyboardInterrupt:
+        say("interrupted before the run began")
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

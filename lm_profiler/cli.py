@@ -2,71 +2,53 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shlex
-import signal
+import subprocess
 import sys
-import time
-import traceback
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, cast, get_args
 
-import torch
 import yaml
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lm_profiler.attempt import Attempt, rank
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.recorder import Launch
-from lm_profiler.measure.memory import available_bytes
-from lm_profiler.record.files import claim_run_dir
-from lm_profiler.record.run import Failure, RunRecord, Verb, write_run
+from lm_profiler.checks import check_together, check_trainer_options, explain_trainer_error, memory_refusal
+from lm_profiler.endings import OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.parser import Parser
+from lm_profiler.quiet import quiet
+from lm_profiler.record.run import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
-from lm_profiler.training.footprint import refusal
-from lm_profiler.usage import UsageError, explain
+from lm_profiler.usage import UsageError, explain, says_what_was_expected
 
-FAILED, WRONG_CALL, INTERRUPTED = 1, 2, 130
-_SHARDED = ("fsdp", "deepspeed", "model_parallel")
-_CONFIG_ERRORS = (ValueError, TypeError, MisconfigurationException)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, raised where the signal found the program."""
-
-
-class Parser(LightningArgumentParser):
-    """Says what is wrong in a line or two, without the page of usage around it."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UsageError(explain(message, _keys(self.get_defaults(skip_validation=True).as_dict())))
-
-
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in config.items():
-        path = prefix if key == "init_args" else f"{prefix}.{key}" if prefix else key
-        yield path
-        if isinstance(value, Mapping):
-            yield from _keys(value, path)
+_OPTION_ERRORS = (ValueError, TypeError, MisconfigurationException)
+_PATIENCE_S = 5.0
+_TITLES = {
+    "trainer": "Lightning's Trainer",
+    "model": "The model: any LightningModule; the options of ours are at the end",
+    "data": "The data: any LightningDataModule, or null; the options of ours are at the end",
+}
 
 
 class ProfilerCLI(LightningCLI):
     """LightningCLI whose Trainer always carries the instruments; everything in it can be overridden.
 
-    ``profiler`` is the instruments' callback once the Trainer exists.
+    Constructing it reads the arguments. ``run_verb`` builds and runs: first the Trainer, then the data and the
+    model, so that no option of the Trainer is refused after a model was built.
     """
+
+    attempt: Attempt
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self.arguments = arguments
         super().__init__(
             LightningModule,
-            LightningDataModule,
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
             trainer_defaults={
                 "devices": 1,
@@ -77,20 +59,28 @@ class ProfilerCLI(LightningCLI):
                 "enable_model_summary": False,
             },
             seed_everything_default=0,
+            parser_kwargs={verb: {"usage": f"python -m lm_profiler {verb} [options]"} for verb in get_args(Verb)},
             parser_class=Parser,
             subclass_mode_model=True,
-            subclass_mode_data=True,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
             args=list(arguments),
-            run=True,
         )
+        self.verb = cast(Verb, self.subcommand)
+        self.attempt = Attempt(self.verb, self._launch(), self._get(self.config, "log_dir"))
 
-    profiler: TrainingProfiler | None = None
+    # -- reading ------------------------------------------------------------------------------------------------
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--name", type=str | None, default=None, help="Name of the run; the config file's if not given."
-        )
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The verbs, and which of their arguments are no options here."""
+        verbs: dict[str, set[str]] = LightningCLI.subcommands()
+        verbs["predict"].add("return_predictions")  # see run_verb
+        return verbs
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Ours come first in the help; the Trainer's many follow."""
+        parser.add_argument("--name", type=str | None, help="Name of the run; the config file's if not given.")
         parser.add_argument("--log_dir", type=str, default="logs", help="Folder of all runs.")
         parser.add_argument(
             "--check_memory",
@@ -101,6 +91,9 @@ class ProfilerCLI(LightningCLI):
         parser.add_class_arguments(StageOptions, "stages")
         parser.add_class_arguments(MemoryOptions, "memory")
         parser.add_class_arguments(TraceOptions, "trace")
+        super().add_core_arguments_to_parser(parser)
+        for key, title in _TITLES.items():
+            (parser.groups or {})[key].title = title
         parser.set_defaults(
             {
                 "model": {"class_path": f"{LanguageModel.__module__}.LanguageModel"},
@@ -108,34 +101,25 @@ class ProfilerCLI(LightningCLI):
             }
         )
 
-    def instantiate_classes(self) -> None:
-        try:
-            super().instantiate_classes()
-        except _CONFIG_ERRORS as error:
-            raise UsageError(_short(error)) from error
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read ``args``, whatever ``sys.argv`` holds."""
+        assert isinstance(parser, Parser)
+        parser.verbs = self._subcommand_parsers.values()
+        self.config = parser.parse_args(args)
 
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        config = self._get(self.config_init, "trainer")
-        launch = self._launch()
-        folder = self._folder(launch)
-        if folder is not None and self._get(self.config, "check_memory"):
-            self._check_memory(launch, folder, config)
-        if config["logger"] in (None, True):
-            version = None if folder is None else int(folder.name.rpartition("_")[2])
-            kwargs["logger"] = TensorBoardLogger(self._get(self.config, "log_dir"), launch.name, version)
-        if self.subcommand == "fit" and config["limit_val_batches"] is None:
-            kwargs["limit_val_batches"] = 0
-        options = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
-        self.profiler = TrainingProfiler(*options, launch=launch)
-        callbacks: list[Callback] = [*_listed(config["callbacks"]), self.profiler]
-        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
+    def instantiate_classes(self) -> None:
+        """Not while reading."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Not while reading."""
 
     def _launch(self) -> Launch:
-        assert self.subcommand is not None
-        text = self.parser.dump(self.config, skip_none=False, format="yaml", skip_link_targets=False)
-        config = yaml.safe_load(text)[self.subcommand]
+        text = self.parser.dump(self.config, format="yaml", skip_unset=False)
+        config = yaml.safe_load(text)[self.verb]
         files = self._get(self.config, "config") or []
         name = config["name"] or (Path(str(files[-1])).stem if files else "lm_profiler")
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
         return Launch(
             name=name,
             command=shlex.join(("python", "-m", "lm_profiler", *self.arguments)),
@@ -143,54 +127,74 @@ class ProfilerCLI(LightningCLI):
             config_yaml=yaml.safe_dump(config, sort_keys=False),
         )
 
-    def _folder(self, launch: Launch) -> Path | None:
-        """A folder of this run's own; None on the ranks that another process of this command line started."""
-        if int(os.environ.get("LOCAL_RANK", 0)) > 0 or int(os.environ.get("NODE_RANK", 0)) > 0:
-            return None
-        parent = Path(self._get(self.config, "log_dir")) / launch.name
+    # -- building and running -----------------------------------------------------------------------------------
+
+    def run_verb(self) -> None:
+        """Build everything and run the verb.
+
+        Raises:
+            UsageError: the options do not go together, or do not fit this machine.
+        """
+        self.trainer = self._build_trainer()
+        self.datamodule = self._build("data")
+        self.model = self._build("model")
         try:
-            return claim_run_dir(parent)
-        except OSError as error:
-            raise UsageError(
-                f"--log_dir: expected a folder that can be written to, given {parent} ({error.strerror}); "
-                "name another"
-            ) from None
+            check_together(self.model, self.trainer)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if self._get(self.config, "check_memory"):
+            reason = memory_refusal(self.model, self.trainer, training=self.verb == "fit")
+            if reason is not None:
+                self.attempt.refuse(reason)
+                raise UsageError(reason)
+        arguments = self._prepare_subcommand_kwargs(self.verb)
+        if self.verb == "predict":
+            arguments["return_predictions"] = False  # kept, they would fill the memory
+        getattr(self.trainer, self.verb)(**arguments)
 
-    def _check_memory(self, launch: Launch, folder: Path, trainer: Mapping[str, Any]) -> None:
-        device = _device_type(trainer["accelerator"])
-        available = available_bytes(device)
-        sharded = any(name in str(trainer["strategy"]) for name in _SHARDED)
-        if not isinstance(self.model, LanguageModel) or available is None or sharded:
-            return
-        copies = trainer["devices"] if device == "cpu" and isinstance(trainer["devices"], int) else 1
-        training = self.subcommand == "fit"
-        precision = trainer["precision"] or "32-true"
-        reason = refusal(self.model.config, precision, self.model.optimizer_name, training, available, copies)
-        if reason is not None:
-            write_run(folder, _refused(launch, str(self.subcommand), reason))
-            raise UsageError(reason)
+    def _build_trainer(self) -> Trainer:
+        given = vars(self._get(self.config, "trainer"))
+        check_trainer_options(given)
+        try:
+            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
+            return self.instantiate_trainer()
+        except _OPTION_ERRORS as error:
+            raise UsageError(explain_trainer_error(error, given)) from error
 
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
+        config, attempt = self._get(self.config_init, "trainer"), self.attempt
+        log_dir = self._get(self.config, "log_dir")
+        if config["logger"] in (None, True) and not config["fast_dev_run"]:
+            version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
+            kwargs["logger"] = TensorBoardLogger(log_dir, attempt.launch.name, version)
+        else:
+            attempt.discard()  # the instruments will take one by themselves
+        if config["default_root_dir"] is None:
+            kwargs["default_root_dir"] = log_dir
+        if self.verb == "fit" and config["limit_val_batches"] is None:
+            kwargs["limit_val_batches"] = 0
+        stages, memory, trace = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
+        attempt.profiler = TrainingProfiler(stages, memory, trace, attempt.launch)
+        callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
+        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
-def _refused(launch: Launch, verb: str, reason: str) -> RunRecord:
-    return RunRecord.model_validate(
-        {
-            "name": launch.name,
-            "status": "refused",
-            "failure": Failure(phase="setup", step=None, type="Refused", message=reason),
-            "verb": verb,
-            "started": datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
-            "duration_s": time.time() - launch.started,
-            "command": launch.command,
-            "config": launch.config,
-        }
-    )
+    def _build(self, key: str) -> Any:
+        """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
+        try:
+            return self._get(self._instantiate([key]), key)
+        except _OPTION_ERRORS as error:
+            # Around it stands the parser's account of everything else that the option could have been.
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            if says_what_was_expected(str(cause)):
+                raise UsageError(explain(str(cause), prefix=key)) from None
+            raise cause from None
 
-
-def _device_type(accelerator: Any) -> str:
-    if accelerator == "cpu" or not torch.accelerator.is_available():
-        return "cpu"
-    current = torch.accelerator.current_accelerator()
-    return current.type if current is not None else "cpu"
+    def _instantiate(self, keys: Iterable[str]) -> Any:
+        config = self.config.clone()
+        for key in vars(config[self.verb]).keys() - set(keys):
+            del config[self.verb][key]
+        return self.parser.instantiate(config)
 
 
 def _listed(callbacks: Any) -> list[Callback]:
@@ -199,59 +203,53 @@ def _listed(callbacks: Any) -> list[Callback]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def _short(error: BaseException) -> str:
-    return "\n".join(str(error).strip().splitlines()[:2]) or type(error).__name__
-
-
 def run(arguments: Sequence[str]) -> int:
-    """Run a Trainer verb; returns the exit code."""
-    _silence_lightning()
-    previous = signal.signal(signal.SIGTERM, _terminate)
-    cli = ProfilerCLI.__new__(ProfilerCLI)
+    """Run a Trainer verb; returns the exit code.
+
+    Raises:
+        UsageError: a wrong call. Nothing was built, and nothing is left of it but the record of a refusal.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:  # started as a script; a user's own module lies beside his configs
+        sys.path.append(here)
+    with quiet(), signals_as_exceptions():
+        try:
+            cli = ProfilerCLI(arguments)
+        except SystemExit as done:  # --help and --print_config end so
+            return done.code if isinstance(done.code, int) else OK
+        try:
+            cli.run_verb()
+            return OK
+        except (KeyboardInterrupt, SystemExit) as error:
+            return cli.attempt.ended(error)
+        except Exception as error:
+            if cli.attempt.recorded or not _is_wrong_call(error):
+                return cli.attempt.failed(error)
+            cli.attempt.discard()
+            if rank() > 0:  # the process that started this one says it
+                return WRONG_CALL
+            raise error if isinstance(error, UsageError) else UsageError(explain(str(error))) from error
+        finally:
+            _end_children(getattr(cli, "trainer", None))
+
+
+def _is_wrong_call(error: Exception) -> bool:
+    """Whether we, Lightning, or a module of ours refused the options before the first step."""
+    own = isinstance(error, ValueError) and says_what_was_expected(str(error))
+    return own or isinstance(error, (UsageError, MisconfigurationException))
+
+
+def _end_children(trainer: Trainer | None) -> None:
+    """Let the processes that Lightning started end, and end those that do not."""
+    launcher = trainer.strategy.launcher if trainer is not None else None
+    processes = getattr(launcher, "procs", [])
+    children = list(processes)
+    processes.clear()  # Lightning's observer kills this process too once it sees one of them fail
     try:
-        cli.__init__(arguments)  # type: ignore[misc]  # it runs the verb, and may end in an exception
-    except UsageError as error:
-        print(f"lm_profiler: {error}", file=sys.stderr)
-        return WRONG_CALL
-    except (KeyboardInterrupt, SystemExit) as error:
-        return _ended(cli.profiler, error)
-    except Exception as error:
-        return _failed(cli.profiler, error)
+        for child in children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=_PATIENCE_S)
     finally:
-        signal.signal(signal.SIGTERM, previous)
-    return 0
-
-
-def _ended(profiler: TrainingProfiler | None, error: BaseException) -> int:
-    record = profiler.record if profiler is not None else None
-    if isinstance(error, KeyboardInterrupt) and record is None:
-        print("lm_profiler: interrupted before the first step", file=sys.stderr)
-        return INTERRUPTED
-    if record is not None and record.status == "interrupted":
-        return INTERRUPTED
-    code = error.code if isinstance(error, SystemExit) else FAILED
-    return code if isinstance(code, int) else 0 if code is None else FAILED
-
-
-def _failed(profiler: TrainingProfiler | None, error: Exception) -> int:
-    """The record says what happened already; the traceback goes beside it."""
-    record = profiler.record if profiler is not None else None
-    if profiler is None or record is None or record.failure is None:
-        raise error
-    if record.failure.phase == "setup" and isinstance(error, _CONFIG_ERRORS):
-        return WRONG_CALL
-    path = profiler.folder / "traceback.txt"
-    path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-    print(f"traceback in {path}", file=sys.stderr)
-    return FAILED
-
-
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
-    raise Terminated(signal.Signals(signum).name)
-
-
-def _silence_lightning() -> None:
-    """No tips, no advice on a user's Trainer and no deprecations: this Trainer is ours."""
-    for name in ("lightning.pytorch", "lightning.fabric", "lightning_utilities"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"lightning\.")
+        for child in children:
+            child.kill()
+            child.wait()

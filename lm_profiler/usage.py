@@ -1,51 +1,154 @@
-"""What is wrong with a call, in a line or two."""
+"""What is wrong with a call, in a line or two: subject, expected, given, remedy."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 
 class UsageError(Exception):
     """A wrong call; the message is one or two lines for the terminal."""
 
 
-_WRONG_TYPE = re.compile(r'Parser key "(?P<key>[^"]+)":\s*(?P<rest>.*)', re.DOTALL)
-_EXPECTED = re.compile(r"Expected an? (?P<type>.+?)\. Got value: (?P<value>.*)", re.DOTALL)
-_UNKNOWN = re.compile(
-    r"(?:unrecognized arguments: (?P<argument>\S+)|Option '(?P<option>[^']+)' is not accepted)"
-)
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_UNKNOWN = re.compile(r"(?:unrecognized arguments: (\S+)|[Oo]ption '([^']+)' is not accepted)")
+_UNKNOWN_IN_FILE = re.compile(r"does not accept option '([^']+)'")
+_MISSING = re.compile(r"argument (?:-\w/)?--(\S+): (expected .+)")
+_OWN = re.compile(r"[\w.]+: expected .+")
+_TYPE = re.compile(r"Expected an? (?P<type><class .+?>|typing\.Literal\[.+?\]|[\w.]+)(?:\. Got value: (?P<given>.*))?$")
+_GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
+_CLASS_PATH = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>.*)")
+_NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
 
 
-def explain(message: str, known: Iterable[str]) -> str:
-    """The parser's ``message`` as subject, expected, given and remedy; ``known`` are the options that exist."""
-    if unknown := _UNKNOWN.search(message):
-        given = (unknown["argument"] or unknown["option"]).lstrip("-").partition("=")[0]
-        return f"--{given}: expected an option that exists, given none of that name{_nearest(given, known)}"
-    if wrong := _WRONG_TYPE.search(message):
-        key = wrong["key"].replace("init_args.", "")
-        if expected := _EXPECTED.search(wrong["rest"]):
-            return f"{key}: expected {_type(expected['type'])}, given {expected['value'].strip()!r}"
-        return f"{key}: {_lines(wrong['rest'], 1)}"
-    return _lines(message, 2)
+def says_what_was_expected(message: str) -> bool:
+    """Whether ``message`` already has the form of this program's own: ``subject: expected …``."""
+    return _OWN.match(message) is not None
 
 
-def _nearest(given: str, known: Iterable[str]) -> str:
-    names = sorted(known)
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.6)
-    if not close:  # an option of a nested class comes without its prefix
-        ends = {name.rpartition(".")[2]: name for name in names}
-        close = [ends[end] for end in difflib.get_close_matches(given, list(ends), n=1, cutoff=0.6)]
-    return f"; did you mean --{close[0]}?" if close else "; see --help"
+def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> str:
+    """The parser's ``message``, often a tree of many lines, as subject, expected, given and remedy.
+
+    Args:
+        message: What jsonargparse says.
+        known: The options that exist.
+        prefix: The key that the message is about, where it does not say.
+    """
+    if unknown := _UNKNOWN_IN_FILE.search(message) or _UNKNOWN.search(message):
+        return _unknown(next(filter(None, unknown.groups())), set(known))
+    if missing := _MISSING.match(message):
+        return f"{missing[1]}: {missing[2]}, given none"
+    found = _KEY.search(message)
+    key = found[1].replace("init_args.", "") if found else prefix
+    lines = [line.strip(" -") for line in message.splitlines()]
+    own = next((line for line in lines if _OWN.match(line)), None)
+    if own is not None and (not key or own.startswith(f"{key}.")):
+        return own
+    if own is not None:
+        return f"{key}.{own}".replace("did you mean ", f"did you mean {key}.")
+    told = _class_path(message) or _types(lines, message)
+    return f"{key}: {told}" if told else _first_lines(lines, key)
 
 
-def _type(text: str) -> str:
+def _unknown(given: str, known: set[str]) -> str:
+    name = given.lstrip("-").partition("=")[0]
+    close = _nearest(name, known)
+    remedy = f"did you mean {close}?" if close else "see --help"
+    return f"{name}: expected an option that exists, given none of that name; {remedy}"
+
+
+def _nearest(given: str, names: set[str]) -> str | None:
+    """The known option that was probably meant: alike as a whole, in its last part, or in its first."""
+    ends = {name.rpartition(".")[2]: name for name in sorted(names, reverse=True)}
+    for word, words in ((given, names), (given.rpartition(".")[2], set(ends))):
+        for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):
+            return close if words is names else ends[close]
+    head, dot, rest = given.partition(".")
+    heads = sorted({name.partition(".")[0] for name in names})
+    alike = difflib.get_close_matches(head, heads, n=1, cutoff=0.7) if dot and head not in heads else []
+    return f"{alike[0]}.{rest}" if alike else None
+
+
+def _class_path(message: str) -> str | None:
+    if problem := _CLASS_PATH.search(message):
+        return f"expected a class that can be imported, given {problem['path']!r} ({problem['why'].strip()})"
+    if base := re.search(r"does not correspond to a subclass of (\w+)", message):
+        return f"expected a {base[1]}, given {_given(message)}"
+    if path := re.search(r"Expected a dot import path string: (\S+)", message):
+        return f"expected a class path such as package.module.Class, given {path[1]!r}"
+    if base := re.search(r"Not a valid subclass of (\w+)", message):
+        return f"expected the class path of a {base[1]}, or its options, given {_given(message)}"
+    return None
+
+
+def _types(lines: Sequence[str], message: str) -> str | None:
+    types = [match for match in map(_TYPE.match, lines) if match]
+    if not types:
+        return None
+    names = dict.fromkeys(name for match in types for name in _names(match["type"]))
+    given = types[0]["given"]
+    return f"expected {_either(list(names))}, given {_given(message) if given is None else repr(given.strip())}"
+
+
+def _names(text: str) -> Iterator[str]:
     if text.startswith("typing.Literal["):
-        return "one of " + text[len("typing.Literal[") : -1].replace("'", "")
-    return text.replace("<class '", "").replace("'>", "")
+        yield from (name.strip(" '") for name in text[len("typing.Literal[") : -1].split(","))
+    else:
+        name = text.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+        yield "null" if name == "NoneType" else name
 
 
-def _lines(message: str, count: int) -> str:
-    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    return "\n".join(line[:300] for line in lines[:count])
+def _either(names: Sequence[str]) -> str:
+    start = "one of " if len(names) > 3 else ""
+    return start + (", ".join(names[:-1]) + " or " + names[-1] if len(names) > 1 else names[0])
+
+
+def _given(message: str) -> str:
+    given = _GIVEN.search(message)
+    if given is None:
+        return "something else"
+    if nested := _NESTED.search(given[1]):
+        return f"{nested['key']}={nested['value']}"
+    return repr(given[1].strip())[:200]
+
+
+def _first_lines(lines: Sequence[str], key: str) -> str:
+    kept = [line[:300] for line in lines if line and not _KEY.match(line)][:2]
+    return f"{key}: " * bool(key) + "\n".join(kept)
+
+
+def check_config_files(arguments: Sequence[str]) -> None:
+    """Read every ``--config`` once, before the seconds that it takes to import the rest.
+
+    Raises:
+        UsageError: one of them is missing, unreadable, not YAML, or not a mapping of options.
+    """
+    following = zip(arguments, (*arguments[1:], ""), strict=True)
+    for argument, value in following:
+        name, equals, given = argument.partition("=")
+        if name in ("-c", "--config") and "://" not in (path := given if equals else value):
+            _check_config_file(path)
+
+
+def _check_config_file(path: str) -> None:
+    import yaml
+
+    expected = "config: expected a YAML file of options"
+    if not path:
+        raise UsageError(f"{expected}, given none")
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{expected}, given {path} ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{expected}, given {path}, which is not text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark is not None else ""
+        why = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
+        raise UsageError(f"{expected}, given {path}, which is not YAML{where}: {why}") from None
+    if not isinstance(content, dict):
+        what = "nothing" if content is None else f"a {type(content).__name__}"
+        raise UsageError(f"{expected}, given {path}, which holds {what}; write for example `model: {{size: small}}`")

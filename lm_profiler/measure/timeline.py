@@ -174,6 +174,14 @@ class Timeline:
         if self.live:
             self.mark(self.stack[-1])
 
+    def close(self, code: int) -> None:
+        """``code`` ends, if it is what is open."""
+        stack = self.stack
+        if stack[-1] == code:
+            stack.pop()
+            if self.live:
+                self.mark(stack[-1])
+
     def go_outside(self) -> None:
         """What follows, until ``come_inside``, is in no part of the step, and is not marked."""
         if OUTSIDE not in self.stack:

@@ -59,9 +59,7 @@ class TokenSequences(Dataset[Batch]):
 
     def _ids(self, indices: Sequence[int]) -> NDArray[np.int64]:
         """Token ids [B, T + 1]: a counter-based generator, as seeding one per sequence would cost more."""
-        keys = _splitmix64(
-            np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64))
-        )
+        keys = _splitmix64(np.asarray(indices, dtype=np.uint64) + _splitmix64(np.array([self.seed], dtype=np.uint64)))
         counters = np.arange(self.context_length + 1, dtype=np.uint64) * _GOLDEN
         bits = _splitmix64(keys[:, None] + counters[None, :])
         if self._cumulative is None:
@@ -154,9 +152,7 @@ class FakeTokens(LightningDataModule):
     def _sampler(self, data: TokenSequences) -> RankSampler | None:
         if self.trainer is None or self.trainer.world_size == 1:
             return None
-        return RankSampler(
-            data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True
-        )
+        return RankSampler(data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
 
     def _on_cuda(self) -> bool:
         return self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple, get_args
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
 
@@ -115,12 +118,14 @@ def refusal(
     if training:
         parts += f", gradients {_gib(need.gradients_bytes)}, optimizer states {_gib(need.optimizer_bytes)}"
     times = f" x {copies} processes" if copies > 1 else ""
-    room = available_bytes // copies
+    remedies = _remedies(config, precision, optimizer, training, available_bytes // copies)
+    if need.total_bytes <= available_bytes:
+        remedies.insert(0, "--trainer.devices=1")
+    fitting = " or ".join(remedies) if remedies else "no preset here, however it is held"
     return (
         f"memory: expected at most the {_gib(available_bytes)} that are free, given {_gib(need.total_bytes)}{times} "
-        f"before any activation ({parts}; {precision}, {optimizer})\n"
-        f"would fit: {'; '.join(_remedies(config, precision, optimizer, training, room))}; "
-        "--check_memory=false tries all the same"
+        f"before any activation ({parts}; {precision}, optimizer {optimizer})\n"
+        f"would fit: {fitting}; --check_memory=false tries all the same"
     )
 
 
@@ -131,19 +136,54 @@ def _remedies(
     training: bool,
     room: int,
 ) -> list[str]:
-    found = []
-    if sizes := what_fits(room, precision, optimizer, training):
-        found.append(f"--model.size={sizes[-1]}")
-    changes = [("bf16-true", optimizer)]
-    if training and optimizer == "adamw":
-        changes = [("bf16-true", optimizer), (str(precision), "sgd"), ("bf16-true", "sgd")]
-    for other, states in changes:
-        if footprint(config, other, states, training).total_bytes <= room:
-            options = [f"--trainer.precision={other}"] if other != str(precision) else []
-            options += [f"--model.optimizer={states}"] if states != optimizer else []
-            found.append(" ".join(options))
+    """Options to add, each alternative enough by itself: the same model held in less, then a smaller one."""
+
+    def fits(other: TransformerConfig, how: _Held) -> bool:
+        return footprint(other, how.precision, how.optimizer, training).total_bytes <= room
+
+    held = _held_in_less(_Held((), precision, optimizer), training)
+    enough = [how for how in held if fits(config, how)]
+    found = [how.options for how in enough if not any(set(x.options) < set(how.options) for x in enough)]
+    for how in (held[0], held[-1]):  # as it was asked for, or else as sparingly as can be
+        if smaller := _smaller(config, partial(fits, how=how)):
+            found.append((smaller, *how.options))
             break
-    return found or ["none of the presets"]
+    return [" ".join(options) for options in found]
+
+
+class _Held(NamedTuple):
+    options: tuple[str, ...]
+    precision: str | int | None
+    optimizer: OptimizerName
+
+
+def _held_in_less(given: _Held, training: bool) -> list[_Held]:
+    """Ways to hold the same model, from `given` to the one that needs least."""
+    ways = [given]
+    if training and STATES_PER_WEIGHT[given.optimizer]:
+        ways.append(_Held(("--model.optimizer=sgd",), given.precision, "sgd"))
+    if _bytes_per_weight(given.precision) > BYTES_PER_WEIGHT["bf16-true"]:
+        option = "--trainer.precision=bf16-true"
+        ways += [_Held((option, *way.options), "bf16-true", way.optimizer) for way in ways]
+    return ways
+
+
+def _smaller(config: TransformerConfig, fits: Callable[[TransformerConfig], bool]) -> str | None:
+    """The option that turns `config` into the largest smaller model that `fits`.
+
+    That is a smaller preset where `config` has a preset's dimensions: options that override single dimensions would
+    still do so in another preset. Elsewhere it is fewer layers.
+    """
+    presets = {size: replace(preset, vocab_size=config.vocab_size) for size, preset in PRESETS.items()}
+    if any(_dimensions(preset) == _dimensions(config) for preset in presets.values()):
+        sizes = [size for size, preset in presets.items() if fits(preset)]
+        return f"--model.size={sizes[-1]}" if sizes else None
+    layers = bisect_left(range(1, config.num_layers), True, key=lambda n: not fits(replace(config, num_layers=n)))
+    return f"--model.num_layers={layers}" if layers else None
+
+
+def _dimensions(config: TransformerConfig) -> tuple[int, ...]:
+    return config.d_model, config.d_ff, config.num_layers, config.num_heads
 
 
 def _gib(count: int) -> str:

@@ -171,6 +171,7 @@ def test_an_optimizer_made_of_another_one_is_one_optimizer(tmp_path: Path) -> No
 
     class Extended(KnownModule):
         def configure_optimizers(self) -> Any:
+            SlowSGD(self.parameters())  # from the first one on, the hooks are in this class's step() too
             return More(self.parameters())
 
     profiler = profiled_fit(Extended(), tmp_path, profiler=instruments(1, 5))

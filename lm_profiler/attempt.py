@@ -1,0 +1,138 @@
+"""One call's run as the command line sees it: its folder, and what is left there if it dies."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import traceback
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.failures import first_line, status_of
+from lm_profiler.callbacks.recorder import Launch
+from lm_profiler.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.record.files import claim_run_dir, write_whole
+from lm_profiler.record.run import Failure, RunRecord, Status, Verb, write_run
+from lm_profiler.usage import UsageError
+
+
+def rank() -> int:
+    """The rank of this process on its machine: 0 unless another process of this command line started it."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+class Attempt:
+    """A run that may come to nothing.
+
+    Args:
+        verb: What it runs.
+        launch: How it was started.
+        log_dir: Folder of all runs.
+
+    ``folder`` is claimed at once; None on all ranks but one. ``profiler`` is the instruments' callback once there is
+    one: from its set-up on, it writes the record itself.
+
+    Raises:
+        UsageError: the folder cannot be made.
+    """
+
+    def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
+        self.verb = verb
+        self.launch = launch
+        self.parent = Path(log_dir, launch.name)
+        above = (self.parent, *self.parent.parents)
+        self._made = [folder for folder in above if not folder.exists()]
+        self.profiler: TrainingProfiler | None = None
+        self.folder: Path | None = None
+        self.claim()
+
+    def claim(self) -> None:
+        """Take a new folder, on one rank of all."""
+        if rank() > 0 or int(os.environ.get("NODE_RANK", 0)) > 0:
+            return
+        try:
+            self.folder = claim_run_dir(self.parent)
+        except OSError as error:
+            raise UsageError(
+                f"log_dir: expected a folder that can be written to, given {self.parent} ({error.strerror}); "
+                "name another with --log_dir"
+            ) from None
+
+    def discard(self) -> None:
+        """Leave nothing of a run that never was; the folder of one that was recorded stays."""
+        if self.folder is None or (self.folder / "run.json").exists():
+            return
+        shutil.rmtree(self.folder)
+        self.folder = None
+        with suppress(OSError):  # another run has begun there meanwhile
+            for made in self._made:
+                made.rmdir()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the instruments got far enough to write a record."""
+        return self.profiler is not None and self.profiler.record is not None
+
+    def refuse(self, reason: str) -> None:
+        """Record that the run was not tried."""
+        self._record("refused", Failure(phase="setup", step=None, type="Refused", message=reason))
+
+    def ended(self, error: BaseException) -> int:
+        """The exit code of a run that a signal or ``sys.exit`` ended."""
+        record = self.profiler.record if self.profiler is not None else None
+        # Lightning turns KeyboardInterrupt into `exit(1)`, at whatever point.
+        interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
+        if isinstance(interrupt, KeyboardInterrupt):
+            if record is None and rank() == 0:
+                self._record("interrupted", _failure(interrupt))
+                say(f"interrupted before the first step{self._where()}")
+            return INTERRUPTED
+        code = error.code if isinstance(error, SystemExit) else FAILED
+        return code if isinstance(code, int) else OK if code is None else FAILED
+
+    def failed(self, error: Exception) -> int:
+        """Keep the traceback beside the record, and the record too where there is none yet; returns the exit code."""
+        record = self.profiler.record if self.profiler is not None else None
+        if record is None and rank() == 0:
+            self._record(status_of(error), _failure(error))
+        if record is None or record.failure is None:  # otherwise the table has said it
+            who = f"rank {rank()} failed" if rank() else "failed" if record is not None else "failed in setup"
+            say(f"{who}: {type(error).__name__}: {first_line(error)}")
+        folder = getattr(self.profiler, "folder", None) or self.folder
+        if folder is not None:
+            path = folder / (f"traceback.rank{rank()}.txt" if rank() else "traceback.txt")
+            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            say(f"traceback in {path}")
+        return FAILED
+
+    def _record(self, status: Status, failure: Failure) -> None:
+        if self.folder is None:
+            self.claim()
+        if self.folder is None or (self.folder / "run.json").exists():
+            return
+        launch = self.launch
+        if launch.config_yaml is not None:
+            write_whole(self.folder / "config.yaml", launch.config_yaml)
+        write_run(
+            self.folder,
+            RunRecord(
+                name=launch.name,
+                status=status,
+                failure=failure,
+                verb=self.verb,
+                started=datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
+                duration_s=max(time.time() - launch.started, 0.0),
+                command=launch.command,
+                config=dict(launch.config) if launch.config is not None else None,
+            ),
+        )
+
+    def _where(self) -> str:
+        return f"; written to {self.folder}" if self.folder is not None else ""
+
+
+def _failure(error: BaseException) -> Failure:
+    return Failure(phase="setup", step=None, type=type(error).__name__, message=first_line(error))

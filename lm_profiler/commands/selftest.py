@@ -1,0 +1,131 @@
+"""``selftest``: how far can this machine's figures be trusted?
+
+The same cell runs twice, each time in a fresh process (A/A): what differs between the two is not the program. Then
+the instruments' own cost, against ``Trainer(barebones=True)``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval, summarise
+from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.steps import read_steps
+from lm_profiler.report.summary import mean_over_ranks
+
+_HELP = """\
+usage: python -m lm_profiler selftest [--config FILE] [options of fit]
+
+Runs the same fit twice in fresh processes and prints how much two equal runs differ on this machine, the smallest
+change that a comparison could tell, and what the instruments cost against Trainer(barebones=True)."""
+
+_TOY = (
+    "--model.d_model=256",
+    "--model.d_ff=1024",
+    "--model.num_layers=4",
+    "--model.num_heads=8",
+    "--data.context_length=128",
+)
+_UNTIMED_OFF = ("--memory.steps=0", "--trace.steps=0")
+
+
+class SelftestError(Exception):
+    """A run of the self-test did not end well; the message is what it said."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the self-test with the options of ``fit``; returns the exit code."""
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
+    options = [*(arguments or _TOY), *_UNTIMED_OFF]
+    try:
+        with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
+            runs = [_fit(options, Path(folder), name) for name in ("A", "B")]
+        costs = _cost(options)
+    except SelftestError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for line in report(runs, costs):
+        print(line)
+    return 0
+
+
+def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[float], list[float]]) -> list[str]:
+    """The self-test's lines: ``runs`` are A and B with their steps in seconds, ``costs`` bare and instrumented steps."""
+    (a, steps_a), (b, steps_b) = runs
+    where = a.environment.device_name if a.environment is not None else "unknown"
+    lines = [f"A/A on {where}: the same {a.verb} twice, in fresh processes"]
+    for name, record in (("A", a), ("B", b)):
+        step = record.time["step"]
+        word = record.steadiness.word if record.steadiness is not None else None
+        lines.append(f"  {name}: step {_ms(step.median)} ms [{_ms(step.ci_low)}, {_ms(step.ci_high)}], {word or 'short'}")
+    interval = ratio_interval(steps_a, steps_b)
+    if interval is None:
+        lines.append("  too few steps to compare; raise --stages.measure_steps")
+    else:
+        lines += _comparison(interval)
+    return [*lines, _cost_line(*costs)]
+
+
+def _comparison(interval: RatioInterval) -> list[str]:
+    smallest = minimum_detectable_effect(interval)
+    return [
+        f"  observed difference: {interval.ratio - 1.0:+.2%} [{interval.low - 1.0:+.2%}, {interval.high - 1.0:+.2%}], "
+        f"called {change(interval)}",
+        f"  smallest change that one run against one would tell: {smallest:.1%}",
+    ]
+
+
+def _cost_line(bare: Sequence[float], instrumented: Sequence[float]) -> str:
+    base, ours = summarise(bare), summarise(instrumented)
+    if base.median is None or ours.median is None:
+        return "instruments: too few steps to tell their cost"
+    added = (ours.median - base.median) * 1e6
+    spread = _difference_interval(bare, instrumented)
+    return (
+        f"instruments: {added:+.0f} µs a step [{spread[0] * 1e6:+.0f}, {spread[1] * 1e6:+.0f}] "
+        f"({added * 1e-6 / base.median:+.2%}) against Trainer(barebones=True), {base.n} steps each"
+    )
+
+
+def _difference_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of median(b) - median(a), with a fixed seed."""
+    rng = np.random.default_rng(0)
+    medians = [
+        np.median(rng.choice(np.asarray(x), size=(resamples, len(x))), axis=1) for x in (a, b)
+    ]  # fmt: skip
+    low, high = np.quantile(medians[1] - medians[0], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, list[float]]:
+    _python("-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    record = read_run(folder / name / "version_0")
+    rows = [row for row in read_steps(folder / name / "version_0" / "steps.csv") if row.stage == "measure"]
+    cut = record.steadiness.cut if record.steadiness is not None else 0
+    return record, [row.time("step") for row in mean_over_ranks(rows)][cut:]
+
+
+def _cost(options: Sequence[str]) -> tuple[list[float], list[float]]:
+    answer = json.loads(_python("-m", "lm_profiler.commands.cost", *options).splitlines()[-1])
+    return answer["bare"], answer["instrumented"]
+
+
+def _python(*arguments: str) -> str:
+    done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise SelftestError("\n".join(said[-2:]) or f"a run of the self-test ended with code {done.returncode}")
+    return done.stdout

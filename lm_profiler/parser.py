@@ -1,0 +1,48 @@
+"""The parser of the command line: what it says when asked for help, and when it cannot read a call."""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS, HelpFormatter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lm_profiler.training import FakeTokens, LanguageModel
+from lm_profiler.usage import UsageError, explain
+
+
+class Parser(LightningArgumentParser):
+    """Says what is wrong in a line or two, without the page of usage around it.
+
+    ``verbs`` are the parsers of its verbs: it speaks for them about what stands in a file.
+    """
+
+    verbs: Iterable[LightningArgumentParser] = ()
+
+    def __init__(self, **options: Any) -> None:
+        # An abbreviation would turn a misspelt option into another one.
+        super().__init__(**{"allow_abbrev": False, **options})
+
+    def format_help(self, formatter: HelpFormatter | None = None) -> str:
+        """What our own model and data take, which the parser keeps to ``--model.help CLASS``, comes last."""
+        text: str = super().format_help(formatter)
+        if "model" not in (self.groups or ()):  # a verb's parser has it
+            return text
+        own = ArgumentParser(usage=SUPPRESS, add_help=False)
+        own.add_class_arguments(LanguageModel, "model")
+        own.add_class_arguments(FakeTokens, "data")
+        return f"{text}\n{own.format_help().lstrip()}"
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        defaults = [p.get_defaults(skip_validation=True).as_dict() for p in (self, *self.verbs)]
+        raise UsageError(explain(message, (key for options in defaults for key in _keys(options))))
+
+
+def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in config.items():
+        path = prefix if key == "init_args" else f"{prefix}.{key}" if prefix else key
+        yield path
+        if isinstance(value, Mapping):
+            yield from _keys(value, path)

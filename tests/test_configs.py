@@ -1,0 +1,97 @@
+"""Every file below configs/ is read by the real parser, and the small ones run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_profiler.__main__ import main
+from lm_profiler.cli import ProfilerCLI
+from lm_profiler.models import Transformer
+from lm_profiler.models.config import PRESETS
+from lm_profiler.quiet import quiet
+from lm_profiler.record.run import read_run
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FILES = sorted(CONFIGS.glob("*.yaml"))
+PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed"}
+REFERENCE = [f"{size}_{precision}" for size in PRESETS for precision in PRECISIONS]
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Reads a config and builds everything but the weights; nothing runs."""
+
+    def no_weights(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("weights were built")
+
+    monkeypatch.setattr(Transformer, "__init__", no_weights)
+    monkeypatch.setattr("lightning.pytorch.Trainer.fit", lambda *args, **kwargs: None)
+
+    def read(file: Path) -> ProfilerCLI:
+        with quiet():
+            cli = ProfilerCLI(["fit", f"--config={file}", f"--log_dir={tmp_path}", "--check_memory=false"])
+            cli.run_verb()
+        return cli
+
+    return read
+
+
+def test_there_is_one_for_every_preset_and_precision() -> None:
+    assert {"demo", "forward_only", *REFERENCE} <= {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_it_says_what_it_is_for_and_builds_no_weights(file: Path, read: Any) -> None:
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+    cli = read(file)
+    assert cli.attempt.launch.name == file.stem
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_the_reference_measurements_are_what_their_name_says(name: str, read: Any) -> None:
+    size, _, precision = name.rpartition("_")
+    cli = read(CONFIGS / f"{name}.yaml")
+    assert cli.model.config == PRESETS[size]
+    assert cli.model.optimizer_name == "adamw"
+    assert cli.trainer.precision == PRECISIONS[precision]
+    assert (cli.datamodule.batch_size, cli.datamodule.context_length) == (4, 512)
+    assert (cli.config_init.fit.stages.warmup_steps, cli.config_init.fit.stages.measure_steps) == (5, 10)
+
+
+SHORT = ["--data.context_length=32", "--data.batch_size=1", "--stages.warmup_steps=1"]
+SHORTER = [*SHORT, "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
+
+
+@pytest.mark.parametrize(
+    "verb,name,fewer",
+    [
+        ("fit", "small_fp32", []),
+        ("fit", "small_bf16", []),
+        ("validate", "forward_only", ["--model.num_layers=2"]),
+        ("fit", "forward_only", ["--model.num_layers=2"]),
+    ],
+)
+def test_the_small_ones_run(verb: str, name: str, fewer: list[str], tmp_path: Path) -> None:
+    assert main([verb, f"--config={CONFIGS / name}.yaml", f"--log_dir={tmp_path}", *SHORTER, *fewer]) == 0
+    record = read_run(tmp_path / name / "version_0")
+    assert record.status == "ok"
+    assert record.steps["measure"] == 1
+    assert record.model is not None
+    if not fewer:
+        assert record.model.parameters == 128_625_408
+    timed = {part for part, time in record.time.items() if time.max}
+    assert ("backward" in timed) == (verb == "fit")
+    assert ("AdamW" in record.model.optimizers) == (name != "forward_only")
+
+
+def test_the_demo_traces_and_clips(tmp_path: Path) -> None:
+    config = f"--config={CONFIGS / 'demo.yaml'}"
+    assert main(["fit", config, f"--log_dir={tmp_path}", *SHORT, "--stages.measure_steps=2"]) == 0
+    folder = tmp_path / "demo" / "version_0"
+    assert (folder / "trace" / "rank0.pt.trace.json.gz").stat().st_size > 0
+    assert read_run(folder).time["clip"].max

@@ -1,0 +1,136 @@
+"""The parser's messages, as it writes them, turned into a line or two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.usage import UsageError, check_config_files, explain
+
+UNKNOWN = "expected an option that exists, given none of that name"
+OPTIONS = ["model", "model.size", "trainer", "trainer.precision", "stages", "stages.warmup_steps", "name"]
+UNION = """\
+Parser key "trainer.precision":
+  Does not validate against any of the Union subtypes
+  Subtypes: [typing.Literal[64, 32], typing.Literal['16-true', 'bf16-true'], <class 'NoneType'>]
+  Errors:
+    - Expected a <class 'int'>
+    - Expected a typing.Literal['16-true', 'bf16-true']
+    - Expected a <class 'NoneType'>
+  Given value type: <class 'str'>
+  Given value: fp8"""
+NESTED = """\
+Parser key "model":
+  Does not validate against any of the Union subtypes
+  Subtypes: [<class 'lightning.pytorch.core.module.LightningModule'>, <class 'NoneType'>]
+  Errors:
+    - sise: expected an option that exists, given none of that name; did you mean size?
+    - Expected a <class 'NoneType'>
+  Given value type: <class 'dict'>
+  Given value: {'sise': 'small'}"""
+NO_MODULE = """\
+Parser key "model":
+
+  - Expected a path but nope.Nope either not accessible or invalid
+  - Does not validate against any of the Union subtypes
+  Errors:
+    - Problem with given class_path 'nope.Nope':
+        No module named 'nope'
+    - Expected a <class 'NoneType'>
+  Given value type: <class 'str'>
+  Given value: nope.Nope"""
+
+
+@pytest.mark.parametrize(
+    "message,told",
+    [
+        (
+            "unrecognized arguments: --bogus=3",
+            f"bogus: {UNKNOWN}; see --help",
+        ),
+        (
+            "Subcommand 'fit' does not accept option 'trainer.presision'",
+            f"trainer.presision: {UNKNOWN}; did you mean trainer.precision?",
+        ),
+        (
+            "Option 'stages.warmup' is not accepted",
+            f"stages.warmup: {UNKNOWN}; did you mean stages.warmup_steps?",
+        ),
+        (
+            "Subcommand 'fit' does not accept option 'modle.size'",
+            f"modle.size: {UNKNOWN}; did you mean model.size?",
+        ),
+        ("argument -c/--config: expected one argument", "config: expected one argument, given none"),
+        (
+            "Parser key \"stages.warmup_steps\":\n  Expected a <class 'int'>. Got value: many",
+            "stages.warmup_steps: expected int, given 'many'",
+        ),
+        (UNION, "trainer.precision: expected one of int, 16-true, bf16-true or null, given 'fp8'"),
+        (
+            NESTED,
+            f"model.sise: {UNKNOWN}; did you mean model.size?",
+        ),
+        (
+            NO_MODULE,
+            "model: expected a class that can be imported, given 'nope.Nope' (No module named 'nope')",
+        ),
+        ("stages.warmup_steps: expected 0 or more, given -1", "stages.warmup_steps: expected 0 or more, given -1"),
+    ],
+)
+def test_it_names_subject_expectation_and_value(message: str, told: str) -> None:
+    assert explain(message, OPTIONS) == told
+
+
+def test_what_it_does_not_know_is_cut_to_two_lines() -> None:
+    told = explain("first " + "x" * 1000 + "\n\n  second\nthird", prefix="trainer").splitlines()
+    assert len(told) == 2
+    assert told[0].startswith("trainer: first x")
+    assert len(told[0]) <= 310
+    assert told[1] == "second"
+
+
+def test_a_message_of_ours_gets_the_key_that_it_is_about() -> None:
+    assert (
+        explain("size: expected one of a, b, given 'c'", prefix="model")
+        == "model.size: expected one of a, b, given 'c'"
+    )
+
+
+@pytest.mark.parametrize(
+    "content,why",
+    [
+        (b"model: {size: [\n", "which is not YAML at line 2: "),
+        (bytes(range(128, 256)), "which is not text"),
+        (b"a: \x00", "which is not YAML: "),
+        (b"- a\n- b\n", "which holds a list; write for example `model: {size: small}`"),
+        (b"hello", "which holds a str; "),
+        (b"", "which holds nothing; "),
+        (b"# only a comment\n", "which holds nothing; "),
+    ],
+)
+@pytest.mark.parametrize("option", ["--config={}", "--config {}", "-c {}"])
+def test_a_config_that_is_none_is_named(content: bytes, why: str, option: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        check_config_files(["fit", *option.format(path).split()])
+    assert str(caught.value).startswith(f"config: expected a YAML file of options, given {path}, {why}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"given \S+/missing.yaml \(No such file or directory\)"):
+        check_config_files(["fit", f"--config={tmp_path / 'missing.yaml'}"])
+    with pytest.raises(UsageError, match=r"\(Is a directory\)"):
+        check_config_files(["fit", f"--config={tmp_path}"])
+    with pytest.raises(UsageError, match="options, given none"):
+        check_config_files(["fit", "--config"])
+
+
+def test_good_configs_and_addresses_pass(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {size: small}")
+    check_config_files(
+        ["fit", "--config", str(path), "-c", str(path), "--name=--config", "--config=s3://bucket/x.yaml"]
+    )
