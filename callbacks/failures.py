@@ -38,7 +38,7 @@ def raised_by_data(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The exception's message, shortened to one line."""
     lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
+    return lines[0][:300] if lines else ""
 
 
 def out_of_memory(error: BaseException, device: torch.device) -> OutOfMemory | None:

@@ -27,6 +27,9 @@ _TORCH_DTYPES = {
     "float16": torch.float16,
 }
 
+_BEYOND = 1.05
+"""More of the machine's own matrix product than noise explains."""
+
 
 def judge_steadiness(steps: Sequence[StepRow], recompilations: int) -> Steadiness:
     """Of the measured steps, one row each."""
@@ -61,6 +64,9 @@ def judge_utilisation(
     if peak_flops_per_s is not None:
         rate, source = peak_flops_per_s, "given with --peak_tflops"
     own = None if ceiling is None else ceiling.flops_per_s
+    reached = hfu(flops.all, step_s, own, devices)
+    if reached is not None and reached > _BEYOND:
+        own = reached = None  # a step cannot beat the machine: something else was using it meanwhile
     return Utilisation(
         flops=Flops(forward=flops.forward, backward=flops.backward, recomputation=flops.recomputation),
         dtype=dtype,
@@ -69,7 +75,7 @@ def judge_utilisation(
         mfu=mfu(flops.model, step_s, rate, devices),
         hfu=hfu(flops.all, step_s, rate, devices),
         ceiling_flops_per_s=own,
-        of_ceiling=hfu(flops.all, step_s, own, devices),
+        of_ceiling=reached,
     )
 
 

@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lm_profiler.endings import INTERRUPTED, OK, WRONG_CALL, say, signals_as_exceptions
+from lm_profiler.cli.endings import INTERRUPTED, OK, WRONG_CALL, say, signals_as_exceptions
 
 TRAINER_VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
     "test": "profile test steps",
     "predict": "profile prediction steps",
+}
+
+OTHER_VERBS = {
+    "selftest": "how far this machine's figures can be trusted",
 }
 
 _HELP = """\
@@ -31,7 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     first = arguments[0] if arguments else None
     if first in ("-h", "--help"):
-        print(_HELP.format(verbs="\n".join(f"  {verb:<11} {does}" for verb, does in TRAINER_VERBS.items())))
+        print(
+            _HELP.format(
+                verbs="\n".join(f"  {verb:<11} {does}" for verb, does in (TRAINER_VERBS | OTHER_VERBS).items())
+            )
+        )
         return OK
     if first == "--version":
         from lm_profiler import __version__
@@ -40,13 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     if first in TRAINER_VERBS:
         return _run_trainer(arguments)
+    if first == "selftest":
+        from lm_profiler.commands.selftest import run
+
+        with signals_as_exceptions():
+            return run(arguments[1:])
     given = "none" if first is None else repr(first)
-    say(f"expected a verb ({', '.join(TRAINER_VERBS)}), given {given}; see --help")
+    say(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
     return WRONG_CALL
 
 
 def _run_trainer(arguments: list[str]) -> int:
-    from lm_profiler.usage import UsageError, check_config_files
+    from lm_profiler.cli.usage import UsageError, check_config_files
 
     # Libraries' chatter on stderr; read once, when torch is loaded.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -54,7 +67,7 @@ def _run_trainer(arguments: list[str]) -> int:
     try:
         with signals_as_exceptions():
             check_config_files(arguments)
-            from lm_profiler.cli import run
+            from lm_profiler.cli.trainer_verbs import run
 
             return run(arguments)
     except UsageError as error:

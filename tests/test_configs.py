@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lm_profiler.__main__ import main
-from lm_profiler.cli import ProfilerCLI
+from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.trainer_verbs import ProfilerCLI
 from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
-from lm_profiler.quiet import quiet
 from lm_profiler.record.run import read_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"

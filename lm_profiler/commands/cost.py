@@ -10,12 +10,14 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.cli import ProfilerCLI
+from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.trainer_verbs import ProfilerCLI
 
 _ROUNDS = 3
 _SHARED = ("accelerator", "strategy", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
@@ -41,20 +43,20 @@ class Stamped:
                 return
 
 
-class CostCLI(ProfilerCLI):
-    """Parses the options of ``fit``, and compares instead of profiling."""
-
-    def fit(self, model: Any, datamodule: Any = None, **_: Any) -> None:
-        """Print the seconds of each step, bare and instrumented."""
-        options = self._get(self.config_init, "stages")
+def main(arguments: Sequence[str]) -> None:
+    """Print the seconds of each step, bare and instrumented, for the options of ``fit`` in ``arguments``."""
+    with quiet():
+        cli = ProfilerCLI(["fit", *arguments])
+        cli.attempt.discard()
+        config, stages = cli.config.fit.trainer, StageOptions(**vars(cli.config.fit.stages))
         times: dict[str, list[float]] = {"bare": [], "instrumented": []}
         for _round in range(_ROUNDS):
             for kind, seconds in times.items():
-                seconds += _steps(kind, self._get(self.config_init, "trainer"), options, model, datamodule)
-        print(json.dumps(times))
+                seconds += _steps(kind, vars(config), stages, cli.build("model"), cli.build("data"))
+    print(json.dumps(times))
 
 
-def _steps(kind: str, config: Any, stages: StageOptions, model: Any, datamodule: Any) -> list[float]:
+def _steps(kind: str, config: dict[str, Any], stages: StageOptions, model: Any, datamodule: Any) -> list[float]:
     count = stages.warmup_steps + stages.planned_steps + 1
     shared = {key: config[key] for key in _SHARED}
     if kind == "bare":
@@ -70,7 +72,7 @@ def _steps(kind: str, config: Any, stages: StageOptions, model: Any, datamodule:
     loader = _loader(model, datamodule, trainer)
     trainer.fit(model, loader)
     asked = loader.asked_ns[stages.warmup_steps * trainer.accumulate_grad_batches :: trainer.accumulate_grad_batches]
-    return [(b - a) * 1e-9 for a, b in zip(asked, asked[1:], strict=False)]
+    return [(b - a) * 1e-9 for a, b in pairwise(asked)]
 
 
 def _loader(model: Any, datamodule: Any, trainer: Trainer) -> Stamped:
@@ -82,11 +84,6 @@ def _loader(model: Any, datamodule: Any, trainer: Trainer) -> Stamped:
         datamodule.prepare_data()
         datamodule.setup("fit")
     return Stamped(source.train_dataloader())
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Compare with the options of ``fit`` in ``arguments``."""
-    CostCLI(["fit", *arguments])
 
 
 if __name__ == "__main__":

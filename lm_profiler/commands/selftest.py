@@ -59,14 +59,15 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[float], list[float]]) -> list[str]:
-    """The self-test's lines: ``runs`` are A and B with their steps in seconds, ``costs`` bare and instrumented steps."""
+    """The self-test's lines: ``runs`` are A and B with their steps (seconds), ``costs`` bare and instrumented steps."""
     (a, steps_a), (b, steps_b) = runs
     where = a.environment.device_name if a.environment is not None else "unknown"
     lines = [f"A/A on {where}: the same {a.verb} twice, in fresh processes"]
     for name, record in (("A", a), ("B", b)):
         step = record.time["step"]
         word = record.steadiness.word if record.steadiness is not None else None
-        lines.append(f"  {name}: step {_ms(step.median)} ms [{_ms(step.ci_low)}, {_ms(step.ci_high)}], {word or 'short'}")
+        interval_ms = f"[{_ms(step.ci_low)}, {_ms(step.ci_high)}]"
+        lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {word or 'too short to judge'}")
     interval = ratio_interval(steps_a, steps_b)
     if interval is None:
         lines.append("  too few steps to compare; raise --stages.measure_steps")
@@ -76,11 +77,10 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
 
 
 def _comparison(interval: RatioInterval) -> list[str]:
-    smallest = minimum_detectable_effect(interval)
+    seen, low, high = (ratio - 1.0 for ratio in (interval.ratio, interval.low, interval.high))
     return [
-        f"  observed difference: {interval.ratio - 1.0:+.2%} [{interval.low - 1.0:+.2%}, {interval.high - 1.0:+.2%}], "
-        f"called {change(interval)}",
-        f"  smallest change that one run against one would tell: {smallest:.1%}",
+        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], called {change(interval)}",
+        f"  smallest change that one run against one would tell: {minimum_detectable_effect(interval):.1%}",
     ]
 
 

@@ -96,7 +96,8 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines += [f"note: {note}" for note in record.notes]
     if record.failure is not None:
         at = f" of step {record.failure.step}" if record.failure.step is not None else ""
-        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}: {record.failure.message}")
+        said = f": {record.failure.message}" if record.failure.message else ""
+        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}{said}")
     return lines
 
 

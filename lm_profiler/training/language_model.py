@@ -114,7 +114,7 @@ class LanguageModel(LightningModule):
     def setup(self, stage: str) -> None:
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
-            self._check_precision()
+            self.check_precision()
         self._previous_matmul_precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 
@@ -122,7 +122,8 @@ class LanguageModel(LightningModule):
         """Put the process-wide matmul precision back."""
         torch.set_float32_matmul_precision(self._previous_matmul_precision)
 
-    def _check_precision(self) -> None:
+    def check_precision(self) -> None:
+        """Raise ValueError for an optimizer that could not take its first step under this Trainer's precision."""
         plugin = self.trainer.precision_plugin
         if self.optimizer_name != "none" and self.fused and self._fused_cannot_clip():
             raise ValueError(

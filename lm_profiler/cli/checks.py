@@ -10,10 +10,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
+from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
 from lm_profiler.measure.memory import available_bytes
 from lm_profiler.training import LanguageModel
 from lm_profiler.training.footprint import refusal
-from lm_profiler.usage import UsageError, explain, says_what_was_expected
 
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
@@ -52,7 +52,7 @@ def check_together(model: LightningModule, trainer: Trainer) -> None:
     """Raise ValueError for options of our own model that this Trainer would trip over in its first step."""
     if isinstance(model, LanguageModel):
         model.trainer = trainer
-        model._check_precision()
+        model.check_precision()
 
 
 def memory_refusal(model: LightningModule, trainer: Trainer, training: bool) -> str | None:

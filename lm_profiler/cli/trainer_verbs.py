@@ -16,16 +16,16 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.attempt import Attempt, rank
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.recorder import Launch
-from lm_profiler.checks import check_together, check_trainer_options, explain_trainer_error, memory_refusal
-from lm_profiler.endings import OK, WRONG_CALL, signals_as_exceptions
-from lm_profiler.parser import Parser
-from lm_profiler.quiet import quiet
+from lm_profiler.cli.attempt import Attempt, rank
+from lm_profiler.cli.checks import check_together, check_trainer_options, explain_trainer_error, memory_refusal
+from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
 from lm_profiler.record.run import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
-from lm_profiler.usage import UsageError, explain, says_what_was_expected
 
 _OPTION_ERRORS = (ValueError, TypeError, MisconfigurationException)
 _PATIENCE_S = 5.0
@@ -88,6 +88,11 @@ class ProfilerCLI(LightningCLI):
             default=True,
             help="Refuse a run whose weights and states cannot fit.",
         )
+        parser.add_argument(
+            "--peak_tflops",
+            type=float | None,
+            help="Dense peak of one device in TFLOP/s, where the built-in table does not know it.",
+        )
         parser.add_class_arguments(StageOptions, "stages")
         parser.add_class_arguments(MemoryOptions, "memory")
         parser.add_class_arguments(TraceOptions, "trace")
@@ -136,8 +141,8 @@ class ProfilerCLI(LightningCLI):
             UsageError: the options do not go together, or do not fit this machine.
         """
         self.trainer = self._build_trainer()
-        self.datamodule = self._build("data")
-        self.model = self._build("model")
+        self.datamodule = self.build("data")
+        self.model = self.build("model")
         try:
             check_together(self.model, self.trainer)
         except ValueError as error:
@@ -175,11 +180,15 @@ class ProfilerCLI(LightningCLI):
         if self.verb == "fit" and config["limit_val_batches"] is None:
             kwargs["limit_val_batches"] = 0
         stages, memory, trace = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
-        attempt.profiler = TrainingProfiler(stages, memory, trace, attempt.launch)
+        peak = self._get(self.config, "peak_tflops")
+        if peak is not None and not peak > 0:
+            raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
+        peak_flops_per_s = None if peak is None else peak * 1e12
+        attempt.profiler = TrainingProfiler(stages, memory, trace, attempt.launch, peak_flops_per_s)
         callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
-    def _build(self, key: str) -> Any:
+    def build(self, key: str) -> Any:
         """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
         try:
             return self._get(self._instantiate([key]), key)

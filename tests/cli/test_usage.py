@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.usage import UsageError, check_config_files, explain
+from lm_profiler.cli.usage import UsageError, check_config_files, explain
 
 UNKNOWN = "expected an option that exists, given none of that name"
 OPTIONS = ["model", "model.size", "trainer", "trainer.precision", "stages", "stages.warmup_steps", "name"]

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from lightning.pytorch import Trainer
 
-from lm_profiler import cli
 from lm_profiler.__main__ import main
+from lm_profiler.cli import trainer_verbs as cli
 from lm_profiler.models import Transformer
 from lm_profiler.record.run import read_run
 
@@ -186,7 +186,7 @@ def test_other_runs_and_an_existing_folder_survive_a_refusal(here: Path) -> None
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr("lm_profiler.checks.available_bytes", lambda device: size)
+    return lambda size: monkeypatch.setattr("lm_profiler.cli.checks.available_bytes", lambda device: size)
 
 
 def test_a_model_that_cannot_fit_is_refused_before_anything_is_allocated(
@@ -509,7 +509,7 @@ def test_ctrl_c_while_importing_is_quiet(here: Path) -> None:
         "import sys, signal, os, builtins\n"
         "real = builtins.__import__\n"
         "def slow(name, *a, **k):\n"
-        "    if name == 'lm_profiler.cli':\n"
+        "    if name == 'lm_profiler.cli.trainer_verbs':\n"
         "        os.kill(os.getpid(), signal.SIGTERM)\n"
         "    return real(name, *a, **k)\n"
         "builtins.__import__ = slow\n"

@@ -13,10 +13,10 @@ from pathlib import Path
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.failures import first_line, status_of
 from lm_profiler.callbacks.recorder import Launch
-from lm_profiler.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb, write_run
-from lm_profiler.usage import UsageError
 
 
 def rank() -> int:

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lm_profiler.cli.usage import UsageError, explain
 from lm_profiler.training import FakeTokens, LanguageModel
-from lm_profiler.usage import UsageError, explain
 
 
 class Parser(LightningArgumentParser):
