@@ -57,6 +57,8 @@ class MemoryReader:
         self._parties = parties
         self._parts: PartPeaks | None = None
         self._holdings: HoldingsReader | None = None
+        self.step_peaks: Callable[[], Peaks] = probe.peaks
+        """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
         self.by_part: dict[str, Peaks] = {}
         self.held: dict[str, HeldAtPeak] = {}
         self.allocator: AllocatorFacts | None = None
@@ -69,6 +71,7 @@ class MemoryReader:
         self._holdings = HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device)
         self._parts = PartPeaks(self._probe)
         self._holdings.start()
+        self.step_peaks = self._take_step
         # In this order: the second resets the peak that the first reads.
         self._timeline.observers += (self._holdings, self._parts)
 
@@ -82,10 +85,10 @@ class MemoryReader:
         self._timeline.observers = tuple(o for o in self._timeline.observers if o not in ours)
         self.by_part, self.held = self._parts.by_part(), self._holdings.by_part()
         self._parts = self._holdings = None
+        self.step_peaks = self._probe.peaks
 
-    def step_peaks(self) -> Peaks:
-        """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
-        if self._parts is None or self._holdings is None:
-            return self._probe.peaks()
+    def _take_step(self) -> Peaks:
+        assert self._parts is not None
+        assert self._holdings is not None
         self._holdings.step_ended()
         return self._parts.take_step()

@@ -23,14 +23,16 @@ class OptimizerMarks:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        self._depth = 0
         self._undo: list[Callable[[], None]] = []
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
         for optimizer in trainer.optimizers:
             self._undo.append(optimizer.register_step_post_hook(self._after_step).remove)
-            if not module.automatic_optimization:
+            if not module.automatic_optimization or _steps_within_steps(optimizer):
                 self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
+            if not module.automatic_optimization:
                 self._wrap(optimizer, "zero_grad", at.ZERO_GRAD)
         if not module.automatic_optimization:
             self._wrap(module, "manual_backward", at.BACKWARD)
@@ -45,9 +47,13 @@ class OptimizerMarks:
             self._undo.pop()()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._timeline.close(at.OPTIMIZER)
+        self._depth -= 1
+        if self._depth <= 0:
+            self._depth = 0
+            self._timeline.close(at.OPTIMIZER)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._depth += 1
         # ``args`` begins with the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -96,3 +102,9 @@ class OptimizerMarks:
         self._undo.append(
             (lambda: delattr(owner, name)) if replaced is None else (lambda: setattr(owner, name, replaced))
         )
+
+
+def _steps_within_steps(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` may call another class's: torch fires the hooks around each."""
+    classes = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
+    return sum("step" in vars(kind) for kind in classes) > 1

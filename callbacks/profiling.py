@@ -153,8 +153,7 @@ class TrainingProfiler(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._tokens_in is not None or not self._work.seen:
-            self._count(batch)
+        self._count(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         if trainer.state.fn is TrainerFn.VALIDATING:

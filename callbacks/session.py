@@ -59,7 +59,6 @@ class Session:
         self._rank = rank
         self._done = done
         self._precision = precision
-        self._peaks = instruments.memory.step_peaks
         self._pending: deque[_Pending] = deque()
         self._rows: list[StepRow] = []
         self._measured_ns: list[int] = []
@@ -71,7 +70,7 @@ class Session:
         stage = self.schedule.stage
         assert stage is not None
         self.steps += 1
-        self._pending.append((self.steps, stage, marks, self.tokens, self._peaks()))
+        self._pending.append((self.steps, stage, marks, self.tokens, self.instruments.memory.step_peaks()))
         self.tokens = None
         if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())

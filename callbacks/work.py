@@ -21,19 +21,16 @@ _STEPS: dict[Verb, str] = {
 
 
 class Work:
-    """Keeps the shape of the run's first batch, and counts the FLOPs of a step from it."""
+    """Keeps the shape of the run's first batch, once it was ``seen``, and counts the FLOPs of a step from it."""
 
     def __init__(self, verb: Verb) -> None:
         self._verb: Verb = verb
         self._batch: Any = None
-
-    @property
-    def seen(self) -> bool:
-        """Whether there was a batch yet."""
-        return self._batch is not None
+        self.seen = False
 
     def see(self, batch: Any) -> None:
         """Remember what ``batch`` looks like, but none of its memory."""
+        self.seen = True
         self._batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
 
     def flops_per_step(self, trainer: Trainer, module: LightningModule) -> StepFlops | None:

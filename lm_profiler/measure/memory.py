@@ -14,6 +14,9 @@ from lm_profiler.measure.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes that getrusage(2) counts maximum resident set sizes in."""
+
 
 class Probe(Protocol):
     """Reads the most memory held since the last reset."""
@@ -68,22 +71,19 @@ class ProcessProbe:
         if self.resettable:
             self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
             own = self._own_peak()
-            self._inherits = own is not None and _largest_resident() > own + 2**20
+            largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+            self._inherits = own is not None and largest > own + 2**20
 
     def peaks(self) -> Peaks:
-        own = self._own_peak() if self._inherits else None
-        return None, None, own if own is not None else _largest_resident()
+        if self._inherits:
+            return None, None, self._own_peak()
+        return None, None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
     def _own_peak(self) -> int | None:
         for line in self._STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
-
-
-def _largest_resident() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def probe_of(device: torch.device) -> Probe:

@@ -175,12 +175,14 @@ class Timeline:
             self.mark(self.stack[-1])
 
     def close(self, code: int) -> None:
-        """``code`` ends, if it is what is open."""
+        """``code`` ends, if it is what is open, however often it was entered."""
         stack = self.stack
-        if stack[-1] == code:
+        if stack[-1] != code:
+            return
+        while stack[-1] == code:
             stack.pop()
-            if self.live:
-                self.mark(stack[-1])
+        if self.live:
+            self.mark(stack[-1])
 
     def go_outside(self) -> None:
         """What follows, until ``come_inside``, is in no part of the step, and is not marked."""
