@@ -153,26 +153,23 @@ class TrainingProfiler(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._count(batch)
-
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.state.fn is TrainerFn.VALIDATING:
-            self._count(args[2])
-
-    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._count(args[2])
-
-    def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self._count(args[2])
-
-    def _count(self, batch: Any) -> None:
         session = self._session
         if session is None:
             return
-        if not self._work.seen:
-            self._work.see(batch)
         if self._tokens_in is not None:
             session.tokens = (session.tokens or 0) + self._tokens_in(batch)
+        if not self._work.seen:
+            self._work.see(batch)
+
+    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.state.fn is TrainerFn.VALIDATING:
+            self.on_train_batch_end(trainer, *args[:4])
+
+    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.on_train_batch_end(trainer, *args[:4])
+
+    def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.on_train_batch_end(trainer, *args[:4])
 
     def _stages_done(self) -> None:
         self._finish("ok")

@@ -14,6 +14,8 @@ from lm_profiler.measure.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
+# A thread has the peak of its process; asking for the process would add up the times of all its threads.
+_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that getrusage(2) counts maximum resident set sizes in."""
 
@@ -71,13 +73,13 @@ class ProcessProbe:
         if self.resettable:
             self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
             own = self._own_peak()
-            largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+            largest = resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
             self._inherits = own is not None and largest > own + 2**20
 
     def peaks(self) -> Peaks:
         if self._inherits:
             return None, None, self._own_peak()
-        return None, None, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        return None, None, resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
 
     def _own_peak(self) -> int | None:
         for line in self._STATUS.read_text().splitlines():

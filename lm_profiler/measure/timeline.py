@@ -147,7 +147,10 @@ class Timeline:
         """Start a step at this instant, in the part that is open."""
         self.running = self.live = True
         self.failed_in = None
-        self.mark(self.stack[-1])
+        self.codes.append(self.stack[-1])
+        self.host_ns.append(self.clock())
+        if self.after is not None:
+            self.after(self.stack[-1])
 
     def end_step(self) -> StepMarks:
         """End the step at this instant and hand its marks out."""
@@ -169,10 +172,14 @@ class Timeline:
 
     def leave(self) -> None:
         """The innermost part ends; the one around it goes on."""
-        if len(self.stack) > 1:
-            self.stack.pop()
+        stack = self.stack
+        if len(stack) > 1:
+            stack.pop()
         if self.live:
-            self.mark(self.stack[-1])
+            self.codes.append(stack[-1])
+            self.host_ns.append(self.clock())
+            if self.after is not None:
+                self.after(stack[-1])
 
     def close(self, code: int) -> None:
         """``code`` ends, if it is what is open, however often it was entered."""
@@ -182,7 +189,10 @@ class Timeline:
         while stack[-1] == code:
             stack.pop()
         if self.live:
-            self.mark(stack[-1])
+            self.codes.append(stack[-1])
+            self.host_ns.append(self.clock())
+            if self.after is not None:
+                self.after(stack[-1])
 
     def go_outside(self) -> None:
         """What follows, until ``come_inside``, is in no part of the step, and is not marked."""
