@@ -226,5 +226,5 @@ def test_what_an_exception_means() -> None:
     assert status_of(RuntimeError("shapes cannot be multiplied")) == "failed"
     assert status_of(ValueError("out of memory of times past")) == "failed"
     assert first_line(ValueError("\n first\nsecond")) == "first"
-    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError()) == ""
     assert len(first_line(ValueError("x" * 1000))) == 300

@@ -171,7 +171,7 @@ def test_lightning_still_refuses_it_at_the_first_step(make_trainer: Make, tiny: 
     """Where this fails, Lightning has learnt to clip for fused optimizers: the check can go."""
 
     class Unchecked(LanguageModel):
-        def _check_precision(self) -> None:
+        def check_precision(self) -> None:
             pass
 
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
