@@ -31,7 +31,7 @@ class Progress:
             self._drawn_at = now
             self._write(f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
-            self._write(f"{_NAMES[stage]}: {planned} steps\n")
+            self._write(f"{_NAMES[stage]}: {planned} step{'s' if planned > 1 else ''}\n")
         self._stage = stage
 
     def clear(self) -> None:

@@ -33,13 +33,13 @@ def time_table(record: RunRecord) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
-    digits = 3 if (step.mean or 0.0) < 0.01 else 2 if (step.mean or 0.0) < 0.1 else 1
     host = record.environment is not None and record.environment.device_type != "cpu"
     if host:
         table.add_column("host (ms)", justify="right", no_wrap=True)
     for part in (*PARTS, "forward_backward", "step"):
         if not record.time[part].max and part != "step":  # a phase that this verb or loop does not have
             continue
+        digits = _digits(record.time[part].mean or 0.0)
         cells = _cells(part, record.time[part], step.mean or 0.0, digits)
         if host:
             cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
@@ -57,6 +57,11 @@ def headline(record: RunRecord) -> str:
         where += f" x {environment.world_size}"
     precision = f", {model.precision}" if model is not None else ""
     return f"{record.name}: {step.n} steps of {record.verb} after {warmup} of warm-up{where}{precision}"
+
+
+def _digits(seconds: float) -> int:
+    """Behind the point of milliseconds: three or four figures that mean something."""
+    return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1
 
 
 def _cells(part: str, time: TimeSummary, step_s: float, digits: int) -> list[str]:

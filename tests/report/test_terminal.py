@@ -190,6 +190,6 @@ def test_one_measured_step_has_no_spread() -> None:
     one = summary(60, n=1, std=None, cv=None, ci_low=None, ci_high=None, p95=None)
     text = printed(record(time={**TIME, "forward": one}))
     words = row(text, "forward")
-    assert words[0] == "60.0"
+    assert words[0] == "60.00"
     assert "±" not in words
     assert "[" not in " ".join(words)
