@@ -15,49 +15,21 @@ import platform
 import random
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.commands.cost import Toy, loader
 from lm_profiler.measure.environment import device_name
 
 SKIP = 50
 """Steps before the clock starts."""
-
-
-class Toy(LightningModule):
-    """A linear layer: the loop is nearly all there is."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 8)
-        self.steps = steps
-        self.seen = 0
-        self.seconds = 0.0
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        if self.seen == SKIP:
-            self._began = time.perf_counter()
-        if self.seen == SKIP + self.steps:
-            self.seconds = time.perf_counter() - self._began
-        self.seen += 1
-
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self.layer(batch[0]).sum()
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=1e-6)
-
-    def tokens_in(self, batch: Any) -> int:
-        return int(batch[0].numel())
 
 
 def ours(steps: int) -> Callback:
@@ -95,8 +67,7 @@ def contenders(steps: int) -> dict[str, Callable[[str], dict[str, Any]]]:
 
 def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
     """Microseconds a step."""
-    module = Toy(steps)
-    data = TensorDataset(torch.ones(SKIP + steps + 1, 8))
+    toy = Toy()
     trainer = Trainer(
         accelerator=accelerator,
         devices=1,
@@ -106,8 +77,8 @@ def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
         enable_checkpointing=False,
         **options,
     )
-    trainer.fit(module, DataLoader(data, batch_size=1))
-    return module.seconds / steps * 1e6
+    trainer.fit(toy, loader(SKIP + steps + 1))
+    return sum(toy.step_seconds(SKIP)) / steps * 1e6
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def raised_by_data(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The exception's message, shortened to one line."""
+    """The exception's message, shortened to one line; empty where it has none."""
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else ""
 

@@ -1,90 +1,92 @@
-"""What the instruments cost: the same module under ``Trainer(barebones=True)`` and with them, turn by turn.
+"""What the instruments cost a loop that does next to nothing else: bare and instrumented, turn by turn.
 
-A program of its own, started by ``selftest``: ``python -m lm_profiler.commands.cost <options of fit>`` prints JSON,
-the seconds of each step, bare and instrumented. Both are timed by the same stamps, taken where a batch is asked for.
+A program of its own, started by ``selftest``: ``python -m lm_profiler.commands.cost [accelerator]`` prints JSON, the
+seconds of each step under ``Trainer(barebones=True)`` and under the instruments, everything on but trace and memory by
+phase, which run after all that is timed.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from lightning.pytorch import Trainer
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_verbs import ProfilerCLI
 
-_ROUNDS = 3
-_SHARED = ("accelerator", "strategy", "devices", "precision", "accumulate_grad_batches", "gradient_clip_val")
+ROUNDS, STEPS, SKIPPED = 6, 300, 50
 
 
-class Stamped:
-    """A loader that notes when each batch is asked for."""
+class Toy(LightningModule):
+    """A linear layer that notes when each step begins, in a hook that any Trainer calls."""
 
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self.asked_ns: list[int] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.began_ns: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._loader)
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.began_ns.append(time.perf_counter_ns())
 
-    def __iter__(self) -> Iterator[Any]:
-        batches = iter(self._loader)
-        while True:
-            self.asked_ns.append(time.perf_counter_ns())
-            try:
-                yield next(batches)
-            except StopIteration:
-                return
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(batch[0]).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def tokens_in(self, batch: Any) -> int:
+        """So that tokens are counted as well."""
+        return int(batch[0].numel())
+
+    def step_seconds(self, skipped: int) -> list[float]:
+        """Seconds from step to step, without the first ``skipped``."""
+        return [(b - a) * 1e-9 for a, b in pairwise(self.began_ns[skipped:])]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the seconds of each step, bare and instrumented, for the options of ``fit`` in ``arguments``."""
+def loader(steps: int) -> DataLoader[Any]:
+    """Just as many batches of one small row."""
+    return DataLoader(TensorDataset(torch.ones(steps, 8)), batch_size=1)
+
+
+def compare(accelerator: str = "auto") -> dict[str, list[float]]:
+    """Seconds of each step, ``bare`` and ``instrumented``."""
+    seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
+    for _round in range(ROUNDS):
+        for kind, options in (("bare", {"barebones": True}), ("instrumented", _instrumented())):
+            with tempfile.TemporaryDirectory() as folder:
+                toy = Toy()
+                trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, default_root_dir=folder, **options)
+                trainer.fit(toy, loader(SKIPPED + STEPS))
+                seconds[kind] += toy.step_seconds(SKIPPED)
+    return seconds
+
+
+def _instrumented() -> dict[str, Any]:
+    instruments = TrainingProfiler(
+        # More steps than there are: the run ends while it is being measured.
+        StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS)),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        quiet=True,
+    )
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return {"callbacks": [instruments], **dict.fromkeys(off, False)}
+
+
+def main() -> None:
+    """Print what ``compare`` found."""
     with quiet():
-        cli = ProfilerCLI(["fit", *arguments])
-        cli.attempt.discard()
-        config, stages = cli.config.fit.trainer, StageOptions(**vars(cli.config.fit.stages))
-        times: dict[str, list[float]] = {"bare": [], "instrumented": []}
-        for _round in range(_ROUNDS):
-            for kind, seconds in times.items():
-                seconds += _steps(kind, vars(config), stages, cli.build("model"), cli.build("data"))
-    print(json.dumps(times))
-
-
-def _steps(kind: str, config: dict[str, Any], stages: StageOptions, model: Any, datamodule: Any) -> list[float]:
-    count = stages.warmup_steps + stages.planned_steps + 1
-    shared = {key: config[key] for key in _SHARED}
-    if kind == "bare":
-        trainer = Trainer(**shared, barebones=True, max_steps=count, max_epochs=-1, limit_val_batches=0)
-    else:
-        instruments = TrainingProfiler(
-            StageOptions(warmup_steps=0, measure_steps=count), MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True
-        )
-        trainer = Trainer(
-            **shared, callbacks=[instruments], max_epochs=-1, limit_val_batches=0, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, default_root_dir=config["default_root_dir"],
-        )  # fmt: skip
-    loader = _loader(model, datamodule, trainer)
-    trainer.fit(model, loader)
-    asked = loader.asked_ns[stages.warmup_steps * trainer.accumulate_grad_batches :: trainer.accumulate_grad_batches]
-    return [(b - a) * 1e-9 for a, b in pairwise(asked)]
-
-
-def _loader(model: Any, datamodule: Any, trainer: Trainer) -> Stamped:
-    source = datamodule if datamodule is not None else model
-    if datamodule is not None:
-        # What attaching it to the Trainer would do: FakeTokens asks the module for its vocabulary.
-        trainer.strategy.connect(model)
-        datamodule.trainer = trainer
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-    return Stamped(source.train_dataloader())
+        seconds = compare(*sys.argv[1:])
+    print(json.dumps(seconds))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -73,7 +73,7 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
         lines.append("  too few steps to compare; raise --stages.measure_steps")
     else:
         lines += _comparison(interval)
-    return [*lines, _cost_line(*costs)]
+    return [*lines, _cost_line(*costs, a.time["step"].median)]
 
 
 def _comparison(interval: RatioInterval) -> list[str]:
@@ -84,15 +84,16 @@ def _comparison(interval: RatioInterval) -> list[str]:
     ]
 
 
-def _cost_line(bare: Sequence[float], instrumented: Sequence[float]) -> str:
+def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
     base, ours = summarise(bare), summarise(instrumented)
     if base.median is None or ours.median is None:
         return "instruments: too few steps to tell their cost"
-    added = (ours.median - base.median) * 1e6
-    spread = _difference_interval(bare, instrumented)
+    added = ours.median - base.median
+    low, high = _difference_interval(bare, instrumented)
+    share = f", {added / step_s:.2%} of the step above" if step_s else ""
     return (
-        f"instruments: {added:+.0f} µs a step [{spread[0] * 1e6:+.0f}, {spread[1] * 1e6:+.0f}] "
-        f"({added * 1e-6 / base.median:+.2%}) against Trainer(barebones=True), {base.n} steps each"
+        f"instruments: {added * 1e6:+.1f} µs a step [{low * 1e6:+.1f}, {high * 1e6:+.1f}] against "
+        f"Trainer(barebones=True), on a module that does next to nothing{share}"
     )
 
 
@@ -119,7 +120,8 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, li
 
 
 def _cost(options: Sequence[str]) -> tuple[list[float], list[float]]:
-    answer = json.loads(_python("-m", "lm_profiler.commands.cost", *options).splitlines()[-1])
+    given = [option.partition("=")[2] for option in options if option.startswith("--trainer.accelerator=")]
+    answer = json.loads(_python("-m", "lm_profiler.commands.cost", *given[-1:]).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 
