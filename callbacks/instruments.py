@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
+from lm_profiler.callbacks.extras import said
 from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.trace import Tracer
 from lm_profiler.measure.history import memory_history_of
-from lm_profiler.measure.recompiles import recompilations
+from lm_profiler.measure.recompiles import recompilations, recompiled_since
 from lm_profiler.measure.syncs import SyncPoint, sync_detector_of
 from lm_profiler.measure.telemetry import TelemetryReading, telemetry_of
 
@@ -44,10 +45,11 @@ class TelemetryWatch:
 
 
 class CompileWatch:
-    """How often torch.compile compiled while steps were measured."""
+    """How often torch.compile compiled while steps were measured, and what."""
 
     def __init__(self) -> None:
         self.recompilations = 0
+        self.names: list[str] = []
 
     def begin(self, stage: str) -> None:
         if stage == "measure":
@@ -56,6 +58,7 @@ class CompileWatch:
     def end(self, stage: str) -> None:
         if stage == "measure":
             self.recompilations = recompilations() - self._before
+            self.names = recompiled_since(self._before) or []
 
 
 class SyncWatch:
@@ -79,6 +82,8 @@ class HistoryWatch:
 
     def __init__(self, device: torch.device, folder: Path, wanted: bool) -> None:
         self._history = memory_history_of(device) if wanted else None
+        if wanted and self._history is None:
+            raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
         self._path = folder / "memory_snapshot.pickle"
 
     def begin(self, stage: str) -> None:
@@ -105,12 +110,21 @@ class Instruments:
     def __iter__(self) -> Iterator[Instrument]:
         return (getattr(self, field.name) for field in fields(self))
 
-    def begin(self, stage: str) -> None:
-        """``stage`` starts with the next step."""
-        for instrument in self:
-            instrument.begin(stage)
+    def begin(self, stage: str) -> list[str]:
+        """``stage`` starts with the next step; returns a note for each instrument that cannot."""
+        return _told([instrument.begin for instrument in self], stage)
 
-    def end(self, stage: str) -> None:
-        """``stage`` is over."""
-        for instrument in reversed(list(self)):
-            instrument.end(stage)
+    def end(self, stage: str) -> list[str]:
+        """``stage`` is over; returns a note for each instrument that lost what it had."""
+        return _told([instrument.end for instrument in reversed(list(self))], stage)
+
+
+def _told(listeners: Sequence[Callable[[str], None]], stage: str) -> list[str]:
+    """Tell everyone, whoever fails: a driver or a full disk must not end somebody's training."""
+    notes = []
+    for tell in listeners:
+        try:
+            tell(stage)
+        except Exception as error:
+            notes.append(f"{tell.__qualname__}({stage!r}) failed: {said(error)}")
+    return notes

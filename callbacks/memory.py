@@ -32,6 +32,8 @@ class MemoryOptions:
     def __post_init__(self) -> None:
         require(self.steps >= 0, "memory.steps", "0 or more", self.steps)
         require(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
+        if self.history and not torch.cuda.is_available():
+            raise ValueError("memory.history: expected a CUDA device, given none; leave the option out")
 
 
 class MemoryReader:

@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import first_line, keep_snapshot, out_of_memory, raised_by_data, status_of
 from lm_profiler.callbacks.folder import run_folder
 from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
@@ -248,18 +249,23 @@ class TrainingProfiler(Callback):
             # The other ranks may never answer again: each keeps what it has.
             write_steps(self.folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
         if trainer.is_global_zero:
-            hardware = self._hardware(trainer) if failure is None and measured.rows else None
-            self.record = self._recorder.write(measured, status, failure, hardware)
+            # First what is certain: neither an error nor a signal in what is looked at afterwards can lose it.
+            self.record = self._recorder.write(measured, status, failure)
+            hardware = self._hardware(trainer) if failure is None and measured.rows else Hardware()
+            self.record = self._recorder.complete(measured, self.record, hardware)
             if not self._quiet:
                 print_run(self.record, self.folder)
 
     def _hardware(self, trainer: Trainer) -> Hardware:
         """Work and machine, looked at when all timing is over."""
+        notes: list[str] = []
+        module, device = trainer.lightning_module, trainer.strategy.root_device
         dtype = torch_dtype(run_dtype(trainer))
         return Hardware(
-            flops=self._work.flops_per_step(trainer, trainer.lightning_module),
-            ceiling=matmul_ceiling(trainer.strategy.root_device, dtype) if dtype is not None else None,
+            flops=found("FLOPs", lambda: self._work.flops_per_step(trainer, module), notes),
+            ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
             peak_flops_per_s=self._peak_flops_per_s,
+            notes=notes,
         )
 
     def _take_out(self, trainer: Trainer) -> None:

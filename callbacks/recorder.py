@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.facts import model_facts
 from lm_profiler.callbacks.judgement import judge, judge_steadiness, judge_utilisation, run_dtype, settings_of
 from lm_profiler.measure.ceiling import Ceiling
@@ -26,6 +27,7 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
     AllocatorReading,
+    Environment,
     Failure,
     MemoryCauses,
     MemoryFacts,
@@ -42,7 +44,7 @@ from lm_profiler.record.run import (
     write_run,
 )
 from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
-from lm_profiler.report.summary import mean_over_ranks, rank_medians, scalars, summaries, throughput
+from lm_profiler.report.summary import ideal_step_s, mean_over_ranks, rank_medians, scalars, summaries, throughput
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Hardware:
     ceiling: Ceiling | None = None
     peak_flops_per_s: float | None = None
     """Of one device, where the user says it."""
+    notes: Sequence[str] = ()
 
 
 class Recorder:
@@ -94,41 +97,50 @@ class Recorder:
         self._trainer = trainer
         self._module = module
         self._verb: Verb = verb
+        self._surroundings: Environment | None = None
         if launch.config_yaml is not None:
             write_whole(folder / "config.yaml", launch.config_yaml)
 
-    def write(
-        self, measured: Measured, status: Status, failure: Failure | None, hardware: Hardware | None = None
-    ) -> RunRecord:
-        """Write steps.csv, then run.json, then the scalars."""
+    def write(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
+        """Write steps.csv, then run.json as far as it is known."""
         write_steps(self.folder / "steps.csv", measured.rows)
-        timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
-        record = self._record(measured, timed, hardware or Hardware())
-        record = record.model_copy(update={"status": status, "failure": failure})
+        record = self._record(measured, status, failure, Hardware())
         write_run(self.folder, record)
-        self._log_scalars(mean_over_ranks(timed))
         return record
 
-    def _record(self, measured: Measured, timed: Sequence[StepRow], hardware: Hardware) -> RunRecord:
+    def complete(self, measured: Measured, record: RunRecord, hardware: Hardware) -> RunRecord:
+        """Log the scalars, and write run.json once more with all that was found out since ``record``."""
+        record = self._record(measured, record.status, record.failure, hardware)
+        notes = list(record.notes)
+        found("scalars in the logger", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes)
+        record = record.model_copy(update={"notes": notes})
+        write_run(self.folder, record)
+        return record
+
+    def _record(self, measured: Measured, status: Status, failure: Failure | None, hardware: Hardware) -> RunRecord:
         trainer, launch = self._trainer, self._launch
+        timed, notes = _timed(measured), [*measured.notes, *hardware.notes]
         steps = mean_over_ranks(timed)
         steadiness = judge_steadiness(steps, measured.recompilations) if steps else None
         steady = steps[steadiness.cut :] if steadiness is not None else []
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
         tokens = throughput(steady, times)
-        utilisation = self._utilisation(times["step"].median, hardware)
+        utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
+        verdict = found(
+            "verdict", lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens), notes
+        )
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
         return RunRecord(
             name=launch.name,
-            status="ok",
-            failure=None,
+            status=status,
+            failure=failure,
             verb=self._verb,
             started=datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
             duration_s=max(time.time() - launch.started, 0.0),
             command=launch.command,
             config=dict(launch.config) if launch.config is not None else None,
-            environment=environment(self._device, trainer.world_size),
-            model=model_facts(trainer, self._module),
+            environment=found("environment", self._environment, notes),
+            model=found("model", lambda: model_facts(trainer, self._module), notes),
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
             first_step_s=max(first, default=None),
@@ -142,9 +154,14 @@ class Recorder:
             utilisation=utilisation,
             telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
             syncs=None if measured.syncs is None else [Sync(**asdict(point)) for point in measured.syncs],
-            verdict=self._verdict(times, host_times, measured.device_idle, utilisation, tokens),
-            notes=list(measured.notes),
+            verdict=verdict,
+            notes=notes,
         )
+
+    def _environment(self) -> Environment:
+        if self._surroundings is None:  # asking git and drivers takes a moment
+            self._surroundings = environment(self._device, self._trainer.world_size)
+        return self._surroundings
 
     @property
     def _device(self) -> torch.device:
@@ -178,16 +195,21 @@ class Recorder:
         settings = settings_of(trainer, self._module, per_batch, recomputes)
         return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings)
 
-    def _log_scalars(self, steps: Sequence[StepRow]) -> None:
+    def _log_scalars(self, steps: Sequence[StepRow], record: RunRecord) -> None:
         if not steps:
             return
+        ideal_s = ideal_step_s(record)
         loggers = list(self._trainer.loggers)
         if not any(isinstance(logger, TensorBoardLogger) for logger in loggers):
             loggers.append(TensorBoardLogger(self.folder.parent, name=None, version=self.folder.name))
         for logger in loggers:
             for row in steps:
-                logger.log_metrics(scalars(row), step=row.step)
+                logger.log_metrics(scalars(row, ideal_s), step=row.step)
             logger.save()
+
+
+def _timed(measured: Measured) -> list[StepRow]:
+    return [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:

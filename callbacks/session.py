@@ -16,6 +16,8 @@ from lm_profiler.record.steps import Peaks, StepRow
 _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
 
+_NAMED = 3
+"""Recompilations that are named in full."""
 
 _Pending = tuple[int, str, StepMarks, int | None, Peaks]
 """Step, stage, marks, tokens and memory of a step that was not read yet."""
@@ -120,21 +122,21 @@ class Session:
             recompilations=found.compiles.recompilations,
             telemetry=found.telemetry.reading,
             syncs=found.syncs.points,
-            notes=tuple(self.notes),
+            notes=(*self.notes, *_recompiled(found.compiles.names)),
         )
 
     def _begin_stage(self) -> None:
         stage = self.schedule.stage
         if stage is None:
             return
-        self.instruments.begin(stage)
+        self.notes += self.instruments.begin(stage)
         if self._progress is not None:
             self._draw(self._progress)
 
     def _end_stage(self, stage: str) -> None:
         if stage == "measure":
             self._read_all()
-        self.instruments.end(stage)
+        self.notes += self.instruments.end(stage)
 
     def _draw(self, progress: Progress) -> None:
         stage = self.schedule.stage
@@ -173,3 +175,10 @@ class Session:
             return None
         whole = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9
         return whole - sum(row.host_time("step") for row in self._rows if row.stage == "measure")
+
+
+def _recompiled(names: list[str]) -> list[str]:
+    """The note that names what was compiled while measuring, each thing once and the first few of many."""
+    once = list(dict.fromkeys(names))
+    more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
+    return [f"recompiled while measuring: {'; '.join(once[:_NAMED])}{more}"] if once else []

@@ -94,7 +94,7 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if self._device.type in _ACTIVITIES:
             activities.append(_ACTIVITIES[self._device.type])
-        self._profile = profile(
+        tracing = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self._options.steps, repeat=1),
             record_shapes=self._options.record_shapes,
@@ -102,13 +102,14 @@ class Tracer:
             profile_memory=self._options.profile_memory,
             acc_events=True,
         )
-        self._profile.start()
+        tracing.start()
+        self._profile = tracing
         self._timeline.observers += (self._ranges,)
 
     def step(self) -> None:
         """A step of the stage has ended and another follows."""
-        assert self._profile is not None
-        self._profile.step()
+        if self._profile is not None:  # it could not start: somebody else's profiler was running
+            self._profile.step()
 
     def end(self, stage: str) -> None:
         if (running := self._stop()) is None:

@@ -26,17 +26,27 @@ class Work:
     def __init__(self, verb: Verb) -> None:
         self._verb: Verb = verb
         self._batch: Any = None
+        self._unlike_others: Exception | None = None
         self.seen = False
 
     def see(self, batch: Any) -> None:
         """Remember what ``batch`` looks like, but none of its memory."""
         self.seen = True
-        self._batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+        try:
+            self._batch = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf, batch)
+        except Exception as error:  # a tensor type of somebody's own; training goes on
+            self._unlike_others = error
 
     def flops_per_step(self, trainer: Trainer, module: LightningModule) -> StepFlops | None:
-        """FLOPs of one step over all ranks; None where the module cannot run on shapes alone."""
+        """FLOPs of one step over all ranks; None where the module cannot run on shapes alone.
+
+        Raises:
+            Exception: whatever the module's own code raises there, or its batch when it was seen.
+        """
         if not self.seen:
             return None
+        if self._unlike_others is not None:
+            raise self._unlike_others
         name = _STEPS[self._verb]
         training = self._verb == "fit"
         indexed = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from lm_profiler.analysis.statistics import summarise
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, TIMES, TOKENS_PER_S
-from lm_profiler.record.run import Throughput, TimeSummary
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
 from lm_profiler.record.steps import StepRow, largest
 
 
@@ -53,8 +53,15 @@ def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     return [median for median in medians if median is not None]
 
 
-def scalars(row: StepRow) -> dict[str, float]:
-    """The TensorBoard scalars of one measured step."""
+def ideal_step_s(record: RunRecord) -> float | None:
+    """How long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
+    share = record.utilisation.mfu if record.utilisation is not None else None
+    step_s = record.time["step"].median
+    return share * step_s if share is not None and step_s is not None else None
+
+
+def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
+    """The TensorBoard scalars of one measured step, which at the device's peak would take ``ideal_s``."""
     values: dict[str, float] = {}
     for part, quantity in TIMES.items():
         host = HOST_TIMES[part]
@@ -66,6 +73,8 @@ def scalars(row: StepRow) -> dict[str, float]:
             values[str(quantity.tag)] = peak * quantity.scale
     if row.tokens is not None and row.seconds is not None:
         values[str(TOKENS_PER_S.tag)] = row.tokens / row.time("step")
+    if ideal_s is not None and row.seconds is not None:
+        values[str(MFU.tag)] = ideal_s / row.time("step") * MFU.scale
     return values
 
 
