@@ -10,7 +10,8 @@ if __name__ != "lm_profiler.callbacks":
     )
 
 from lm_profiler.callbacks.memory import MemoryOptions
-from lm_profiler.callbacks.profiling import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.ready_made import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trace import TraceOptions
 

@@ -12,7 +12,9 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lm_profiler.measure.history import memory_history_of, oom_cause
-from lm_profiler.record.run import OutOfMemory, Status
+from lm_profiler.measure.timeline import Timeline
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import Failure, OutOfMemory, Status
 
 # The CPU allocator raises a plain RuntimeError; CUDA's has a type of its own.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -41,10 +43,26 @@ def first_line(error: BaseException) -> str:
     return lines[0][:300] if lines else ""
 
 
-def out_of_memory(error: BaseException, device: torch.device) -> OutOfMemory | None:
-    """What the error says of its cause; None where it says nothing."""
-    cause = oom_cause(error, device)
-    return None if cause is None else OutOfMemory(**asdict(cause))
+def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
+    """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
+    if steps == 0 and not timeline.running:
+        return "setup"
+    if raised_by_data(error):
+        return "data"
+    code = timeline.failed_in if timeline.failed_in is not None else timeline.current
+    return PARTS[code] if code < len(PARTS) else "other"
+
+
+def failure_of(error: BaseException, phase: str, step: int, device: torch.device) -> Failure:
+    """The failure for the record, with what an out-of-memory error says of its cause."""
+    cause = oom_cause(error, device) if status_of(error) == "oom" else None
+    return Failure(
+        phase=phase,
+        step=step if phase != "setup" else None,
+        type=type(error).__name__,
+        message=first_line(error),
+        out_of_memory=None if cause is None else OutOfMemory(**asdict(cause)),
+    )
 
 
 def keep_snapshot(device: torch.device, folder: Path) -> None:

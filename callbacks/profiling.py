@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import first_line, keep_snapshot, out_of_memory, raised_by_data, status_of
+from lm_profiler.callbacks.failures import failure_of, keep_snapshot, phase_of, status_of
 from lm_profiler.callbacks.folder import run_folder
 from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
 from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
@@ -33,7 +33,6 @@ from lm_profiler.measure.ceiling import matmul_ceiling
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import Timeline
-from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.terminal import print_run
@@ -213,24 +212,14 @@ class TrainingProfiler(Callback):
         session = self._session
         if session is None:
             return
-        timeline = session.timeline
-        code = timeline.failed_in if timeline.failed_in is not None else timeline.current
-        phase = "data" if raised_by_data(exception) else PARTS[code] if code < len(PARTS) else "other"
-        if session.steps == 0 and not timeline.running:
-            phase = "setup"
+        phase = phase_of(exception, session.timeline, session.steps)
         self._phases.close_step()  # one that was done before the run died counts
         if self._session is None:  # and was the last
             return
-        status = status_of(exception)
-        failure = Failure(
-            phase=phase,
-            step=session.steps + 1 if phase != "setup" else None,
-            type=type(exception).__name__,
-            message=first_line(exception),
-            out_of_memory=out_of_memory(exception, trainer.strategy.root_device) if status == "oom" else None,
-        )
+        status, device = status_of(exception), trainer.strategy.root_device
+        failure = failure_of(exception, phase, session.steps + 1, device)
         if status == "oom":
-            keep_snapshot(trainer.strategy.root_device, self.folder)
+            keep_snapshot(device, self.folder)
         self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -276,34 +265,3 @@ class TrainingProfiler(Callback):
         if not self._stages.stop_when_done:
             others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
             trainer.callbacks = others  # type: ignore[attr-defined]
-
-
-def profiling_callbacks(
-    warmup_steps: int = 5,
-    measure_steps: int = 20,
-    trace_steps: int = 2,
-    memory_steps: int = 1,
-    stop_when_done: bool = True,
-    name: str = "lm_profiler",
-) -> list[Callback]:
-    """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
-
-    Args:
-        warmup_steps: steps before the measured ones.
-        measure_steps: steps to measure.
-        trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
-        memory_steps: steps in which memory is read phase by phase; 0 for none.
-        stop_when_done: end the run then. Otherwise training goes on, with the instruments taken out.
-        name: of the run's folder where the Trainer has no logger.
-
-    Raises:
-        ValueError: a number of steps is negative, or nothing is to be measured.
-    """
-    return [
-        TrainingProfiler(
-            StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop_when_done),
-            MemoryOptions(steps=memory_steps),
-            TraceOptions(steps=trace_steps),
-            Launch(name=name),
-        )
-    ]
