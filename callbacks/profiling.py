@@ -254,6 +254,7 @@ class TrainingProfiler(Callback):
             flops=found("FLOPs", lambda: self._work.flops_per_step(trainer, module), notes),
             ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
             peak_flops_per_s=self._peak_flops_per_s,
+            samples=found("samples", lambda: self._work.samples_per_step(trainer), notes),
             notes=notes,
         )
 

@@ -85,6 +85,8 @@ class Hardware:
     ceiling: Ceiling | None = None
     peak_flops_per_s: float | None = None
     """Of one device, where the user says it."""
+    samples: int | None = None
+    """Of a step, over all ranks."""
     notes: Sequence[str] = ()
 
 
@@ -124,7 +126,7 @@ class Recorder:
         steadiness = judge_steadiness(steps, measured.recompilations) if steps else None
         steady = steps[steadiness.cut :] if steadiness is not None else []
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
-        tokens = throughput(steady, times)
+        tokens = throughput(steady, times, hardware.samples)
         utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
         verdict = found(
             "verdict", lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens), notes

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lm_profiler.measure.flops import StepFlops, count_flops
 from lm_profiler.record.run import Verb
@@ -37,6 +37,16 @@ class Work:
         except Exception as error:  # a tensor type of somebody's own; training goes on
             self._unlike_others = error
 
+    def samples_per_step(self, trainer: Trainer) -> int | None:
+        """Rows of one step over all ranks: the first dimension, where every tensor of the batch has the same."""
+        tensors = [leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+        rows = {tensor.shape[0] for tensor in tensors}
+        return rows.pop() * self._batches(trainer) if len(rows) == 1 else None
+
+    def _batches(self, trainer: Trainer) -> int:
+        """Batches of one step over all ranks."""
+        return (trainer.accumulate_grad_batches if self._verb == "fit" else 1) * trainer.world_size
+
     def flops_per_step(self, trainer: Trainer, module: LightningModule) -> StepFlops | None:
         """FLOPs of one step over all ranks; None where the module cannot run on shapes alone.
 
@@ -48,14 +58,13 @@ class Work:
         if self._unlike_others is not None:
             raise self._unlike_others
         name = _STEPS[self._verb]
-        training = self._verb == "fit"
         indexed = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
 
         def step(copy: Any, batch: Any) -> Any:
             return getattr(copy, name)(batch, 0) if indexed else getattr(copy, name)(batch)
 
-        counted = count_flops(module, step, self._batch, backward=training and module.automatic_optimization)
+        counted = count_flops(module, step, self._batch, backward=self._verb == "fit" and module.automatic_optimization)
         if counted is None:
             return None
-        batches = (trainer.accumulate_grad_batches if training else 1) * trainer.world_size
+        batches = self._batches(trainer)
         return StepFlops(*(batches * n for n in (counted.forward, counted.backward, counted.recomputation)))

@@ -146,10 +146,15 @@ class MemoryFacts(_Part):
 
 
 class Throughput(_Part):
-    """Over all ranks, at the median step. None where the module does not say how many tokens a batch has."""
+    """Over all ranks, at the median step. None where the module does not say how many tokens a batch has.
+
+    ``samples`` are rows of a batch, as the first one had them.
+    """
 
     tokens_per_step: int | None
     tokens_per_s: float | None
+    samples_per_step: int | None = None
+    samples_per_s: float | None = None
 
 
 class Steadiness(_Part):
@@ -179,6 +184,7 @@ class Flops(_Part):
     forward: int
     backward: int
     recomputation: int
+    causal_attention: Literal["full"] = "full"
 
 
 class Utilisation(_Part):

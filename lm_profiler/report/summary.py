@@ -78,11 +78,13 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
     return values
 
 
-def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary]) -> Throughput:
-    """Tokens of a step over the median step time."""
+def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:
+    """Tokens and ``samples`` of a step over the median step time."""
     tokens = summarise([row.tokens for row in steps if row.tokens is not None]).median
     step_s = times["step"].median
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
+        samples_per_step=samples,
+        samples_per_s=samples / step_s if samples is not None and step_s else None,
     )

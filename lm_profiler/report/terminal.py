@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES
 from lm_profiler.record.run import RunRecord, Telemetry, TimeSummary, Utilisation
 
 _SLOW_CLOCK = 0.75
@@ -84,11 +84,8 @@ def _cells(part: str, time: TimeSummary, step_s: float, digits: int) -> list[str
 def summary_lines(record: RunRecord) -> list[str]:
     """Throughput, memory, first step, notes and failure: a line each."""
     lines = []
-    if record.throughput is not None and record.throughput.tokens_per_step is not None:
-        tokens = f"{record.throughput.tokens_per_step:,} tokens a step"
-        lines.append(f"{TOKENS_PER_S.show(record.throughput.tokens_per_s)} ({tokens})")
-    if record.utilisation is not None:
-        lines.append(utilisation_line(record.utilisation))
+    if rates := [*_rates(record), *_utilisation(record.utilisation)]:
+        lines.append(", ".join(rates))
     if record.memory is not None:
         peaks = ((MEMORY[name], value) for name, value in record.memory.measured.model_dump().items())
         known = [f"{quantity.title} {quantity.show(value)}" for quantity, value in peaks if value is not None]
@@ -106,17 +103,32 @@ def summary_lines(record: RunRecord) -> list[str]:
     return lines
 
 
-def utilisation_line(use: Utilisation) -> str:
-    """FLOPs of a step against the datasheet and against the machine's own matrix product."""
-    model = use.flops.forward + use.flops.backward
-    parts = [f"{_flop(model)} a step"]
-    if use.mfu is not None and use.peak_flops_per_s is not None:
-        parts.append(f"MFU {MFU.show(use.mfu)} of {use.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({use.dtype}, dense)")
-    else:
-        parts.append("MFU unknown: no published peak for this device")
+def _rates(record: RunRecord) -> list[str]:
+    """Tokens/s with the interval of the step's median turned over; samples/s where tokens are unknown."""
+    rate, step = record.throughput, record.time.get("step")
+    if rate is None or step is None:
+        return []
+    what, count, per_s = "tokens", rate.tokens_per_step, rate.tokens_per_s
+    if count is None:
+        what, count, per_s = "samples", rate.samples_per_step, rate.samples_per_s
+    if count is None:
+        return []
+    if per_s is None:
+        return [f"unknown {what}/s ({count:,} a step)"]
+    interval = f" [{count / step.ci_high:,.0f}, {count / step.ci_low:,.0f}]" if step.ci_low and step.ci_high else ""
+    return [f"{per_s:,.0f} {what}/s{interval} ({count:,} a step)"]
+
+
+def _utilisation(use: Utilisation | None) -> list[str]:
+    """Against the datasheet, and against the machine's own matrix product."""
+    if use is None:
+        return []
+    parts = [f"MFU {MFU.show(use.mfu)}"]
+    if use.peak_flops_per_s is not None:
+        parts[0] += f" of {_flop(use.peak_flops_per_s)}/s ({use.dtype})"
     if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
         parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({_flop(use.ceiling_flops_per_s)}/s)")
-    return ", ".join(parts)
+    return parts
 
 
 def _flop(count: float) -> str:
@@ -141,7 +153,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
                 text += f", with which the mean would be off by {steadiness.bias_of_mean:+.1%}"
         if steadiness.recompilations:
             text += f"; {steadiness.recompilations} recompilations while measuring"
-    return [f"verdict: {text}{_clock(record.telemetry)}", f"try: {verdict.advice}"]
+    return [f"verdict: {text}{_clock(record.telemetry)}", f"next: {verdict.advice}"]
 
 
 def _clock(telemetry: Telemetry | None) -> str:

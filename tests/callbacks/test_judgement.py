@@ -87,14 +87,14 @@ def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
     said = lines(record)
     assert len(said["verdict:"]) == 1
     assert said["verdict:"][0].startswith(f"steady; bound by compute: {record.verdict.evidence}")
-    assert said["try:"] == [record.verdict.advice]
+    assert said["next:"] == [record.verdict.advice]
 
 
 def test_nothing_measured_has_no_verdict(tmp_path: Path) -> None:
     record = recorded(tmp_path, [])
     assert record.verdict is None
     assert record.steadiness is None
-    assert not {"verdict:", "try:"} & set(lines(record))
+    assert not {"verdict:", "next:"} & set(lines(record))
 
 
 # -- utilisation ------------------------------------------------------------------------------------------------

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 import torch
 from known_loop import instruments, trainer_with
-from lightning.pytorch import LightningModule
-from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
 
 from lm_profiler.analysis import transformer_flops_per_token
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks import instruments as parts
+from lm_profiler.callbacks.work import Work
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -218,3 +220,25 @@ def test_mfu_of_each_measured_step_is_in_tensorboard(tmp_path: Path) -> None:
 def test_an_unknown_mfu_has_no_tag(tmp_path: Path, peak: float | None, make: Callable[[], LightningModule]) -> None:
     profiler = fitted(tmp_path, peak, make)
     assert mfus(profiler.folder) == {}
+
+
+def test_samples_are_the_rows_of_a_step(tmp_path: Path) -> None:
+    profiler = instruments(warmup=0, measure=3)
+    trainer = trainer_with([profiler], tmp_path, accumulate_grad_batches=2)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), batch_size=4))
+    rate = read_run(profiler.folder).throughput
+    assert rate is not None
+    assert (rate.tokens_per_step, rate.samples_per_step) == (None, 8)
+    step_s = read_run(profiler.folder).time["step"].median
+    assert rate.samples_per_s == pytest.approx(8 / step_s)
+
+
+@pytest.mark.parametrize(
+    "batch, samples",
+    [({"a": torch.ones(3, 2), "b": torch.ones(3)}, 3), ([torch.ones(3), torch.ones(5)], None), ("words", None)],
+)
+def test_samples_are_told_only_where_all_tensors_agree(batch: Any, samples: int | None) -> None:
+    work = Work("validate")
+    work.see(batch)
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
+    assert work.samples_per_step(trainer) == samples

@@ -146,7 +146,7 @@ def test_on_a_device_the_hosts_time_stands_beside() -> None:
 
 def test_below_the_table_there_are_throughput_memory_and_the_place() -> None:
     text = printed(record(notes=["mind the gap"]))
-    assert "10,139 tokens/s (2,048 tokens a step)" in text
+    assert "10,139 tokens/s [9,942, 10,343] (2,048 a step)" in text
     assert "peak allocated 3.000 GiB" in text
     assert "peak reserved" not in text  # unknown here
     assert "first step 1,500.000 ms" in text
@@ -181,7 +181,7 @@ def test_a_run_that_was_refused_has_no_times_at_all() -> None:
 
 
 def test_tokens_without_a_known_time_are_unknown() -> None:
-    assert "unknown (2,048 tokens a step)" in printed(
+    assert "unknown tokens/s (2,048 a step)" in printed(
         record(throughput=Throughput(tokens_per_step=2048, tokens_per_s=None))
     )
 
