@@ -57,6 +57,16 @@ class Launch:
     config_yaml: str | None = None
     started: float = field(default_factory=time.time)
 
+    def facts(self) -> dict[str, Any]:
+        """What every record says of it; the duration is up to now."""
+        return {
+            "name": self.name,
+            "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
+            "duration_s": max(time.time() - self.started, 0.0),
+            "command": self.command,
+            "config": dict(self.config) if self.config is not None else None,
+        }
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -133,14 +143,10 @@ class Recorder:
         )
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
         return RunRecord(
-            name=launch.name,
+            **launch.facts(),
             status=status,
             failure=failure,
             verb=self._verb,
-            started=datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
-            duration_s=max(time.time() - launch.started, 0.0),
-            command=launch.command,
-            config=dict(launch.config) if launch.config is not None else None,
             environment=found("environment", self._environment, notes),
             model=found("model", lambda: model_facts(trainer, self._module), notes),
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 import traceback
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
@@ -116,19 +114,7 @@ class Attempt:
         launch = self.launch
         if launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", launch.config_yaml)
-        write_run(
-            self.folder,
-            RunRecord(
-                name=launch.name,
-                status=status,
-                failure=failure,
-                verb=self.verb,
-                started=datetime.fromtimestamp(launch.started, timezone.utc).isoformat(timespec="seconds"),
-                duration_s=max(time.time() - launch.started, 0.0),
-                command=launch.command,
-                config=dict(launch.config) if launch.config is not None else None,
-            ),
-        )
+        write_run(self.folder, RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb))
 
     def _where(self) -> str:
         return f"; written to {self.folder}" if self.folder is not None else ""

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from lm_profiler.analysis.statistics import summarise
+from lm_profiler.analysis.utilisation import samples_per_s, tokens_per_s
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
 from lm_profiler.record.steps import StepRow, largest
@@ -81,10 +82,10 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
 def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:
     """Tokens and ``samples`` of a step over the median step time."""
     tokens = summarise([row.tokens for row in steps if row.tokens is not None]).median
-    step_s = times["step"].median
+    step_s = times["step"].median or None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
-        tokens_per_s=tokens / step_s if tokens is not None and step_s else None,
+        tokens_per_s=tokens_per_s(tokens, step_s),
         samples_per_step=samples,
-        samples_per_s=samples / step_s if samples is not None and step_s else None,
+        samples_per_s=samples_per_s(samples, step_s),
     )

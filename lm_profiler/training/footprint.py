@@ -72,20 +72,6 @@ def footprint(
     return Footprint(weights_bytes, weights_bytes, STATES_PER_WEIGHT[optimizer] * weights_bytes)
 
 
-def what_fits(
-    available_bytes: int,
-    precision: str | int | None = "32-true",
-    optimizer: OptimizerName = "adamw",
-    training: bool = True,
-) -> list[str]:
-    """The presets whose footprint is at most `available_bytes`, smallest first."""
-    return [
-        size
-        for size, config in PRESETS.items()
-        if footprint(config, precision, optimizer, training).total_bytes <= available_bytes
-    ]
-
-
 def _bytes_per_weight(precision: str | int | None) -> int:
     name = _ALIASES.get(str(precision), str(precision))
     if name not in BYTES_PER_WEIGHT:

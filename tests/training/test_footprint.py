@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.models.config import PRESETS
 from lm_profiler.training import FakeTokens, LanguageModel
-from lm_profiler.training.footprint import footprint, what_fits
+from lm_profiler.training.footprint import footprint
 
 COMBINATIONS = [
     (precision, optimizer)
@@ -62,14 +62,6 @@ def test_xl_in_float32_with_adamw_needs_16_bytes_a_parameter() -> None:
 )
 def test_shorter_names_of_a_precision_mean_the_same(short: Any, full: str) -> None:
     assert footprint(PRESETS["small"], short) == footprint(PRESETS["small"], full)
-
-
-def test_what_fits_lists_presets_up_to_the_last_byte() -> None:
-    needs = footprint(PRESETS["large"], "bf16-mixed", "sgd").total_bytes
-    assert what_fits(needs, "bf16-mixed", "sgd") == ["small", "medium", "large"]
-    assert what_fits(needs - 1, "bf16-mixed", "sgd") == ["small", "medium"]
-    assert what_fits(needs, "bf16-mixed", "sgd", training=False) == ["small", "medium", "large"]
-    assert what_fits(0) == []
 
 
 def test_unknown_names_list_the_known_ones() -> None:
