@@ -53,6 +53,7 @@ class Launch:
 
     name: str = "lm_profiler"
     command: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     config_yaml: str | None = None
     started: float = field(default_factory=time.time)
@@ -64,6 +65,7 @@ class Launch:
             "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
             "duration_s": max(time.time() - self.started, 0.0),
             "command": self.command,
+            "overrides": dict(self.overrides),
             "config": dict(self.config) if self.config is not None else None,
         }
 

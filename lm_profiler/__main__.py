@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from lm_profiler.cli.endings import INTERRUPTED, OK, WRONG_CALL, say, signals_as_exceptions
 
@@ -16,8 +17,13 @@ TRAINER_VERBS = {
 }
 
 OTHER_VERBS = {
+    "sweep": "run many cells: sizes, precisions, lengths, repeats",
+    "report": "tables, plots and pages of any runs",
+    "compare": "is B faster than A?",
+    "numerics": "what low precision does to a sum",
     "selftest": "how far this machine's figures can be trusted",
 }
+"""Each is a module of ``lm_profiler.commands`` with a ``run(arguments) -> exit code``."""
 
 _HELP = """\
 usage: python -m lm_profiler <verb> [options]
@@ -48,14 +54,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     if first in TRAINER_VERBS:
         return _run_trainer(arguments)
-    if first == "selftest":
-        from lm_profiler.commands.selftest import run
-
-        with signals_as_exceptions():
-            return run(arguments[1:])
+    if first in OTHER_VERBS:
+        return _run_command(first, arguments[1:])
     given = "none" if first is None else repr(first)
     say(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
     return WRONG_CALL
+
+
+def _run_command(verb: str, arguments: list[str]) -> int:
+    from lm_profiler.cli.usage import UsageError
+
+    try:
+        with signals_as_exceptions():
+            run: Callable[[list[str]], int] = import_module(f"lm_profiler.commands.{verb}").run
+            return run(arguments)
+    except UsageError as error:
+        say(str(error))
+        return WRONG_CALL
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 - for the interpreter's last flush
+        return OK
 
 
 def _run_trainer(arguments: list[str]) -> int:

@@ -23,7 +23,7 @@ from lm_profiler.cli.checks import check_together, check_trainer_options, explai
 from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
+from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
 from lm_profiler.record.run import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -128,6 +128,7 @@ class ProfilerCLI(LightningCLI):
         return Launch(
             name=name,
             command=shlex.join(("python", "-m", "lm_profiler", *self.arguments)),
+            overrides=overrides(self.arguments),
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
         )

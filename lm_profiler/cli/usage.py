@@ -152,3 +152,27 @@ def _check_config_file(path: str) -> None:
     if not isinstance(content, dict):
         what = "nothing" if content is None else f"a {type(content).__name__}"
         raise UsageError(f"{expected}, given {path}, which holds {what}; write for example `model: {{size: small}}`")
+
+
+_NO_OVERRIDES = frozenset({"config", "name", "log_dir"})
+"""Options that say where a run comes from and goes to, not what it does."""
+
+
+def overrides(arguments: Sequence[str]) -> dict[str, str]:
+    """The options that a call gives beside its config file, by name; of one given twice, the last.
+
+    >>> overrides(["fit", "--config", "a.yaml", "--model.size=large", "--data.batch_size", "8"])
+    {'model.size': 'large', 'data.batch_size': '8'}
+    """
+    given: dict[str, str] = {}
+    left = list(arguments)
+    while left:
+        option = left.pop(0)
+        if not option.startswith("--"):
+            continue
+        name, equals, value = option[2:].partition("=")
+        if not equals and left and not left[0].startswith("--"):
+            value = left.pop(0)
+        if name not in _NO_OVERRIDES:
+            given[name] = value
+    return given

@@ -19,11 +19,13 @@ class RecordError(ValueError):
     """A file that is not a run record of this version; the message names it."""
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
+    """A part of a record: nothing unknown in it, and nothing to change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class OutOfMemory(_Part):
+class OutOfMemory(Part):
     """What an out-of-memory error says, in bytes; None where it does not.
 
     ``fragmented`` is reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
@@ -37,7 +39,7 @@ class OutOfMemory(_Part):
     allowed: int | None
 
 
-class Failure(_Part):
+class Failure(Part):
     """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step."""
 
     phase: str
@@ -47,7 +49,7 @@ class Failure(_Part):
     out_of_memory: OutOfMemory | None = None
 
 
-class Environment(_Part):
+class Environment(Part):
     """What the figures were measured on."""
 
     versions: dict[str, str]
@@ -64,7 +66,7 @@ class Environment(_Part):
     git_commit: str | None
 
 
-class ModelFacts(_Part):
+class ModelFacts(Part):
     """Of the module that was profiled. ``bytes`` counts parameters and buffers."""
 
     class_path: str
@@ -77,7 +79,7 @@ class ModelFacts(_Part):
     accumulate_grad_batches: int
 
 
-class TimeSummary(_Part):
+class TimeSummary(Part):
     """Seconds a step over the measured steps. None where there are too few steps to say.
 
     ``ci_low`` and ``ci_high`` are the 95 % order-statistic interval of the median; ``outliers`` counts values outside
@@ -98,7 +100,7 @@ class TimeSummary(_Part):
     outliers: int
 
 
-class MemoryReading(_Part):
+class MemoryReading(Part):
     """Most bytes at one time. None where this device or system cannot say."""
 
     allocated_peak: int | None = None
@@ -106,7 +108,7 @@ class MemoryReading(_Part):
     resident_peak: int | None = None
 
 
-class MemoryCauses(_Part):
+class MemoryCauses(Part):
     """What a part's allocated peak consisted of, in bytes.
 
     ``activations_and_rest`` is what the others leave of the peak; None where the peak is unknown.
@@ -119,7 +121,7 @@ class MemoryCauses(_Part):
     activations_and_rest: int | None
 
 
-class AllocatorReading(_Part):
+class AllocatorReading(Part):
     """The device's caching allocator over the measured steps, in bytes and counts; None where it does not say.
 
     ``fragmentation`` is at most what was reserved and not in use when most was in use; ``driver_used`` counts other
@@ -136,7 +138,7 @@ class AllocatorReading(_Part):
     ooms: int | None
 
 
-class MemoryFacts(_Part):
+class MemoryFacts(Part):
     """Peaks over the measured steps; per part of a step, and their causes, from the untimed ``memory`` stage."""
 
     measured: MemoryReading
@@ -145,7 +147,7 @@ class MemoryFacts(_Part):
     allocator: AllocatorReading | None = None
 
 
-class Throughput(_Part):
+class Throughput(Part):
     """Over all ranks, at the median step. None where the module does not say how many tokens a batch has.
 
     ``samples`` are rows of a batch, as the first one had them.
@@ -157,7 +159,7 @@ class Throughput(_Part):
     samples_per_s: float | None = None
 
 
-class Steadiness(_Part):
+class Steadiness(Part):
     """Whether the measured steps were level, and from which one on: earlier ones are in no summary.
 
     ``word`` is ``steady``, ``slowing`` (later steps slower), ``unsettled`` (never level), or None where there are too
@@ -175,7 +177,7 @@ class Steadiness(_Part):
     recompilations: int
 
 
-class Flops(_Part):
+class Flops(Part):
     """Floating-point operations of one step on all ranks; matrix products, convolutions and attention are counted.
 
     Causal attention counts in full, masked half included. ``recomputation`` is what activation checkpointing repeats.
@@ -187,7 +189,7 @@ class Flops(_Part):
     causal_attention: Literal["full"] = "full"
 
 
-class Utilisation(_Part):
+class Utilisation(Part):
     """How close the median step is to the hardware. Rates in FLOP/s; None is unknown.
 
     ``mfu`` is of model FLOPs (forward and backward), ``hfu`` of all that were executed, both over ``peak_flops_per_s``
@@ -205,7 +207,7 @@ class Utilisation(_Part):
     of_ceiling: float | None
 
 
-class Telemetry(_Part):
+class Telemetry(Part):
     """The GPU over the measured steps, as its driver tells; None where it does not.
 
     Whole-GPU figures, whoever else uses it. ``energy_j`` spans ``duration_s``; a step's share goes by its time.
@@ -227,7 +229,7 @@ class Telemetry(_Part):
     throttle_reasons: list[str] | None
 
 
-class Sync(_Part):
+class Sync(Part):
     """A line that made the host wait for the device, ``count`` times in the ``memory`` stage."""
 
     file: str
@@ -237,7 +239,7 @@ class Sync(_Part):
     call: str
 
 
-class Verdict(_Part):
+class Verdict(Part):
     """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next."""
 
     bound_by: Literal["input", "host", "compute", "memory bandwidth", "communication"] | None
@@ -246,7 +248,7 @@ class Verdict(_Part):
     advice: str
 
 
-class RunRecord(_Part):
+class RunRecord(Part):
     """All that is known of one run. Times in seconds, memory in bytes."""
 
     schema_version: Literal[1] = 1
@@ -257,6 +259,8 @@ class RunRecord(_Part):
     started: str
     duration_s: float
     command: str
+    overrides: dict[str, str] = {}
+    """Options that the command line gave beside the config file, by their name without the dashes."""
     config: dict[str, Any] | None
     environment: Environment | None = None
     model: ModelFacts | None = None

@@ -1,0 +1,162 @@
+"""What a table of runs can show: one column for each fact and figure, found by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.models.config import PRESETS
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.run import RunRecord
+from lm_profiler.report.collection import Entry
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``get`` gives an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
+
+    ``quantity`` says how figures are shown; None for facts. A figure of time has an interval: ``interval`` gives
+    (low, high) in SI.
+    """
+
+    name: str
+    title: str
+    get: Callable[[Entry], Any]
+    quantity: Quantity | None = None
+    interval: Callable[[Entry], tuple[float, float] | None] = lambda entry: None
+
+
+def column(name: str) -> Column:
+    """The column called ``name``: one of ``COLUMNS``, or an option by its path, such as ``data.batch_size``.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if name in COLUMNS:
+        return COLUMNS[name]
+    if "." in name:
+        return Column(name, name, lambda entry: option(entry, name))
+    near = difflib.get_close_matches(name, COLUMNS, n=1)
+    remedy = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(
+        f"column: expected a name such as step_s, or an option such as data.batch_size, given {name!r}{remedy}"
+    )
+
+
+def option(entry: Entry, path: str) -> Any:
+    """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave."""
+    config = entry.record.config if entry.record is not None else None
+    if config is None:
+        return entry.overrides.get(path)
+    value: Any = config
+    for key in path.split("."):
+        if isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping):
+            value = value if key in value else value["init_args"]
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value
+
+
+def _of_record(get: Callable[[RunRecord], Any]) -> Callable[[Entry], Any]:
+    return lambda entry: None if entry.record is None else get(entry.record)
+
+
+def _of_option(path: str) -> Callable[[Entry], Any]:
+    return lambda entry: option(entry, path)
+
+
+def _dimension(name: str) -> Callable[[Entry], Any]:
+    """The model's own where the config gives it, else the preset's."""
+
+    def get(entry: Entry) -> Any:
+        given = option(entry, f"model.{name}")
+        if given is not None:
+            return given
+        size = option(entry, "model.size")
+        return getattr(PRESETS.get(str(size)), name, None)
+
+    return get
+
+
+def _device(record: RunRecord) -> str | None:
+    environment = record.environment
+    if environment is None:
+        return None
+    return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
+
+
+def _time(part: str, clock: str) -> Column:
+    quantity = (HOST_TIMES if clock == "host" else TIMES)[part]
+
+    def summary(entry: Entry) -> Any:
+        record = entry.record
+        times = {} if record is None else record.host_time if clock == "host" else record.time
+        return times.get(part)
+
+    def get(entry: Entry) -> float | None:
+        time = summary(entry)
+        return None if time is None else time.median
+
+    def interval(entry: Entry) -> tuple[float, float] | None:
+        time = summary(entry)
+        return None if time is None or time.ci_low is None else (time.ci_low, time.ci_high)
+
+    title = f"{quantity.title} (host)" if clock == "host" else quantity.title
+    return Column(quantity.name, title, get, quantity, interval)
+
+
+def _peak(reading: str) -> Column:
+    quantity = MEMORY[reading]
+
+    def get(record: RunRecord) -> int | None:
+        return None if record.memory is None else getattr(record.memory.measured, reading)
+
+    return Column(quantity.name, quantity.title, _of_record(get), quantity)
+
+
+_FACTS = (
+    Column("name", "run", lambda entry: entry.name),
+    Column("folder", "folder", lambda entry: str(entry.folder)),
+    Column("status", "status", lambda entry: entry.status),
+    Column("reason", "reason", lambda entry: entry.reason),
+    Column("repeat", "repeat", lambda entry: None if entry.cell is None else entry.cell.repeat),
+    Column("verb", "verb", _of_record(lambda record: record.verb)),
+    Column("started", "started", _of_record(lambda record: record.started)),
+    Column("device", "device", _of_record(_device)),
+    Column("size", "size", _of_option("model.size")),
+    *(Column(name, name, _dimension(name)) for name in ("d_model", "d_ff", "num_layers", "num_heads")),
+    Column("parameters", "parameters", _of_record(lambda record: record.model and record.model.parameters)),
+    Column("precision", "precision", _of_record(lambda record: record.model and record.model.precision)),
+    Column("batch_size", "batch", _of_option("data.batch_size")),
+    Column("context_length", "context", _of_option("data.context_length")),
+    Column("compile", "compile", _of_option("model.compile")),
+    Column("attention", "attention", _of_option("model.attention")),
+    Column("optimizer", "optimizer", _of_option("model.optimizer")),
+    Column("steadiness", "steadiness", _of_record(lambda record: record.steadiness and record.steadiness.word)),
+    Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
+)
+
+_RATES = (
+    Column(
+        TOKENS_PER_S.name,
+        TOKENS_PER_S.title,
+        _of_record(lambda record: record.throughput and record.throughput.tokens_per_s),
+        TOKENS_PER_S,
+    ),
+    Column(MFU.name, MFU.title, _of_record(lambda record: record.utilisation and record.utilisation.mfu), MFU),
+)
+
+COLUMNS: dict[str, Column] = {
+    column.name: column
+    for column in (
+        *_FACTS,
+        *(_time(part, "device") for part in TIMES),
+        *(_time(part, "host") for part in TIMES),
+        *_RATES,
+        *(_peak(reading) for reading in MEMORY),
+    )
+}
+"""Every column that has a name of its own: facts first, then figures."""

@@ -1,0 +1,1 @@
+"""A tab of its own in TensorBoard."""
