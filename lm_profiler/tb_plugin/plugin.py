@@ -8,7 +8,7 @@ from typing import Any
 from tensorboard.plugins import base_plugin
 
 
-class LMProfilerPlugin(base_plugin.TBPlugin):  # type: ignore[misc] - it has no types
+class LMProfilerPlugin(base_plugin.TBPlugin):  # type: ignore[misc]  # it has no types
     """Not written yet."""
 
     plugin_name = "lm_profiler"
