@@ -138,12 +138,30 @@ class AllocatorReading(Part):
     ooms: int | None
 
 
+class MemoryLevels(Part):
+    """Bytes held (not peaks) at moments of a step of the ``memory`` stage; None where the step has no such phase.
+
+    ``start``: forward begins: the module, optimizer states, and gradients that are not cleared before it.
+    ``forward``: it has ended, the most of the step's batches. ``forward - start`` is what forward left for backward.
+    ``backward``: backward has ended, likewise. ``backward - forward`` is what backward added: gradients, less what was
+    saved for it.
+    Where ``source`` is ``allocator`` these are all the device's tensors, batch and loss included. ``counted`` (the CPU)
+    are parameters, gradients, optimizer states, buffers and the tensors that autograd saved.
+    """
+
+    start: int | None
+    forward: int | None
+    backward: int | None
+    source: Literal["allocator", "counted"]
+
+
 class MemoryFacts(Part):
-    """Peaks over the measured steps; per part of a step, and their causes, from the untimed ``memory`` stage."""
+    """Peaks over the measured steps; per part of a step, their causes, and what is held, from the ``memory`` stage."""
 
     measured: MemoryReading
     parts: dict[str, MemoryReading]
     causes: dict[str, MemoryCauses] = {}
+    held: MemoryLevels | None = None
     allocator: AllocatorReading | None = None
 
 
@@ -239,6 +257,34 @@ class Sync(Part):
     call: str
 
 
+class NumericsKind(Part):
+    """All modules of one class: the dtypes of their own parameters, of their outputs, and of their gradients.
+
+    ``gradient_error`` is None where there are no gradients, or they are not finite.
+    """
+
+    kind: str
+    modules: int
+    parameters: list[str]
+    outputs: list[str]
+    gradients: list[str]
+    gradient_error: float | None
+
+
+class NumericsFacts(Part):
+    """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
+
+    Errors are the Euclidean norm of the difference over that of the float32 result; None where it is not finite, or
+    there is nothing to compare. ``output_error`` is of the last tensor that a module returned: the logits.
+    """
+
+    loss: float | None
+    reference_loss: float | None
+    output_error: float | None
+    gradient_error: float | None
+    kinds: list[NumericsKind]
+
+
 class Verdict(Part):
     """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next."""
 
@@ -283,6 +329,8 @@ class RunRecord(Part):
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
     """None where nothing waits for a device, or none was looked for."""
+    numerics: NumericsFacts | None = None
+    """None where the precision was not audited."""
     verdict: Verdict | None = None
     notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""

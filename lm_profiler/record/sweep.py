@@ -1,9 +1,7 @@
-"""A sweep's files: ``sweep.json``, what is to run, and ``cells.jsonl``, what became of each cell."""
+"""A sweep's files: ``sweep.json``, what is to run, and ``outcome.json`` in a cell's folder, what became of it."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -13,7 +11,7 @@ from pydantic import ConfigDict, ValidationError
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import Part, RecordError, Verb
 
-PLAN_FILE, OUTCOMES_FILE = "sweep.json", "cells.jsonl"
+PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
 CellStatus = Literal["ok", "oom", "failed", "timeout", "refused", "interrupted"]
 """How a cell ended. ``interrupted`` counts as missing: it is run again when the sweep goes on."""
@@ -39,13 +37,18 @@ class SweepPlan(Part):
     command: str
     verb: Verb
     seed: int
+    config_sha256: str | None = None
+    """Of the base config's content; None without one."""
     cells: list[Cell]
 
 
 class CellOutcome(Part):
-    """How one try of a cell ended. ``run`` is its run folder relative to the sweep's; None where it left no run."""
+    """How the last try of a cell ended. ``run`` is its run folder relative to the sweep's; None where it left no run.
 
-    # Not frozen to known keys alone: lines of a newer version stay readable.
+    ``exit_code`` is negative for the signal that killed it; None where nobody knows.
+    """
+
+    # Not held to known keys alone: what a newer version adds leaves the rest readable.
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     cell: str
@@ -78,28 +81,24 @@ def read_plan(folder: Path) -> SweepPlan:
         raise RecordError(f"{path}: not a sweep of version 1: {first}") from None
 
 
-def append_outcome(folder: Path, outcome: CellOutcome) -> None:
-    """Add a line to ``folder/cells.jsonl``; it is on the disk when this returns."""
-    line = (outcome.model_dump_json() + "\n").encode()
-    handle = os.open(folder / OUTCOMES_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+def write_outcome(folder: Path, outcome: CellOutcome) -> None:
+    """Write ``outcome`` into its cell's folder below the sweep's ``folder``.
+
+    A file for each cell: jobs on many machines share no file to append to, and a cell whose folder somebody removes
+    is missing again.
+    """
+    write_whole(folder / outcome.cell / OUTCOME_FILE, outcome.model_dump_json(indent=1) + "\n")
+
+
+def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
+    """What became of one cell of the sweep in ``folder``; None where nothing is known, or nothing that can be read."""
     try:
-        os.write(handle, line)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return CellOutcome.model_validate_json((folder / cell_id / OUTCOME_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # pydantic's and Unicode's errors are ValueErrors
+        return None
 
 
 def read_outcomes(folder: Path) -> Mapping[str, CellOutcome]:
-    """The last outcome of each cell, by its id. A line that a crash cut short is passed over."""
-    try:
-        lines = (folder / OUTCOMES_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return {}
-    outcomes = {}
-    for line in lines:
-        try:
-            outcome = CellOutcome.model_validate(json.loads(line))
-        except (ValueError, ValidationError):
-            continue
-        outcomes[outcome.cell] = outcome
-    return outcomes
+    """The outcomes of all cells that have one, by their id."""
+    cells = (path.parent.name for path in folder.glob(f"*/{OUTCOME_FILE}"))
+    return {cell: outcome for cell in cells if (outcome := read_outcome(folder, cell)) is not None}

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis import RatioInterval, change, ratio_interval
-from lm_profiler.analysis.simulation import independent, spiky
+from lm_profiler.analysis.comparison import _resampled_medians, repeats_interval
+from lm_profiler.analysis.simulation import autocorrelated, independent, spiky
 
 
 def test_ratio_is_that_of_the_medians_and_b_is_on_top():
@@ -51,7 +52,7 @@ def test_words(interval, word):
     assert change(interval) == word
 
 
-@pytest.mark.parametrize("kind", [independent, spiky])
+@pytest.mark.parametrize("kind", [independent, spiky, autocorrelated])
 @pytest.mark.parametrize("n", [10, 30])
 def test_a_against_a_is_seldom_called_different(kind, n):
     rng = np.random.default_rng(11)
@@ -70,20 +71,50 @@ def test_five_percent_is_found():
     assert words.count("SLOWER") >= 95
 
 
-def test_differences_between_processes_widen_the_interval():
+def test_repeats_are_judged_by_welchs_test_on_the_logarithms_of_their_medians():
     rng = np.random.default_rng(13)
-    levels = [1.0, 1.05, 0.95, 1.02, 0.98]
-    runs = [level * independent(rng, 20).times_s for level in levels]
-    pooled = ratio_interval(np.concatenate(runs), np.concatenate(runs))
-    apart = ratio_interval(runs, runs)
-    assert apart.ratio == pooled.ratio == 1.0
-    assert apart.high - apart.low > 1.5 * (pooled.high - pooled.low)
+    a, b = ([level * independent(rng, 9).times_s for level in levels] for levels in ((1.0, 1.05, 0.95), (1.2, 1.3)))
+    logs_a, logs_b = ([np.log(np.median(run)) for run in runs] for runs in (a, b))
+    theirs = stats.ttest_ind(logs_b, logs_a, equal_var=False).confidence_interval(0.9)
+    found = ratio_interval(a, b, confidence=0.9)
+    assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
+    assert found.ratio == pytest.approx(np.exp(np.mean(logs_b) - np.mean(logs_a)))
+
+
+def test_a_single_run_is_taken_to_scatter_as_the_others_do():
+    others, one = [0.10, 0.11, 0.105, 0.1], [0.12]
+    s = np.std(np.log(others), ddof=1)
+    reach = stats.t.ppf(0.975, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
+    ratio = 0.12 / stats.gmean(others)
+    found, turned = repeats_interval(others, one), repeats_interval(one, others)
+    assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
+    assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
+
+
+def test_repeats_without_any_scatter_leave_no_doubt():
+    assert repeats_interval([8, 8], [10, 10, 10]) == RatioInterval(*[pytest.approx(1.25)] * 3)
+
+
+@pytest.mark.parametrize("n", [7, 8])
+def test_medians_are_drawn_as_if_the_steps_had_been(n):
+    x = np.sort(np.random.default_rng(4).lognormal(size=n))
+    drawn = np.median(np.random.default_rng(5).choice(x, size=(50_000, n)), axis=1)
+    at_once = _resampled_medians(np.random.default_rng(6), x, 50_000)
+    assert stats.ks_2samp(drawn, at_once).statistic < 0.012  # 1.95 sqrt(2 / 50,000): one in a thousand is larger
+
+
+def test_steps_that_resemble_their_neighbours_widen_the_interval():
+    level = np.repeat([1.0, 1.1, 1.0, 1.1, 1.0, 1.1], 10)  # the same values, in blocks and in turn
+    blocks, in_turn = ratio_interval(level, level), ratio_interval(np.tile([1.0, 1.1], 30), np.tile([1.0, 1.1], 30))
+    assert np.log(blocks.high) > 2.0 * np.log(in_turn.high)
 
 
 def test_nothing_is_claimed_of_too_little():
     assert ratio_interval([1.0] * 5, [1.0] * 50) is None
     assert ratio_interval([], [1.0] * 50) is None
     assert ratio_interval([0.0] * 10, [1.0] * 10) is None
+    assert ratio_interval([[0.0], [1.0]], [1.0] * 10) is None
+    assert repeats_interval([1.0], [1.0]) is None
 
 
 def test_missing_readings_are_refused():

@@ -1,0 +1,200 @@
+"""A trace's events, packed, and the walk over the host's: which operator and module each belongs to.
+
+Times are integers of nanoseconds since an arbitrary moment.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#"
+"""How the names of the ranges begin that the instruments, and the profiler itself, put into a trace."""
+
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
+_FLOWS = {"s": _FORWARD, "f": _BACKWARD}
+
+
+class Names:
+    """Numbers for names, and back."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._names: list[Any] = []
+
+    def number(self, name: Any) -> int:
+        found = self._numbers.get(name)
+        if found is None:
+            found = self._numbers[name] = len(self._names)
+            self._names.append(name)
+        return found
+
+    def name(self, number: int) -> str | None:
+        """None for a negative number, which stands for no name."""
+        return None if number < 0 else str(self._names[number])
+
+
+class Range(NamedTuple):
+    """A named stretch of the host's time."""
+
+    start: int
+    end: int
+    name: str
+
+
+class Packed:
+    """What of a trace's events counts, in some thirty bytes an event.
+
+    Args:
+        events: as the profiler writes them (``ts`` and ``dur`` in microseconds), in any order.
+    """
+
+    def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
+        self.names = Names()
+        self.steps: list[Range] = []
+        self.phases: list[Range] = []
+        self._threads = Names()
+        self._host = [array(code) for code in "qqibq"]  # start, length, thread, what, value
+        self._device = [array(code) for code in "qqiq"]  # start, length, name, correlation
+        for event in events:
+            self._take(event)
+        self.steps.sort()
+        self.phases.sort()
+
+    @property
+    def has_device(self) -> bool:
+        return len(self._device[0]) > 0
+
+    def device(self) -> tuple[Any, Any, Any, Any]:
+        """Start, length, name's number and correlation of all that ran on the device, by start."""
+        start, length, name, correlation = (np.asarray(column) for column in self._device)
+        order = np.argsort(start, kind="stable")
+        return start[order], length[order], name[order], correlation[order]
+
+    def host(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """Start, length, thread, what and value of the host's events; what begins together, the longest first."""
+        columns = [np.asarray(column) for column in self._host]
+        start, length, _, what, _ = columns
+        order = np.lexsort((-length, np.maximum(what, _MODULE), start))
+        for few in np.array_split(order, max(len(order) // 10_000, 1)):  # as Python's numbers, but not all at once
+            yield from zip(*(column[few].tolist() for column in columns), strict=True)
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        category = event.get("cat")
+        if category is None:
+            return
+        if category in _ON_DEVICE:
+            correlation = event["args"].get("correlation", -1)
+            self._keep(self._device, event, self.names.number(event["name"]), correlation)
+        elif category == "cpu_op":
+            self._on_host(event, _OPERATOR, self.names.number(event["name"]))
+        elif category == "user_annotation":
+            self._take_range(event)
+        elif category == "fwdbwd":
+            self._on_host(event, _FLOWS[event["ph"]], event["id"])
+        elif category.endswith(("_runtime", "_driver")) and "correlation" in event.get("args", ()):
+            self._on_host(event, _LAUNCH, event["args"]["correlation"])
+
+    def _take_range(self, event: Mapping[str, Any]) -> None:
+        name = event["name"]
+        if name.startswith(MODULE_PREFIX):
+            self._on_host(event, _MODULE, self.names.number(name))
+        elif name.startswith((PHASE_PREFIX, STEP_PREFIX)):
+            start, length = _ns(event["ts"]), _ns(event["dur"])
+            kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
+            kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
+
+    def _on_host(self, event: Mapping[str, Any], what: int, value: int) -> None:
+        self._keep(self._host, event, self._threads.number((event["pid"], event["tid"])), what, value)
+
+    @staticmethod
+    def _keep(columns: list[Any], event: Mapping[str, Any], *rest: int) -> None:
+        for column, value in zip(columns, (_ns(event["ts"]), _ns(event.get("dur", 0)), *rest), strict=True):
+            column.append(value)
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1e3)
+
+
+class Operator(NamedTuple):
+    """A call of an operator that is over. ``own`` is its length without its children's.
+
+    Name, caller and module are numbers of names; -1 stands for none.
+    """
+
+    start: int
+    length: int
+    own: int
+    name: int
+    caller: int
+    module: int
+
+
+class Launch(NamedTuple):
+    """A call that gave the device work: under which operator and module, -1 for none."""
+
+    start: int
+    correlation: int
+    operator: int
+    module: int
+
+
+@dataclass
+class _Open:
+    """A range of one thread that the walk is in. ``operator`` is the innermost one, itself included."""
+
+    start: int
+    end: int
+    what: int
+    operator: int
+    caller: int
+    module: int
+    children: int = 0
+
+
+def walk(packed: Packed) -> Iterator[Operator | Launch]:
+    """All operators, as they end, and all launches.
+
+    What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
+    profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.
+    """
+    nobody = _Open(0, 0, _MODULE, -1, -1, -1)
+    stacks: dict[int, list[_Open]] = {}
+    forward: dict[int, int] = {}  # a link's module, until its backward node comes
+    for start, length, thread, what, value in packed.host():
+        stack = stacks.setdefault(thread, [])
+        while stack and stack[-1].end <= start:
+            yield from _close(stack)
+        inner = stack[-1] if stack else nobody
+        if what == _OPERATOR:
+            stack.append(_Open(start, start + length, what, value, inner.operator, inner.module))
+        elif what == _MODULE:
+            stack.append(_Open(start, start + length, what, inner.operator, -1, value))
+        elif what == _FORWARD:
+            forward[value] = inner.module
+        elif what == _BACKWARD:
+            if stack:
+                inner.module = forward.pop(value, inner.module)
+        else:
+            yield Launch(start, value, inner.operator, inner.module)
+    for stack in stacks.values():
+        while stack:
+            yield from _close(stack)
+
+
+def _close(stack: list[_Open]) -> Iterator[Operator]:
+    """End the innermost range: its caller, if any, has spent that time in a child."""
+    range_ = stack.pop()
+    length = range_.end - range_.start
+    is_operator = range_.what == _OPERATOR
+    if stack:
+        stack[-1].children += length if is_operator else range_.children
+    if is_operator:
+        own = max(length - range_.children, 0)
+        yield Operator(range_.start, length, own, range_.operator, range_.caller, range_.module)

@@ -1,0 +1,78 @@
+"""The table of kernels on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.record.kernels import (
+    KernelRow,
+    KernelTable,
+    KindTime,
+    PhaseKernels,
+    Rest,
+    kernel_files,
+    kernels_file,
+    read_kernels,
+    write_kernels,
+)
+from lm_profiler.record.run import RecordError
+
+TABLE = KernelTable(
+    source="kernels",
+    steps=2,
+    window_s=0.5,
+    phases={
+        "forward": PhaseKernels(busy_s=0.3, idle_s=0.2, overlap_s=0.0, kinds={"matmul": KindTime(count=4, total_s=0.3)})
+    },
+    rows=[
+        KernelRow(
+            phase="forward",
+            kind="matmul",
+            name="ampere_sgemm_128x64_tn",
+            operator="aten::mm",
+            module=None,
+            module_type=None,
+            count=4,
+            total_s=0.3,
+        )
+    ],
+    rest=Rest(rows=0, count=0, total_s=0.0),
+    memory_bound_share=None,
+    communication_share=0.25,
+)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = kernels_file(tmp_path / "rank3.pt.trace.json.gz")
+    assert path == tmp_path / "rank3.kernels.json"
+    write_kernels(path, TABLE)
+    assert read_kernels(path) == TABLE
+
+
+def test_a_run_has_one_for_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "trace").mkdir()
+    for rank in (10, 2, 0):
+        write_kernels(kernels_file(tmp_path / "trace" / f"rank{rank}.pt.trace.json.gz"), TABLE)
+    (tmp_path / "trace" / "rank0.pt.trace.json.gz").touch()
+    assert [path.name for path in kernel_files(tmp_path)] == [f"rank{n}.kernels.json" for n in (0, 2, 10)]
+    assert kernel_files(tmp_path / "never ran") == []
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff", "not a table of kernels of version 1: is not text"),
+        (b"{", "not a table of kernels of version 1: "),
+        (b'{"schema_version": 2}', "not a table of kernels of version 1: "),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+    path = tmp_path / "rank0.kernels.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(RecordError) as error:
+        read_kernels(path)
+    assert str(error.value).startswith(f"{path}: {said}")
