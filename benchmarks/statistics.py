@@ -3,7 +3,8 @@
     python -m benchmarks.statistics [--series 1000]
 
 Prints Markdown: for each kind of run the coverage of the median's 95 % interval after the cut, the words, and
-the cut; then false positives of `compare` on A/A pairs, and what "stop when sure" costs in coverage.
+the cut; then what `compare` says of pairs that do not differ, one run a side and several, and what "stop when sure"
+costs in coverage.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.analysis import change, median_interval, precise_enough, ratio_interval, steadiness
 from lm_profiler.analysis.simulation import KINDS, Kind, autocorrelated, independent, spiky
 
 LENGTHS = (15, 30, 60, 200)
+COMPARED = ("independent, 2 %", "independent, 15 %", "one-sided spikes", "AR(1), 0.3", "AR(1), 0.6", "eager warm-up")
+REPEATS = ((1, 1), (1, 3), (1, 5), (2, 2), (2, 5), (3, 3), (3, 5), (5, 5), (10, 10))
+
+Times = NDArray[np.float64]
 
 
 def judged(name: str, kind: Kind, steps: int, series: int) -> list[str]:
@@ -42,18 +48,38 @@ def judged(name: str, kind: Kind, steps: int, series: int) -> list[str]:
     return [name, str(steps), coverage, *shares, f"{np.mean(cuts):.1f}", true_cut, _percent(wrong / series)]
 
 
-def false_alarms(name: str, kind: Kind, steps: int, pairs: int) -> list[str]:
-    """One row: words of `compare` on pairs of runs that do not differ, then on B 5 % slower than A."""
+def alarms(name: str, kind: Kind, steps: int, pairs: int) -> list[str]:
+    """One row: one run against one, cut where each became steady; equal ones, then B 5 % slower than A."""
     rng = np.random.default_rng(20240608)
-    same: Counter[str] = Counter()
-    slower: Counter[str] = Counter()
-    for seed in range(pairs):
-        a, b = kind(rng, steps).times_s, kind(rng, steps).times_s
-        same[change(ratio_interval(a, b, resamples=1000, seed=seed))] += 1
-        slower[change(ratio_interval(a, 1.05 * b, resamples=1000, seed=seed))] += 1
-    wrong = (same["FASTER"] + same["SLOWER"]) / pairs
-    found = slower["SLOWER"] / pairs
-    return [name, str(steps), _percent(wrong), _percent(same["SAME"] / pairs), _percent(found)]
+
+    def side() -> list[Times]:
+        times = kind(rng, steps).times_s
+        return [times[steadiness(times).cut :]]
+
+    return [name, str(steps), *_judged_pairs([(side(), side()) for _ in range(pairs)])]
+
+
+def alarms_of_repeats(repeats: tuple[int, int], spread: float, pairs: int) -> list[str]:
+    """One row: `repeats` runs a side of 20 steps, whose processes differ by `spread`; equal ones, then 5 % slower."""
+    rng = np.random.default_rng(20240610)
+
+    def side(runs: int) -> list[Times]:
+        levels = np.exp(spread * rng.standard_normal(runs))
+        return [level * spiky(rng, 20).times_s for level in levels]
+
+    found = _judged_pairs([(side(repeats[0]), side(repeats[1])) for _ in range(pairs)])
+    return [f"{repeats[0]} and {repeats[1]}", _percent(spread), *found]
+
+
+def _judged_pairs(pairs: list[tuple[list[Times], list[Times]]]) -> list[str]:
+    """Alarms, SAME and coverage of equal pairs; SLOWER where B is made 5 % slower."""
+    equal = [ratio_interval(a, b, seed=seed) for seed, (a, b) in enumerate(pairs)]
+    words = Counter(change(interval) for interval in equal)
+    covered = [interval is not None and interval.low <= 1.0 <= interval.high for interval in equal]
+    slower = [ratio_interval(a, [1.05 * run for run in b], seed=seed) for seed, (a, b) in enumerate(pairs)]
+    shares = [words["FASTER"] + words["SLOWER"], words["SAME"], sum(covered)]
+    shares.append(sum(change(interval) == "SLOWER" for interval in slower))
+    return [_percent(share / len(pairs)) for share in shares]
 
 
 def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:
@@ -74,7 +100,7 @@ def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:
 
 
 def main() -> None:
-    """Print the three tables and the time that they took."""
+    """Print the four tables and the time that they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, help="simulated runs per row")
     series = parser.parse_args().series
@@ -82,12 +108,15 @@ def main() -> None:
     columns = ["run", "steps", "coverage of 95 % interval", "steady", "slowing", "unsettled", "mean cut"]
     rows = [judged(name, kind, steps, series) for name, kind in KINDS.items() for steps in LENGTHS]
     _table([*columns, "true warm-up", "wrong word"], rows)
+    judged_columns = ["called FASTER or SLOWER", "called SAME", "coverage of 95 % interval", "5 % slower called SLOWER"]
+    rows = [alarms(name, KINDS[name], steps, series) for name in COMPARED for steps in (10, 20, 50)]
+    _table(["A/A, one run against one", "steps", *judged_columns], rows)
+    rows = [alarms_of_repeats(repeats, spread, series) for spread in (0.005, 0.02) for repeats in REPEATS]
+    _table(["A/A, runs a side", "processes differ by (std)", *judged_columns], rows)
     pairs = [("independent, 2 %", independent), ("one-sided spikes", spiky), ("AR(1), 0.3", autocorrelated)]
-    rows = [false_alarms(name, kind, steps, series // 2) for name, kind in pairs for steps in (10, 20, 50)]
-    _table(["A/A pair", "steps", "called FASTER or SLOWER", "called SAME", "5 % slower called SLOWER"], rows)
     rows = [stopped(name, kind, series) for name, kind in pairs]
     _table(["stopped at ±0.5 %", "median steps", "coverage of 95 % interval"], rows)
-    print(f"{series} simulated runs a row ({series // 2} pairs); {time.perf_counter() - began:.0f} s")
+    print(f"{series} simulated runs or pairs a row; {time.perf_counter() - began:.0f} s")
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.steps import StepRow, read_steps
-from lm_profiler.record.sweep import PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 _LEFT_BY_A_RUN = ("steps.csv", "config.yaml")
 
@@ -24,12 +25,16 @@ class Entry:
         record: None where the cell left none (it timed out, was killed, or was a wrong call).
         cell: None for a run that belongs to no sweep.
         outcome: What the sweep says of the cell.
+        sweep: The sweep's folder.
+        elsewhere: What the sweep's other cells ran on, where that is one device.
     """
 
     folder: Path
     record: RunRecord | None
     cell: Cell | None = None
     outcome: CellOutcome | None = None
+    sweep: Path | None = None
+    elsewhere: Environment | None = None
 
     @property
     def name(self) -> str:
@@ -56,6 +61,12 @@ class Entry:
         if self.cell is not None:
             return self.cell.overrides
         return self.record.overrides if self.record is not None else {}
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where it ran; where a cell that was refused before it began would have run."""
+        own = self.record.environment if self.record is not None else None
+        return own if own is not None else self.elsewhere
 
     @cached_property
     def rows(self) -> list[StepRow]:
@@ -87,53 +98,96 @@ def collect(paths: Iterable[Path]) -> Collection:
     Raises:
         FileNotFoundError: one of ``paths`` is no folder.
     """
-    found, seen = Collection(), set[Path]()
+    search = _Search()
     for path in paths:
         if not path.is_dir():
             raise FileNotFoundError(path)
-        _walk(path, found, seen)
-    return found
+        search.walk(path)
+    search.found.problems.extend(filter(None, map(search.missed_behind, search.links)))
+    return search.found
 
 
-def _walk(top: Path, found: Collection, seen: set[Path]) -> None:
-    for here, folders, files in os.walk(top):
-        folder = Path(here)
-        folders.sort()
-        if (real := folder.resolve()) in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        if PLAN_FILE in files:
-            folders.clear()
-            _sweep(folder, found, seen)
-        elif "run.json" in files:
-            folders.clear()
-            _run(folder, found)
-        elif any(name in files for name in _LEFT_BY_A_RUN):
-            folders.clear()
-            found.problems.append(f"{folder}: no run.json: the run never ended, or is still going on")
+class _Search:
+    """One search: what it found, the folders that it has seen, and the links that it has passed over."""
+
+    def __init__(self) -> None:
+        self.found = Collection()
+        self.links: list[Path] = []
+        self._seen: set[str] = set()
+
+    def walk(self, top: Path) -> None:
+        for here, folders, files in os.walk(top, onerror=self._unreadable):
+            folder = Path(here)
+            folders.sort()
+            if PLAN_FILE in files:
+                folders.clear()
+                self._sweep(folder)
+            elif "run.json" in files:
+                folders.clear()
+                if self._first_time(folder):
+                    self._run(folder)
+            elif any(name in files for name in _LEFT_BY_A_RUN):
+                folders.clear()
+                if self._first_time(folder):
+                    self._problem(f"{folder}: no run.json: the run never ended, or is still going on")
+            else:
+                self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
+
+    def missed_behind(self, link: Path) -> str | None:
+        """Why what is behind ``link`` is in no table; None where nothing is missing."""
+        if not link.exists():
+            return f"{link}: is a link to {link.readlink()}, which does not exist"
+        is_run = any((link / name).exists() for name in (PLAN_FILE, "run.json"))
+        if is_run and os.path.realpath(link) not in self._seen:
+            return f"{link}: is a link, and links are not followed; give {link.resolve()} itself"
+        return None
+
+    def _sweep(self, folder: Path) -> None:
+        """A sweep's cells in the order of its plan; those that were not tried yet are ``missing``."""
+        if not self._first_time(folder):
+            return
+        try:
+            plan, outcomes = read_plan(folder), read_outcomes(folder)
+        except (RecordError, OSError) as error:
+            self._problem(str(error))
+            for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+                self.walk(child)
+            return
+        entries = self.found.entries
+        first = len(entries)
+        for cell in plan.cells:
+            outcome = outcomes.get(cell.id)
+            if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
+                self._problem(f"{left}: cannot be read; the cell counts as not run")
+            if outcome is None or outcome.run is None:
+                entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
+            elif self._first_time(folder / outcome.run):
+                self._run(folder / outcome.run, cell=cell, outcome=outcome, sweep=folder)
+        entries[first:] = _with_environment(entries[first:])
+
+    def _run(self, folder: Path, **of_sweep: Any) -> None:
+        try:
+            self.found.entries.append(Entry(folder, read_run(folder), **of_sweep))
+        except RecordError as error:
+            self._problem(str(error))
+
+    def _first_time(self, folder: Path) -> bool:
+        real = os.path.realpath(folder)
+        new = real not in self._seen
+        self._seen.add(real)
+        return new
+
+    def _unreadable(self, error: OSError) -> None:
+        self._problem(f"{error.filename}: cannot be read: {error.strerror}")
+
+    def _problem(self, line: str) -> None:
+        self.found.problems.append(line)
 
 
-def _run(folder: Path, found: Collection, cell: Cell | None = None, outcome: CellOutcome | None = None) -> None:
-    try:
-        found.entries.append(Entry(folder, read_run(folder), cell, outcome))
-    except RecordError as error:
-        found.problems.append(str(error))
-
-
-def _sweep(folder: Path, found: Collection, seen: set[Path]) -> None:
-    """A sweep's cells in the order of its plan; those that were not tried yet are ``missing``."""
-    try:
-        plan = read_plan(folder)
-    except RecordError as error:
-        found.problems.append(str(error))
-        for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
-            _walk(child, found, seen)
-        return
-    outcomes = read_outcomes(folder)
-    for cell in plan.cells:
-        outcome = outcomes.get(cell.id)
-        if outcome is not None and outcome.run is not None:
-            _run(folder / outcome.run, found, cell, outcome)
-        else:
-            found.entries.append(Entry(folder / cell.id, None, cell, outcome))
+def _with_environment(cells: list[Entry]) -> list[Entry]:
+    """``cells`` of one sweep, each knowing what the others ran on."""
+    environments = {cell.environment.device_name: cell.environment for cell in cells if cell.environment is not None}
+    if len(environments) != 1:
+        return cells
+    [environment] = environments.values()
+    return [cell if cell.environment is not None else replace(cell, elsewhere=environment) for cell in cells]

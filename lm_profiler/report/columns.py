@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.models.config import PRESETS
+from lm_profiler.record.precision import full_name
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.collection import Entry
@@ -18,7 +20,7 @@ class Column:
     """One column. ``get`` gives an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
 
     ``quantity`` says how figures are shown; None for facts. A figure of time has an interval: ``interval`` gives
-    (low, high) in SI.
+    (low, high) in SI. ``option`` is the option that sets the fact, where there is one.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Column:
     get: Callable[[Entry], Any]
     quantity: Quantity | None = None
     interval: Callable[[Entry], tuple[float, float] | None] = lambda entry: None
+    option: str | None = None
 
 
 def column(name: str) -> Column:
@@ -37,7 +40,7 @@ def column(name: str) -> Column:
     if name in COLUMNS:
         return COLUMNS[name]
     if "." in name:
-        return Column(name, name, lambda entry: option(entry, name))
+        return OPTIONS.get(name, Column(name, name, _of_option(name), option=name))
     near = difflib.get_close_matches(name, COLUMNS, n=1)
     remedy = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(
@@ -47,10 +50,9 @@ def column(name: str) -> Column:
 
 def option(entry: Entry, path: str) -> Any:
     """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave."""
-    config = entry.record.config if entry.record is not None else None
-    if config is None:
-        return entry.overrides.get(path)
-    value: Any = config
+    value: Any = entry.record.config if entry.record is not None else None
+    if value is None:
+        return _typed(entry.overrides.get(path))
     for key in path.split("."):
         if isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping):
             value = value if key in value else value["init_args"]
@@ -58,6 +60,16 @@ def option(entry: Entry, path: str) -> Any:
             return None
         value = value[key]
     return value
+
+
+def _typed(given: str | None) -> Any:
+    """``given`` as a config would hold it, so that a cell without a run stands beside those that have one."""
+    if given is None:
+        return None
+    try:
+        return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
+    except ValueError:
+        return given
 
 
 def _of_record(get: Callable[[RunRecord], Any]) -> Callable[[Entry], Any]:
@@ -81,11 +93,26 @@ def _dimension(name: str) -> Callable[[Entry], Any]:
     return get
 
 
-def _device(record: RunRecord) -> str | None:
-    environment = record.environment
+def _verb(entry: Entry) -> str | None:
+    if entry.record is not None:
+        return entry.record.verb
+    return entry.cell.arguments[0] if entry.cell is not None and entry.cell.arguments else None
+
+
+def _device(entry: Entry) -> str | None:
+    environment = entry.environment
     if environment is None:
         return None
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
+
+
+def _precision(entry: Entry) -> str | None:
+    record = entry.record
+    if record is not None and record.model is not None:
+        return record.model.precision
+    given = option(entry, "trainer.precision")
+    unknown = given is None and (record is None or record.config is None)
+    return None if unknown else full_name(given)
 
 
 def _time(part: str, clock: str) -> Column:
@@ -98,7 +125,7 @@ def _time(part: str, clock: str) -> Column:
 
     def get(entry: Entry) -> float | None:
         time = summary(entry)
-        return None if time is None else time.median
+        return time.median if time is not None and time.max else None  # a phase that never took time did not occur
 
     def interval(entry: Entry) -> tuple[float, float] | None:
         time = summary(entry)
@@ -117,24 +144,31 @@ def _peak(reading: str) -> Column:
     return Column(quantity.name, quantity.title, _of_record(get), quantity)
 
 
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
+
 _FACTS = (
     Column("name", "run", lambda entry: entry.name),
     Column("folder", "folder", lambda entry: str(entry.folder)),
     Column("status", "status", lambda entry: entry.status),
     Column("reason", "reason", lambda entry: entry.reason),
     Column("repeat", "repeat", lambda entry: None if entry.cell is None else entry.cell.repeat),
-    Column("verb", "verb", _of_record(lambda record: record.verb)),
+    Column("verb", "verb", _verb),
     Column("started", "started", _of_record(lambda record: record.started)),
-    Column("device", "device", _of_record(_device)),
-    Column("size", "size", _of_option("model.size")),
-    *(Column(name, name, _dimension(name)) for name in ("d_model", "d_ff", "num_layers", "num_heads")),
+    Column("device", "device", _device),
+    Column("size", "size", _of_option("model.size"), option="model.size"),
+    *(Column(name, name, _dimension(name), option=f"model.{name}") for name in DIMENSIONS),
     Column("parameters", "parameters", _of_record(lambda record: record.model and record.model.parameters)),
-    Column("precision", "precision", _of_record(lambda record: record.model and record.model.precision)),
-    Column("batch_size", "batch", _of_option("data.batch_size")),
-    Column("context_length", "context", _of_option("data.context_length")),
-    Column("compile", "compile", _of_option("model.compile")),
-    Column("attention", "attention", _of_option("model.attention")),
-    Column("optimizer", "optimizer", _of_option("model.optimizer")),
+    Column("precision", "precision", _precision, option="trainer.precision"),
+    *(
+        Column(name, title, _of_option(path), option=path)
+        for name, title, path in (
+            ("batch_size", "batch", "data.batch_size"),
+            ("context_length", "context", "data.context_length"),
+            ("compile", "compile", "model.compile"),
+            ("attention", "attention", "model.attention"),
+            ("optimizer", "optimizer", "model.optimizer"),
+        )
+    ),
     Column("steadiness", "steadiness", _of_record(lambda record: record.steadiness and record.steadiness.word)),
     Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
 )
@@ -160,3 +194,6 @@ COLUMNS: dict[str, Column] = {
     )
 }
 """Every column that has a name of its own: facts first, then figures."""
+
+OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
+"""Those of ``COLUMNS`` that an option sets, by that option."""

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES
 from lm_profiler.record.run import RunRecord, Telemetry, TimeSummary, Utilisation
+from lm_profiler.report.numerics import numerics_headline, numerics_table
 
 _SLOW_CLOCK = 0.75
 """Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
@@ -24,6 +25,9 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
         console.print(time_table(record))
     for line in summary_lines(record):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if record.numerics is not None:
+        console.print(numerics_headline(record.numerics), highlight=False, markup=False, soft_wrap=True)
+        console.print(numerics_table(record.numerics))
     console.print(f"written to {folder}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -1,0 +1,142 @@
+"""How long `report` takes to read and tabulate many runs.
+
+    python -m benchmarks.report [runs]
+
+Copies of one run's record, each with figures of its own, in folders such as a run leaves; then the whole command in a
+fresh process, once to warm the file cache and five times measured. The target is 1,000 runs in under 3 s.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.run import (
+    Environment,
+    MemoryFacts,
+    MemoryReading,
+    ModelFacts,
+    RunRecord,
+    Steadiness,
+    Throughput,
+    write_run,
+)
+from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.report.summary import summaries
+
+RUNS, ROUNDS, STEPS = 1000, 5, 25
+SIZES = ("small", "medium", "large", "xl", "2.7B")
+
+
+def rows(rng: random.Random) -> list[StepRow]:
+    """Steps whose parts add up."""
+    found = []
+    for step in range(1, STEPS + 1):
+        parts = tuple(rng.uniform(0.9, 1.1) * 0.01 for _ in PARTS)
+        seconds = (*parts, sum(parts))
+        stage = "warmup" if step <= 5 else "measure"
+        found.append(StepRow(step, stage, seconds, seconds, 2048, (2**30, 2**31, 2**30)))
+    return found
+
+
+def config(size: str, batch_size: int) -> dict[str, object]:
+    """As long as a resolved config is."""
+    trainer: dict[str, object] = {f"option_{number}": None for number in range(40)}
+    model = {"size": size, "attention": "sdpa", "compile": False, "optimizer": "adamw", "d_model": None}
+    return {
+        "trainer": trainer | {"precision": "bf16-mixed"},
+        "model": {"class_path": "lm_profiler.training.LanguageModel", "init_args": model},
+        "data": {"class_path": "lm_profiler.training.FakeTokens", "init_args": {"batch_size": batch_size}},
+    }
+
+
+def record(number: int, steps: list[StepRow]) -> RunRecord:
+    """A record such as a run leaves."""
+    size, batch_size = SIZES[number % len(SIZES)], 1 + number // len(SIZES) % 8
+    times = summaries(steps, "device")
+    return RunRecord(
+        name=f"run{number}",
+        status="ok",
+        failure=None,
+        verb="fit",
+        started="2026-01-01T00:00:00+00:00",
+        duration_s=10.0,
+        command="python -m lm_profiler fit --config configs/small_bf16.yaml",
+        config=config(size, batch_size),
+        environment=Environment(
+            versions={"torch": "2.13.0"},
+            platform="Linux",
+            cpu="CPU",
+            cpu_count=8,
+            threads=8,
+            device_type="cuda",
+            device_name="NVIDIA H100",
+            device_bytes=80 * 2**30,
+            driver="1",
+            world_size=1,
+            flags={},
+            git_commit=None,
+        ),
+        model=ModelFacts(
+            class_path="lm_profiler.training.LanguageModel",
+            parameters=10**8,
+            parameters_without_embedding=9 * 10**7,
+            trainable_parameters=10**8,
+            bytes=4 * 10**8,
+            precision="bf16-mixed",
+            optimizers=["AdamW"],
+            accumulate_grad_batches=1,
+        ),
+        steps={"warmup": 5, "measure": 20},
+        time=times,
+        host_time=times,
+        memory=MemoryFacts(
+            measured=MemoryReading(allocated_peak=2**30, reserved_peak=2**31, resident_peak=2**30),
+            parts={part: MemoryReading(allocated_peak=2**30) for part in TIMED},
+        ),
+        throughput=Throughput(tokens_per_step=2048, tokens_per_s=2048 / (times["step"].median or 1.0)),
+        steadiness=Steadiness(
+            word="steady", cut=0, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0
+        ),
+    )
+
+
+def write_runs(top: Path, runs: int) -> None:
+    """``runs`` folders below ``top``."""
+    rng = random.Random(0)
+    for number in range(runs):
+        folder = top / f"run{number}" / "version_0"
+        (folder / "trace").mkdir(parents=True)
+        steps = rows(rng)
+        write_steps(folder / "steps.csv", steps)
+        write_run(folder, record(number, steps))
+
+
+def seconds(*arguments: str) -> float:
+    """How long one call takes, Python's start included."""
+    began = time.perf_counter()
+    subprocess.run((sys.executable, "-m", "lm_profiler", "report", *arguments), stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Print the median and the range for several ways to call it."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    with tempfile.TemporaryDirectory() as folder:
+        write_runs(Path(folder), runs)
+        print(f"{runs} runs, {os.cpu_count()} cores, {ROUNDS} calls each: seconds, median [lowest, highest]")
+        for options in ("", "--pivot size batch_size", "--format csv", "--format markdown"):
+            seconds(folder, *options.split())
+            times = [seconds(folder, *options.split()) for _ in range(ROUNDS)]
+            print(f"report {options:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]")
+
+
+if __name__ == "__main__":
+    main()

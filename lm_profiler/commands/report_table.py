@@ -1,0 +1,57 @@
+"""Which table a call of ``report`` asks for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from lm_profiler.report.blocks import blocks
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.formats import FOR_PROGRAMS
+from lm_profiler.report.layouts import devices, warmup_rows, wide
+from lm_profiler.report.merged import by_facts, repeats_together
+from lm_profiler.report.options import columns_named
+from lm_profiler.report.pivot import pivot
+from lm_profiler.report.recut import WARMUPS, readable, warmups
+from lm_profiler.report.rows import raw_rows, rows
+from lm_profiler.report.table import Table
+
+LAYOUTS = ("blocks", "wide", "devices", "warmups")
+
+
+def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+    """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
+
+    Raises:
+        ValueError: there is no such column, or too many settings of warm-up.
+    """
+    if options.layout == "wide":
+        return wide(entries), []
+    if options.layout == "devices":
+        return devices(entries), []
+    if options.layout is not None or options.warmup is not None:
+        return _of_steps(entries, options)
+    if options.pivot is not None:
+        down, across = (columns_named(names, entries) for names in options.pivot)
+        [value] = columns_named([options.value or "step_s"], entries)
+        return pivot(entries, down, across, value), []
+    columns = columns_named(options.columns, entries) if options.columns else None
+    by = columns_named(options.group_by or (), entries)
+    groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
+    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by), []
+
+
+def _of_steps(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+    """A table that needs every step; the blocks show runs that died, too."""
+    blocked = options.layout == "blocks"
+    settings = options.warmup
+    if blocked and settings is not None and len(settings) > 1:
+        raise ValueError(f"warmup: expected one number with --layout blocks, given {len(settings)}")
+    died = [entry for entry in entries if blocked and entry.status != "ok"]
+    good, problems = readable([entry for entry in entries if entry not in died])
+    shown = [entry for entry in entries if entry in good or entry in died]
+    if not shown:
+        return None, problems
+    if blocked:
+        return blocks(shown, settings[0] if settings else None), problems
+    return (warmup_rows if options.layout == "warmups" else warmups)(shown, settings or WARMUPS), problems

@@ -1,0 +1,93 @@
+"""In what two runs differ: the work they did, their configs, what they ran on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.record.run import RunRecord
+
+_OF_EACH_RUN = frozenset({"name", "log_dir"})
+"""Options that say where a run goes, not what it does."""
+
+SEEDS = frozenset({"seed_everything", "data.seed"})
+"""Options in which repeats may differ."""
+
+_SAID_AS_UNLIKE = frozenset({"device_name", "world_size"})
+_TOLERANCE = 0.01  # batches of text vary in tokens from run to run
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What ``path`` is on either side; None where that side does not have it."""
+
+    path: str
+    a: Any
+    b: Any
+
+
+def unlike(a: RunRecord, b: RunRecord) -> list[Difference]:
+    """Why the times of the two say nothing about each other: another device, another model, more or less work.
+
+    Precision, compilation, attention, optimizer or versions are no such reason: they are what one compares. What one
+    of the runs does not know is passed over.
+    """
+    work_a, work_b = _work(a), _work(b)
+    return [
+        Difference(name, work_a[name], work_b[name])
+        for name in work_a
+        if None not in (work_a[name], work_b[name]) and not _alike(work_a[name], work_b[name])
+    ]
+
+
+def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
+    """Options by their dotted path; facts about the module where a run was not made from a config."""
+    if a.config is None or b.config is None:
+        return _between(*({"module": run.model and run.model.model_dump()} for run in (a, b)))
+    return _between(a.config, b.config)
+
+
+def in_environment(a: RunRecord, b: RunRecord) -> list[Difference]:
+    """Versions, driver, flags, threads, git commit."""
+    found = _between(*(run.environment.model_dump() if run.environment is not None else {} for run in (a, b)))
+    return [difference for difference in found if difference.path not in _SAID_AS_UNLIKE]
+
+
+def _work(run: RunRecord) -> dict[str, Any]:
+    environment, model, rate = run.environment, run.model, run.throughput
+    return {
+        "verb": run.verb,
+        "device": environment and environment.device_name,
+        "ranks": environment and environment.world_size,
+        "module": model and model.class_path,
+        "parameters": model and model.parameters,
+        "samples per step": rate and rate.samples_per_step,
+        "tokens per step": rate and rate.tokens_per_step,
+    }
+
+
+def _alike(a: Any, b: Any) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a - b) <= _TOLERANCE * a
+    return bool(a == b)
+
+
+def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+    flat_a, flat_b = _flat(a), _flat(b)
+    paths = [path for path in {**flat_a, **flat_b} if path not in _OF_EACH_RUN]
+    return [
+        Difference(path, flat_a.get(path), flat_b.get(path)) for path in paths if flat_a.get(path) != flat_b.get(path)
+    ]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by dotted path, as the command line would name them."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and value:
+            flat.update(_flat(value, path))
+        else:
+            flat[path] = value
+    return flat

@@ -1,0 +1,144 @@
+"""A table as text, Markdown, LaTeX, CSV, JSON or Parquet; no name or reason in it can break any of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from typing import Any, TextIO
+
+from lm_profiler.report.table import Table
+
+SUFFIXES = {
+    ".txt": "terminal",
+    ".md": "markdown",
+    ".csv": "csv",
+    ".json": "json",
+    ".tex": "latex",
+    ".parquet": "parquet",
+    ".html": "html",
+}
+FOR_PROGRAMS = ("csv", "json", "parquet")
+"""These carry SI values, with the ends of intervals in columns of their own."""
+
+_BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+_MARKDOWN = re.compile(r"[\\`*<|~]|&(?=#?\w+;)|\](?=\()|(?<!\w)_|_(?!\w)")
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, with nothing in it that a terminal would obey."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text.translate(_BREAKS))
+
+
+def terminal(table: Table, file: TextIO | None = None) -> str:
+    """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    console = Console(file=file or io.StringIO(), highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:  # a file has no width to keep to
+        console.width = 10_000
+    grid = Grid(box=None, pad_edge=False, header_style="bold")
+    for heading in table.headings:
+        grid.add_column(Text(plain(heading.title)), justify="right" if heading.figures else "left")
+    for row in table.rows:
+        grid.add_row(*(Text(plain(cell.text)) for cell in row))
+    with console.capture() as captured:
+        for part in (*map(plain, table.above), grid, *map(plain, table.below)):
+            console.print(part, soft_wrap=isinstance(part, str))
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+
+
+def markdown(table: Table) -> str:
+    """A pipe table, with the lines around it as paragraphs."""
+    from tabulate import tabulate  # type: ignore[import-untyped]
+
+    grid = tabulate(
+        [[_markdown(cell.text) for cell in row] for row in table.rows],
+        [_markdown(heading.title) for heading in table.headings],
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=["right" if heading.figures else "left" for heading in table.headings],
+    )
+    above = _fenced(table.above) if table.verbatim else list(map(_markdown, table.above))
+    return "\n\n".join([*above, grid, *map(_markdown, table.below)]) + "\n"
+
+
+def _markdown(text: str) -> str:
+    return _MARKDOWN.sub(r"\\\g<0>", plain(text))
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    text = "\n".join(map(plain, lines))
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return [f"{fence}text\n{text}\n{fence}"]
+
+
+def latex(table: Table) -> str:
+    """A ``tabular`` for the booktabs package, to be taken in with ``\\input``; the lines around it are comments."""
+    from tabulate import tabulate
+
+    grid = tabulate(
+        [[plain(cell.text) for cell in row] for row in table.rows],
+        [plain(heading.title) for heading in table.headings],
+        tablefmt="latex_booktabs",
+        disable_numparse=True,
+        colalign=["right" if heading.figures else "left" for heading in table.headings],
+    )
+    comments = [[f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below)]
+    return "\n".join([*comments[0], grid, *comments[1]]) + "\n"
+
+
+def csv_text(table: Table) -> str:
+    """A header and a line a row."""
+    records = _records(table)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _scalar(value) for name, value in record.items()} for record in records)
+    return text.getvalue()
+
+
+def json_text(table: Table) -> str:
+    """A list of objects, one a row."""
+    return json.dumps(_records(table), indent=1, ensure_ascii=False) + "\n"
+
+
+def parquet(table: Table) -> bytes:
+    """A Parquet file.
+
+    Raises:
+        ImportError: pyarrow is not there.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    records = _records(table)
+    columns = {
+        name: _one_type([_scalar(record[name]) for record in records]) for name in (records[0] if records else ())
+    }
+    content = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
+def _records(table: Table) -> list[dict[str, Any]]:
+    return [{_unicode(name): _unicode(value) for name, value in record.items()} for record in table.records()]
+
+
+def _unicode(value: Any) -> Any:
+    """Text that UTF-8 can hold: the name of a folder may be of bytes that no encoding has."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _scalar(value: Any) -> Any:
+    """Lists and mappings, which an option may be, as JSON."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else json.dumps(value, default=str)
+
+
+def _one_type(values: list[Any]) -> list[Any]:
+    """``values`` as text where they are of several types, which a column of Parquet cannot hold."""
+    types = {type(value) for value in values if value is not None}
+    return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]

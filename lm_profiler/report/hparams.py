@@ -1,0 +1,146 @@
+"""What TensorBoard shows of a run beside its steps: HPARAMS, the summary under TEXT, and a layout of CUSTOM SCALARS.
+
+Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written as well.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import time
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import COLUMNS, OPTIONS, option
+from lm_profiler.report.groups import COMPARED
+from lm_profiler.report.terminal import headline, summary_lines, time_table
+
+FOLDER = "summary"
+"""Below a run's own. TensorBoard takes every scalar of an HPARAMS session for a metric of it, and the settings of one
+run for those of all where a run lists its metrics itself. In a folder of their own the main figures stand alone."""
+
+_MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
+_FIGURES = (TIMES["step"], TIMES["forward"], TIMES["backward"], TOKENS_PER_S, MFU)
+
+
+def write_hparams(entry: Entry) -> None:
+    """Write ``entry`` for TensorBoard into ``summary/`` below its folder, in the place of what an earlier try left.
+
+    The session's settings are the options that runs are compared by, the device, and whatever option was given;
+    its metrics the main figures, medians over the measured steps. A run that did not end well is a failed session.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    folder = entry.folder / FOLDER
+    for old in folder.glob("events.out.tfevents.*"):
+        old.unlink()
+    writer = EventFileWriter(str(folder))
+    try:
+        last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
+        for summary in _summaries(entry):
+            writer.add_event(Event(wall_time=time.time(), step=last, summary=summary))
+    finally:
+        writer.close()
+
+
+def settings(entry: Entry) -> dict[str, bool | int | float | str]:
+    """Options by their path, and the device: what is known of them."""
+    facts = [COLUMNS[name] for name in COMPARED]
+    found = {fact.option or fact.name: fact.get(entry) for fact in facts}
+    for path, given in entry.overrides.items():
+        value = OPTIONS[path].get(entry) if path in OPTIONS else option(entry, path)
+        found[path] = value if isinstance(value, (bool, int, float, str)) else given
+    return {path: value for path, value in found.items() if value is not None}
+
+
+def figures(entry: Entry) -> dict[str, float]:
+    """The main figures, medians and the peak, by the tags of what they sum up; what is unknown is left out."""
+    allocated, resident = MEMORY["allocated_peak"], MEMORY["resident_peak"]
+    peak = allocated if COLUMNS[allocated.name].get(entry) is not None else resident
+    known = ((quantity, COLUMNS[quantity.name].get(entry)) for quantity in (*_FIGURES, peak))
+    return {f"{FOLDER}/{quantity.tag}": value * quantity.scale for quantity, value in known if value is not None}
+
+
+def markdown(entry: Entry) -> str:
+    """The table at the end of a run, and the lines below it, as Markdown."""
+    record = entry.record
+    if record is None:
+        return _plain(f"{entry.status}: {entry.reason or 'it left no record'}")
+    blocks = []
+    if record.time and record.time["step"].n:
+        columns = [[str(column.header), *map(str, column.cells)] for column in time_table(record).columns]
+        head, *body = (f"| {' | '.join(map(_plain, cells))} |" for cells in zip(*columns, strict=True))
+        ruler = "| :-- " + "| --: " * (len(columns) - 1) + "|"
+        blocks += [f"**{_plain(headline(record))}**", "\n".join((head, ruler, *body))]
+    blocks.append("\n".join(f"- {_plain(line)}" for line in summary_lines(record)))
+    return "\n\n".join((*blocks, "\n".join(f"    {line}" for line in record.command.splitlines())))
+
+
+def _plain(text: str) -> str:
+    """``text`` in which Markdown finds nothing of its own, nor HTML."""
+    return _MARKDOWN.sub(r"\\\g<0>", html.escape(text, quote=False)).replace("\n", " ")
+
+
+def _summaries(entry: Entry) -> Iterator[Any]:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    record = entry.record
+    started = datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
+    # Its name is the session's folder: given one, sessions of the same name would be averaged.
+    yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
+    yield Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures(entry).items()])
+    yield text_pb("summary", markdown(entry))
+    yield _layout()
+    yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
+
+
+def _session_end(ok: bool, ended: float) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+    status = Status.STATUS_SUCCESS if ok else Status.STATUS_FAILURE
+    data = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, tensor=metadata.NULL_TENSOR)
+    value.metadata.CopyFrom(metadata.create_summary_metadata(data))
+    return Summary(value=[value])
+
+
+def _layout() -> Any:
+    """The same for every run: TensorBoard merges equal ones."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    layout = layout_pb2.Layout()
+    for title, charts in _charts().items():
+        category = layout.category.add(title=title)
+        for name, tags in charts.items():
+            category.chart.add(title=name).multiline.tag.extend(f"{tag}$" for tag in tags)
+    value = Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, tensor=make_tensor_proto(layout.SerializeToString()))
+    value.metadata.CopyFrom(metadata.create_summary_metadata())
+    return Summary(value=[value])
+
+
+def _charts() -> Mapping[str, Mapping[str, list[str]]]:
+    """Tags by chart, charts by category."""
+    tags = {part: [str(TIMES[part].tag), str(HOST_TIMES[part].tag)] for part in TIMES}
+    return {
+        "Where the step's time goes": {
+            "all parts (ms)": [tags[part][0] for part in PARTS],
+            "all parts, on the host (ms)": [tags[part][1] for part in PARTS],
+        },
+        "Device against host": {f"{TIMES[part].title} (ms)": both for part, both in tags.items()},
+        "Memory": {"peaks (GiB)": [str(quantity.tag) for quantity in MEMORY.values()]},
+        "Throughput": {"tokens/s": [str(TOKENS_PER_S.tag)], "MFU (%)": [str(MFU.tag)]},
+    }

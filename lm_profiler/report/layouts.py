@@ -1,0 +1,184 @@
+"""Tables as published reports lay them out, column names included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lm_profiler.models.config import PRESETS
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import TimeSummary
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column
+from lm_profiler.report.merged import HOW_MERGED, Merged, by_facts, distinct, fact
+from lm_profiler.report.pivot import value_cell
+from lm_profiler.report.recut import steps_after
+from lm_profiler.report.rows import apart_by, fact_cell, notes, same_in_all
+from lm_profiler.report.table import Cell, Heading, Table, fact_text
+
+_OF_MODEL = ("size", *DIMENSIONS, "parameters")
+
+
+def model_name(entry: Entry) -> str:
+    """The size, with the dimensions that are not the preset's; the run's name for a module without sizes."""
+    size = COLUMNS["size"].get(entry)
+    if size is None:
+        return entry.name
+    given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
+    own = [f"{name} {value}" for name, value in given.items() if value != getattr(PRESETS.get(size), name, None)]
+    return f"{size} ({', '.join(own)})" if own else str(size)
+
+
+def names(entries: Sequence[Entry]) -> list[str]:
+    """What each entry is called: its model, and the other facts that tell it from the rest."""
+    apart = [found for found in apart_by([[entry] for entry in entries]) if found.name not in _OF_MODEL]
+    facts = ["".join(f", {text}" for text in (fact_text(of.get(entry)) for of in apart) if text) for entry in entries]
+    return [model_name(entry) + told for entry, told in zip(entries, facts, strict=True)]
+
+
+def wide(entries: Sequence[Entry]) -> Table:
+    """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well."""
+    called, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
+    body = [{**_wide_facts(entry, called, alone), **_wide_times(entry)} for entry in entries]
+    for entry, row in zip(entries, body, strict=True):
+        row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
+    words = ("device", "compile", "model", "dtype", "status")
+    headings = [Heading(title, title, title not in words) for title in body[0]]
+    each = [[entry] for entry in entries]
+    return Table(headings, [list(row.values()) for row in body], below=notes(each, apart_by(each)))
+
+
+def _is_attention_alone(entry: Entry) -> bool:
+    return COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
+
+
+def _wide_facts(entry: Entry, called: Mapping[str | None, str], alone: bool) -> dict[str, Cell]:
+    device, compiled = called[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
+    model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
+    facts = {
+        "device": Cell(device, device),
+        "batch_size": fact_cell([entry], COLUMNS["batch_size"]),
+        "compile": Cell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
+        "model": Cell(model, model),
+    }
+    if alone:
+        facts["d_model"] = fact_cell([entry], COLUMNS["d_model"])
+    facts["context_length"] = fact_cell([entry], COLUMNS["context_length"])
+    return facts | {"dtype": fact_cell([entry], COLUMNS["precision"])}
+
+
+def _wide_times(entry: Entry) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for part, title in (("forward", "fwd"), ("backward", "back"), ("forward_backward", "fwd & back")):
+        mean, std = _mean_std(entry.record.time.get(part) if entry.record is not None else None)
+        cells |= {f"{title} avg (sec)": _six_figures(mean), f"{title} std (sec)": _six_figures(std)}
+    return cells
+
+
+def _held(entry: Entry) -> dict[str, Cell]:
+    """Memory of the module, after forward and after backward, and what each of the two added."""
+    memory = entry.record.memory if entry.record is not None else None
+    held = memory.held if memory is not None else None
+    start, forward, backward = (held.start, held.forward, held.backward) if held is not None else (None, None, None)
+    levels = {"model mem": start, "model+fwd mem": forward, "model+fwd+back mem": backward}
+    added = {"fwd mem": _less(forward, start), "back mem": _less(backward, forward)}
+    return {name: _mebibytes(value) for name, value in (levels | added).items()}
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _mebibytes(count: int | None) -> Cell:
+    return Cell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
+
+
+def _mean_std(time: TimeSummary | None) -> tuple[float | None, float | None]:
+    return (time.mean, time.std) if time is not None and time.max else (None, None)
+
+
+def _six_figures(value: float | None) -> Cell:
+    return Cell(value, "" if value is None else f"{value:.6g}")
+
+
+def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
+    """For each device its type, such as ``cuda``; its name where several are of one type."""
+    of = COLUMNS["device"]
+    types: dict[str | None, str] = {}
+    for entry in entries:
+        types[of.get(entry)] = entry.environment.device_type if entry.environment is not None else "unknown"
+    kinds = list(types.values())
+    return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
+
+
+def devices(entries: Sequence[Entry]) -> Table:
+    """Sizes down, devices across: median forward, and forward and backward."""
+    down = [COLUMNS[name] for name in ("size", *DIMENSIONS)]
+    rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
+    cells = by_facts(entries, [*down, COLUMNS["device"]])
+    called = device_names(entries)
+    titles = [_short(called[fact(group, COLUMNS["device"])]) for group in across.values()]
+    headings = [
+        *(Heading(name, name, figures=name in DIMENSIONS) for name in ("Size", *DIMENSIONS)),
+        Heading("num_params", "num_params"),
+        *(Heading(f"{title} {part}", f"{title} {part}", True) for title in titles for part in _DEVICE_TIMES),
+    ]
+    body = [
+        [
+            *(fact_cell(group, found) for found in down),
+            _parameters(group),
+            *(_milliseconds(cells.get((*row, *key), ()), of) for key in across for of in _DEVICE_TIMES.values()),
+        ]
+        for row, group in rows.items()
+    ]
+    groups = list(cells.values())
+    shown = [*down, COLUMNS["device"], COLUMNS["parameters"]]
+    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "medians"]
+    return Table(headings, body, same_in_all(groups, shown), [*how, *notes(groups, shown)])
+
+
+_DEVICE_TIMES = {
+    "forward": COLUMNS[TIMES["forward"].name],
+    "forward+backward": COLUMNS[TIMES["forward_backward"].name],
+}
+
+
+def _short(device: str) -> str:
+    """Types of device as people write them: CPU, CUDA, MPS."""
+    return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
+
+
+def _milliseconds(group: Merged, of: Column) -> Cell:
+    cell = value_cell(group, of, interval=False)
+    if cell.value is None:
+        return cell
+    return Cell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
+
+
+def _parameters(group: Merged) -> Cell:
+    counts = distinct(
+        entry.record.model.parameters_without_embedding
+        for entry in group
+        if entry.record is not None and entry.record.model is not None
+    )
+    preset = PRESETS.get(str(fact(group, COLUMNS["size"])))
+    if not counts and preset is not None and all(fact(group, COLUMNS[n]) == getattr(preset, n) for n in DIMENSIONS):
+        counts = [preset.num_parameters(embedding=False)]
+    return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
+
+
+def warmup_rows(entries: Sequence[Entry], settings: Sequence[int]) -> Table:
+    """A row for each entry, pass and warm-up: seconds on average, and their standard deviation."""
+    titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
+    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
+    body = []
+    for entry, name in zip(entries, names(entries), strict=True):
+        cuts = [(setting, steps_after(entry, setting).times) for setting in settings]
+        for part in ("forward", "forward_backward"):
+            if part == "forward_backward" and not any(times["backward"].max for _, times in cuts):
+                continue
+            for setting, times in cuts:
+                forward_only, time = part == "forward", times[part]
+                facts = [Cell(name, name), Cell(forward_only, str(forward_only))]
+                counts = [Cell(count, str(count)) for count in (setting, time.n)]
+                body.append([*facts, *counts, *map(_six_figures, (time.mean, time.std))])
+    return Table(headings, body)

@@ -1,0 +1,111 @@
+"""Entries that one row stands for, repeats of a cell or whatever has the same facts, and what they say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.models.config import PRESETS
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column
+
+Merged = Sequence[Entry]
+"""The entries of one row: at least one."""
+
+HOW_MERGED = "n > 1: the median of n runs' medians [the lowest, the highest]; n = 1: the run's median [95 % interval]"
+WORDS = {"oom": "OOM", "missing": "not run"}
+
+_ALIKE = ("verb", "device", "size", *DIMENSIONS, "precision", "batch_size", "context_length", "compile", "attention")
+"""Facts in which runs must not differ whose figures are brought together without a word."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Of ``n`` runs, in SI: one run's own figure and 95 % interval, or the median of several with their extremes."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+def counted(row: Merged) -> Merged:
+    """The runs that figures are of: those that ended well, or a single one however it ended."""
+    return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
+
+
+def figure(row: Merged, of: Column) -> Figure:
+    """The figure ``of`` the runs that count."""
+    known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
+    if not known:
+        return Figure()
+    if len(known) == 1:
+        [(entry, value)] = known
+        low, high = of.interval(entry) or (None, None)
+        return Figure(value, low, high, 1)
+    values = [value for _, value in known]
+    return Figure(statistics.median(values), min(values), max(values), len(values))
+
+
+def fact(row: Merged, of: Column) -> Any:
+    """What the entries have in common; where they differ, what there is, as text."""
+    values = distinct(map(of.get, row))
+    return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """The known ones of ``values``, each once, in order."""
+    return list({repr(value): value for value in values if value is not None}.values())
+
+
+def status(row: Merged) -> str:
+    """``ok``, or how many ended in which way."""
+    return _counts(Counter(entry.status for entry in row))
+
+
+def status_text(row: Merged) -> str:
+    """The same for people."""
+    return _counts(Counter(WORDS.get(entry.status, entry.status) for entry in row))
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(word if len(counts) == 1 else f"{count} {word}" for word, count in counts.items())
+
+
+def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
+    """One row a cell of a sweep, with all its repeats; one a run elsewhere."""
+    found: dict[object, list[Entry]] = {}
+    for entry in entries:
+        key = (entry.sweep, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
+        found.setdefault(key, []).append(entry)
+    return list(found.values())
+
+
+def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+    """Entries with the same values of ``columns``, ordered by them, under a key of those values."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
+        # Options may be lists and mappings, which nothing can be looked up by.
+        found.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
+    return found
+
+
+def rank(value: Any) -> tuple[int, float, str]:
+    """Where ``value`` stands in a table: numbers by size, presets from the smallest, words by letter, None last."""
+    if isinstance(value, (int, float)):
+        return 0, value, ""
+    if value in tuple(PRESETS):
+        return 1, list(PRESETS).index(value), ""
+    return (3, 0, "") if value is None else (2, 0, str(value))
+
+
+def unlike(row: Merged) -> list[str]:
+    """In which facts, which figures depend on, the entries differ: their titles."""
+    if len(row) < 2:
+        return []
+    swept = (column(name) for name in dict.fromkeys(name for entry in row for name in entry.overrides))
+    columns = {found.name: found for found in (*(COLUMNS[name] for name in _ALIKE), *swept)}
+    return [found.title for found in columns.values() if len(distinct(map(found.get, row))) > 1]

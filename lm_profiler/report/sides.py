@@ -1,0 +1,123 @@
+"""The runs of one side of a comparison: their steady steps, and what speaks against them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+
+from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.differences import SEEDS, in_config, in_environment, unlike
+from lm_profiler.report.summary import mean_over_ranks
+
+
+class NotComparable(ValueError):
+    """Runs that cannot be one side of a comparison; the message names the folder."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its steady steps, one row a step; there is at least one."""
+
+    folder: Path
+    record: RunRecord
+    steps: list[StepRow]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run or its repeats. ``notes`` say what a reader must know of them."""
+
+    runs: list[Run]
+    notes: list[str]
+
+    def seconds(self, part: str) -> list[list[float]]:
+        """Of each run, the part's time in each step."""
+        return [[row.time(part) for row in run.steps] for run in self.runs]
+
+    def typical_s(self, part: str) -> float:
+        """The median step; of repeats the geometric mean of their medians, which is what their ratio compares."""
+        return typical([median(seconds) for seconds in self.seconds(part)])
+
+    def occurs(self, part: str) -> bool:
+        """Whether any step has it."""
+        return any(value > 0.0 for seconds in self.seconds(part) for value in seconds)
+
+    def tokens_per_step(self) -> float | None:
+        """None where a run does not know."""
+        rates = [run.record.throughput for run in self.runs]
+        counts = [rate.tokens_per_step for rate in rates if rate is not None and rate.tokens_per_step]
+        return typical(counts) if len(counts) == len(self.runs) else None
+
+    def peaks(self, reading: str) -> list[int] | None:
+        """A peak of each run, in bytes; None where a run does not know."""
+        facts = [run.record.memory for run in self.runs]
+        peaks = [getattr(fact.measured, reading) for fact in facts if fact is not None]
+        return peaks if len(peaks) == len(self.runs) and None not in peaks else None
+
+
+def typical(values: Sequence[float]) -> float:
+    """The geometric mean, or the mean where one of them is 0."""
+    return geometric_mean(values) if min(values) > 0.0 else fmean(values)
+
+
+def read_side(label: str, entries: Sequence[Entry]) -> Side:
+    """The runs that measured something; ``label`` is A or B.
+
+    Raises:
+        NotComparable: none of them did, or they are no repeats of one another.
+        RecordError: a ``steps.csv`` cannot be read.
+    """
+    runs, notes = [], []
+    for entry in entries:
+        steps = _steady_steps(entry)
+        if entry.record is None or not steps:
+            why = f"{entry.status}, {entry.reason}" if entry.reason else entry.status
+            notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
+            continue
+        runs.append(Run(entry.folder, entry.record, steps))
+        notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
+    if not runs:
+        raise NotComparable(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
+    for run in runs[1:]:
+        notes += [f"{label}: {note}" for note in _as_repeat(runs[0], run)]
+    return Side(runs, notes)
+
+
+def _steady_steps(entry: Entry) -> list[StepRow]:
+    """Measured steps from where the run was level, the mean over its ranks, with the device's time."""
+    if entry.record is None:
+        return []
+    steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
+    cut = entry.record.steadiness.cut if entry.record.steadiness is not None else 0
+    steps = [row for row in steps[cut:] if row.seconds is not None]
+    if not all(math.isfinite(value) for row in steps for value in row.seconds or ()):
+        raise RecordError(f"{entry.folder / 'steps.csv'}: holds times that are no number")
+    return steps
+
+
+def _doubts(entry: Entry, record: RunRecord) -> list[str]:
+    doubts = []
+    if entry.status != "ok":
+        doubts.append(f"ended {entry.status} ({entry.reason or 'no reason given'}); the steps that it measured count")
+    if record.steadiness is not None and record.steadiness.word != "steady":
+        doubts.append(f"was {record.steadiness.word or 'too short to call steady'}: {record.steadiness.evidence}")
+    if record.telemetry is not None and record.telemetry.throttle_reasons:
+        doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
+    return doubts
+
+
+def _as_repeat(first: Run, other: Run) -> list[str]:
+    """Notes on how the surroundings of two repeats differ."""
+    config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
+    for difference in (*unlike(first.record, other.record), *config):
+        raise NotComparable(
+            f"{other.folder}: expected a repeat of {first.folder}, "
+            f"given {difference.path} {difference.b} instead of {difference.a}"
+        )
+    paths = [difference.path for difference in in_environment(first.record, other.record)]
+    return [f"{other.folder} differs from {first.folder} in {', '.join(paths)}"] if paths else []

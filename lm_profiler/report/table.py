@@ -1,0 +1,80 @@
+"""A table before it is printed: each cell once for programs, in SI, and once for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lm_profiler.record.quantities import Quantity
+
+
+@dataclass(frozen=True)
+class Heading:
+    """Of a column: ``name`` for programs, ``title`` (with the unit) for people; figures stand to the right."""
+
+    name: str
+    title: str
+    figures: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``value`` (with ``low`` and ``high``) for programs, ``text`` for people.
+
+    ``word`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
+    """
+
+    value: Any = None
+    text: str = ""
+    low: float | None = None
+    high: float | None = None
+    word: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells, and for people the lines above and below them; ``verbatim`` says that those above are laid out."""
+
+    headings: Sequence[Heading]
+    rows: Sequence[Sequence[Cell]]
+    above: list[str] = field(default_factory=list)
+    below: list[str] = field(default_factory=list)
+    verbatim: bool = False
+
+    def records(self) -> list[dict[str, Any]]:
+        """A mapping a row for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
+        columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.headings)
+        fields: dict[str, list[Any]] = {}
+        for heading, cells in zip(self.headings, columns, strict=True):
+            fields[heading.name] = [cell.value for cell in cells]
+            if any(cell.low is not None for cell in cells):
+                fields[f"{heading.name}_low"] = [cell.low for cell in cells]
+                fields[f"{heading.name}_high"] = [cell.high for cell in cells]
+            if any(cell.word is not None for cell in cells):
+                fields[f"{heading.name}_status"] = [cell.word for cell in cells]
+        return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def fact_text(value: Any) -> str:
+    """A fact for people: truth values as options spell them, nothing where nothing is known."""
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def figure_text(quantity: Quantity, value: float, low: float | None = None, high: float | None = None) -> str:
+    """A figure to four places that mean something, with its interval to as many behind the point; without its unit."""
+    shown = abs(value * quantity.scale)
+    places = 3 - math.floor(math.log10(shown)) if shown else quantity.digits
+    digits = max(0, min(quantity.digits, places))
+    text = quantity.show(value, unit=False, digits=digits)
+    if low is None or high is None:
+        return text
+    return f"{text} [{', '.join(quantity.show(end, unit=False, digits=digits) for end in (low, high))}]"
+
+
+def title_with_unit(title: str, unit: str) -> str:
+    """``step (ms)``; a title that is its unit stays as it is."""
+    return f"{title} ({unit})" if unit and unit not in title else title

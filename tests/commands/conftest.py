@@ -1,0 +1,6 @@
+"""Lets the tests here import runs made by hand."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "report"))

@@ -1,0 +1,132 @@
+"""Whatever lies below a folder is in the table or in a warning that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tabled import write, write_sweep
+
+from lm_profiler.record.run import RecordError
+from lm_profiler.report.collection import collect
+
+STEPS = [(0.001, 0.002)] * 6
+
+
+def test_runs_are_found_below_any_folder_and_each_once(tmp_path: Path):
+    first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
+    found = collect([second, tmp_path, first])
+    assert [entry.folder for entry in found.entries] == [second, first]
+    assert found.problems == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"schema_version": 1, "name"', id="truncated"),
+        pytest.param(b'{"nodes": [1, 2]}', id="foreign"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b"\xff\xfe\x00{", id="not text"),
+    ],
+)
+def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, content: bytes):
+    good = write(tmp_path / "good", STEPS)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_bytes(content)
+    found = collect([tmp_path])
+    assert [entry.folder for entry in found.entries] == [good]
+    [problem] = found.problems
+    assert str(tmp_path / "bad" / "run.json") in problem
+
+
+def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    [problem] = collect([tmp_path]).problems
+    assert str(path) in problem
+    assert "schema_version" in problem
+
+
+def test_a_run_without_a_record_is_a_problem(tmp_path: Path):
+    (write(tmp_path / "run", STEPS) / "run.json").unlink()
+    assert collect([tmp_path]).problems == [
+        f"{tmp_path / 'run'}: no run.json: the run never ended, or is still going on"
+    ]
+
+
+def test_a_record_that_is_a_dangling_link_is_a_problem(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "run.json"
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    [problem] = collect([tmp_path]).problems
+    assert problem == f"{path}: cannot be read: No such file or directory"
+
+
+def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silently(tmp_path: Path):
+    logs, elsewhere = tmp_path / "logs", write(tmp_path / "elsewhere", STEPS)
+    run = write(logs / "run", STEPS)
+    (logs / "latest").symlink_to(run)
+    (logs / "away").symlink_to(elsewhere)
+    (logs / "gone").symlink_to(tmp_path / "nowhere")
+    found = collect([logs])
+    assert [entry.folder for entry in found.entries] == [run]
+    assert sorted(found.problems) == [
+        f"{logs / 'away'}: is a link, and links are not followed; give {elsewhere} itself",
+        f"{logs / 'gone'}: is a link to {tmp_path / 'nowhere'}, which does not exist",
+    ]
+
+
+def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    locked = write(tmp_path / "locked", STEPS)
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # root may read everything, so permissions alone would test nothing
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert collect([tmp_path]).problems == [f"{locked}: cannot be read: Permission denied"]
+
+
+def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "steps.csv"
+    for content in (b"step,stage\n1,measure\n", path.read_bytes()[:-40], b"\xff\xfe", None):
+        path.write_bytes(content) if content is not None else path.unlink()
+        [entry] = collect([tmp_path]).entries
+        with pytest.raises(RecordError, match=str(path)):
+            entry.rows  # noqa: B018 - reads the file
+
+
+def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    ran = write(sweep / "cell0" / "version_0", STEPS)
+    refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
+    cells = [({"a": "1"}, 0, "ok", ran), ({"a": "2"}, 0, "refused", refused), ({"a": "3"}, 0, "timeout", None)]
+    write_sweep(sweep, [*cells, ({"a": "4"}, 0, "missing", None)])
+    found = collect([tmp_path])
+    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "missing"]
+    assert [dict(entry.overrides) for entry in found.entries] == [{"a": str(n)} for n in range(1, 5)]
+    assert {entry.environment.device_name for entry in found.entries if entry.environment} == {"H100"}
+    assert found.entries[2].environment is not None  # known from its neighbours
+    assert found.problems == []
+
+
+def test_of_a_sweep_whose_plan_is_damaged_the_runs_are_kept(tmp_path: Path):
+    run = write(tmp_path / "cell0" / "version_0", STEPS)
+    write_sweep(tmp_path, [({}, 0, "ok", run)])
+    (tmp_path / "sweep.json").write_text("{")
+    found = collect([tmp_path])
+    assert [entry.folder for entry in found.entries] == [run]
+    assert str(tmp_path / "sweep.json") in found.problems[0]
+
+
+def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
+    write_sweep(tmp_path, [({}, 0, "timeout", None)])
+    (tmp_path / "cell0" / "outcome.json").write_text("{")
+    found = collect([tmp_path])
+    assert [entry.status for entry in found.entries] == ["missing"]
+    assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]

@@ -1,0 +1,132 @@
+"""What TensorBoard's own backend makes of what is written for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import FORWARD_S, made_entry, made_record
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.plugins.base_plugin import TBContext
+from werkzeug.test import Client
+
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.hparams import write_hparams
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Asks a plugin of TensorBoard about what lies below ``tmp_path``."""
+    # A module of theirs warns when it is imported, and only within a test that is passed over.
+    from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
+    from tensorboard.plugins.hparams.hparams_plugin import HParamsPlugin
+    from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
+    from tensorboard.plugins.text.text_plugin import TextPlugin
+
+    plugins = {"hparams": HParamsPlugin, "text": TextPlugin, "custom_scalars": CustomScalarsPlugin}
+
+    def ask(plugin: str, route: str, request: object = None, **query: str) -> Any:
+        runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+        runs.Reload()
+        provider = MultiplexerDataProvider(runs, str(tmp_path))
+        context = TBContext(data_provider=provider, logdir=str(tmp_path), plugin_name_to_instance={})
+        context.plugin_name_to_instance["scalars"] = ScalarsPlugin(context)
+        client = Client(plugins[plugin](context).get_plugin_apps()[route])
+        answer = client.get("/", query_string=query) if request is None else client.post("/", json=request)
+        assert answer.status_code == 200, answer.text
+        return json.loads(answer.text)
+
+    return ask
+
+
+def sessions(ask: Ask) -> dict[str, Any]:
+    statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
+    request = {"allowedStatuses": statuses, "sliceSize": 100}
+    groups = ask("hparams", "/session_groups", request)["sessionGroups"]
+    return {group["name"]: group for group in groups}
+
+
+def metrics(group: dict[str, Any]) -> dict[str, float]:
+    return {value["name"]["tag"]: value["value"] for value in group["metricValues"]}
+
+
+def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: Path, ask: Ask) -> None:
+    small = made_record({"model.size": "small", "model.compile": "true"}, forward_s=FORWARD_S)
+    large = made_record({"model.size": "large", "model.num_layers": "7"}, status="oom")
+    cell = Cell(id="c2", overrides={"model.size": "xl", "data.context_length": "512"}, repeat=0, arguments=["fit"])
+    outcome = CellOutcome(
+        cell="c2", status="timeout", reason="600 s", run=None, ended="", duration_s=600.0, exit_code=None
+    )
+    write_hparams(Entry(tmp_path / "a" / "version_0", small))
+    write_hparams(Entry(tmp_path / "a" / "version_1", large))
+    write_hparams(Entry(tmp_path / "c2", None, cell, outcome))
+
+    found = sessions(ask)
+    assert set(found) == {"a/version_0/summary", "a/version_1/summary", "c2/summary"}
+    first, second, third = (found[name] for name in sorted(found))
+    assert first["hparams"].items() >= {"model.size": "small", "model.compile": True, "data.batch_size": 4}.items()
+    assert second["hparams"].items() >= {"model.size": "large", "model.num_layers": 7}.items()
+    assert third["hparams"] == {"model.size": "xl", "data.context_length": 512, "verb": "fit"}
+    statuses = [group["sessions"][0]["status"] for group in (first, second, third)]
+    assert statuses == ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_FAILURE"]
+    assert metrics(first) == pytest.approx(
+        {
+            "summary/time_ms/step": 10.0,
+            "summary/time_ms/forward": 3.0,
+            "summary/time_ms/backward": 5.0,
+            "summary/throughput/tokens_per_s": 51_200.0,
+            "summary/throughput/mfu": 40.0,
+            "summary/memory_gib/allocated_peak": 2.0,
+        }
+    )
+    assert metrics(second) == metrics(third) == {}
+
+
+def test_no_other_scalar_of_a_run_becomes_a_metric_of_it(tmp_path: Path, ask: Ask) -> None:
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        writer.add_scalar("train_loss", 1.0, 1)
+    write_hparams(made_entry(tmp_path / "run"))
+    names = [info["name"]["tag"] for info in ask("hparams", "/experiment", {})["metricInfos"]]
+    assert len(names) == 6
+    assert all(name.startswith("summary/") for name in names)
+
+
+def test_written_again_it_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "small"}, status="failed"))
+    write_hparams(made_entry(tmp_path / "run", {"model.size": "large"}))
+    [session] = sessions(ask).values()
+    assert session["hparams"]["model.size"] == "large"
+    assert session["sessions"][0]["status"] == "STATUS_SUCCESS"
+
+
+def test_the_summary_is_a_table_in_which_no_name_makes_markup(tmp_path: Path, ask: Ask) -> None:
+    entry = made_entry(tmp_path / "run", name="x | <img src=//evil> ![y](//evil) `z` **")
+    write_hparams(entry)
+    [text] = ask("text", "/text", run="run/summary", tag="summary", markdown="true")
+    shown = text["text"]
+    assert "<img" not in shown
+    assert "x | &lt;img src=//evil&gt; ![y](//evil) `z` **: 20 steps" in shown
+    assert "<td>forward</td>" in shown.replace(' style="text-align: left;"', "")
+    assert "3.000" in shown
+
+
+def test_the_layout_has_each_part_beside_the_others_and_device_beside_host(tmp_path: Path, ask: Ask) -> None:
+    write_hparams(made_entry(tmp_path / "one"))
+    write_hparams(made_entry(tmp_path / "two"))
+    layout = ask("custom_scalars", "/layout")
+    charts = {chart["title"]: chart["multiline"]["tag"] for group in layout["category"] for chart in group["chart"]}
+    assert charts["all parts (ms)"] == [f"time_ms/{part}$" for part in PARTS]
+    assert charts["backward (ms)"] == ["time_ms/backward$", "host_time_ms/backward$"]
+    assert len(charts) == sum(len(group["chart"]) for group in layout["category"])  # two runs, one layout
