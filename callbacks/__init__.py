@@ -10,9 +10,10 @@ if __name__ != "lm_profiler.callbacks":
     )
 
 from lm_profiler.callbacks.memory import MemoryOptions
+from lm_profiler.callbacks.numerics import NumericsOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.ready_made import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trace import TraceOptions
 
-__all__ = ["MemoryOptions", "StageOptions", "TraceOptions", "TrainingProfiler", "profiling_callbacks"]
+__all__ = ["MemoryOptions", "NumericsOptions", "StageOptions", "TraceOptions", "TrainingProfiler", "profiling_callbacks"]

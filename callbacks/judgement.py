@@ -16,6 +16,7 @@ from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
 from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.flops import StepFlops
+from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import Flops, Steadiness, TimeSummary, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
@@ -86,8 +87,9 @@ def judge(
     device_idle: float | None,
     utilisation: Utilisation | None,
     settings: Settings,
+    kernels: KernelTable | None = None,
 ) -> Verdict | None:
-    """What binds the run; None where no step was measured."""
+    """What binds the run; None where no step was measured. ``kernels`` are its trace's, where there is one."""
     step_s = times["step"].mean
     if not step_s:
         return None
@@ -102,6 +104,8 @@ def judge(
             has_device_stream=has_stream,
             host_bound_fraction=device_idle,
             utilisation=reached,
+            memory_bound_share=None if kernels is None else kernels.memory_bound_share,
+            communication_share=None if kernels is None else kernels.communication_share,
             settings=settings,
         )
     )

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.history import AllocatorFacts, allocator_facts
 from lm_profiler.measure.holdings import HeldAtPeak, HoldingsReader
+from lm_profiler.measure.levels import Levels, LevelsReader
 from lm_profiler.measure.memory import PartPeaks, Probe
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.steps import Peaks
@@ -57,12 +58,12 @@ class MemoryReader:
         self._timeline = timeline
         self._device = device
         self._parties = parties
-        self._parts: PartPeaks | None = None
-        self._holdings: HoldingsReader | None = None
+        self._readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
         self.step_peaks: Callable[[], Peaks] = probe.peaks
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
         self.by_part: dict[str, Peaks] = {}
         self.held: dict[str, HeldAtPeak] = {}
+        self.levels: Levels | None = None
         self.allocator: AllocatorFacts | None = None
 
     def begin(self, stage: str) -> None:
@@ -70,27 +71,31 @@ class MemoryReader:
         if stage != "memory":
             return
         module, optimizers = self._parties()
-        self._holdings = HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device)
-        self._parts = PartPeaks(self._probe)
-        self._holdings.start()
+        # In this order: the last resets the peak that the first reads.
+        self._readers = (
+            HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device),
+            LevelsReader(module, optimizers, self._probe.held, self._device),
+            PartPeaks(self._probe),
+        )
+        self._readers[0].start()
         self.step_peaks = self._take_step
-        # In this order: the second resets the peak that the first reads.
-        self._timeline.observers += (self._holdings, self._parts)
+        self._timeline.observers += self._readers
 
     def end(self, stage: str) -> None:
         if stage == "measure":
             self.allocator = allocator_facts(self._device)
-        if self._parts is None or self._holdings is None:
+        if self._readers is None:
             return
-        self._holdings.stop()
-        ours = (self._holdings, self._parts)
+        ours, self._readers, self.step_peaks = self._readers, None, self._probe.peaks
         self._timeline.observers = tuple(o for o in self._timeline.observers if o not in ours)
-        self.by_part, self.held = self._parts.by_part(), self._holdings.by_part()
-        self._parts = self._holdings = None
-        self.step_peaks = self._probe.peaks
+        holdings, levels, parts = ours
+        holdings.stop()
+        levels.stop()
+        self.by_part, self.held, self.levels = parts.by_part(), holdings.by_part(), levels.levels
 
     def _take_step(self) -> Peaks:
-        assert self._parts is not None
-        assert self._holdings is not None
-        self._holdings.step_ended()
-        return self._parts.take_step()
+        assert self._readers is not None
+        holdings, levels, parts = self._readers
+        holdings.step_ended()
+        levels.step_ended()
+        return parts.take_step()

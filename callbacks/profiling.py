@@ -20,6 +20,7 @@ from lm_profiler.callbacks.folder import run_folder
 from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
 from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
+from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
 from lm_profiler.callbacks.progress import Progress
@@ -56,6 +57,7 @@ class TrainingProfiler(Callback):
         peak_flops_per_s: dense peak of one device, where the built-in table is not to be asked.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
+        numerics: what the precision does to the numbers.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -69,10 +71,12 @@ class TrainingProfiler(Callback):
         peak_flops_per_s: float | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         quiet: bool = False,
+        numerics: NumericsOptions | None = None,
     ) -> None:
         self._stages = stages or StageOptions()
         self._memory = memory or MemoryOptions()
         self._trace = trace or TraceOptions()
+        self._numerics = numerics or NumericsOptions()
         self._launch = launch
         self._peak_flops_per_s = peak_flops_per_s
         self._clock = clock
@@ -93,6 +97,7 @@ class TrainingProfiler(Callback):
         self._recorder = Recorder(self.folder, launch, trainer, pl_module, self._verb)
         self._tokens_in: Callable[[Any], int] | None = getattr(pl_module, "tokens_in", None)
         self._work = Work(self._verb)
+        self._audit = NumericsAudit(self._numerics.audit, self._verb)
         self._max_steps = trainer.max_steps
         self._start(trainer)
 
@@ -133,7 +138,7 @@ class TrainingProfiler(Callback):
             compiles=CompileWatch(),
             syncs=SyncWatch(device),
             history=HistoryWatch(device, folder, self._memory.history),
-            tracer=Tracer(self._trace, device, timeline, folder, trainer.global_rank),
+            tracer=Tracer(self._trace, device, timeline, folder, trainer.global_rank, lambda: trainer.lightning_module),
             telemetry=TelemetryWatch(device),
         )
 
@@ -160,6 +165,7 @@ class TrainingProfiler(Callback):
             session.tokens = (session.tokens or 0) + self._tokens_in(batch)
         if not self._work.seen:
             self._work.see(batch)
+            self._audit.see(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         if trainer.state.fn is TrainerFn.VALIDATING:
@@ -240,14 +246,17 @@ class TrainingProfiler(Callback):
         if trainer.is_global_zero:
             # First what is certain: neither an error nor a signal in what is looked at afterwards can lose it.
             self.record = self._recorder.write(measured, status, failure)
-            hardware = self._hardware(trainer) if failure is None and measured.rows else Hardware()
+            hardware = self._hardware(session) if failure is None and measured.rows else Hardware()
             self.record = self._recorder.complete(measured, self.record, hardware)
             if not self._quiet:
                 print_run(self.record, self.folder)
+        elif failure is None:
+            found("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
 
-    def _hardware(self, trainer: Trainer) -> Hardware:
+    def _hardware(self, session: Session) -> Hardware:
         """Work and machine, looked at when all timing is over."""
         notes: list[str] = []
+        trainer = self._trainer
         module, device = trainer.lightning_module, trainer.strategy.root_device
         dtype = torch_dtype(run_dtype(trainer))
         return Hardware(
@@ -255,6 +264,8 @@ class TrainingProfiler(Callback):
             ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
             peak_flops_per_s=self._peak_flops_per_s,
             samples=found("samples", lambda: self._work.samples_per_step(trainer), notes),
+            kernels=found("kernels", session.instruments.tracer.kernels, notes),
+            numerics=found("numerics", lambda: self._audit.facts(trainer, module), notes),
             notes=notes,
         )
 

@@ -34,6 +34,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         device_idle=measured[0].device_idle,
         recompilations=sum(m.recompilations for m in measured),
         held=measured[0].held,
+        levels=measured[0].levels,
         allocator=measured[0].allocator,
         telemetry=measured[0].telemetry,
         syncs=measured[0].syncs,

@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lm_profiler.callbacks.events import EventsLogger
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.facts import model_facts
 from lm_profiler.callbacks.judgement import judge, judge_steadiness, judge_utilisation, run_dtype, settings_of
@@ -21,9 +22,11 @@ from lm_profiler.measure.environment import device_name, environment
 from lm_profiler.measure.flops import StepFlops
 from lm_profiler.measure.history import AllocatorFacts
 from lm_profiler.measure.holdings import HeldAtPeak, by_cause
+from lm_profiler.measure.levels import Levels
 from lm_profiler.measure.syncs import SyncPoint
 from lm_profiler.measure.telemetry import TelemetryReading, clock_share
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
     AllocatorReading,
@@ -31,7 +34,9 @@ from lm_profiler.record.run import (
     Failure,
     MemoryCauses,
     MemoryFacts,
+    MemoryLevels,
     MemoryReading,
+    NumericsFacts,
     RunRecord,
     Status,
     Sync,
@@ -44,6 +49,8 @@ from lm_profiler.record.run import (
     write_run,
 )
 from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.hparams import write_hparams
 from lm_profiler.report.summary import ideal_step_s, mean_over_ranks, rank_medians, scalars, summaries, throughput
 
 
@@ -83,6 +90,7 @@ class Measured:
     recompilations: int
     notes: Sequence[str]
     held: Mapping[str, HeldAtPeak] = field(default_factory=dict)
+    levels: Levels | None = None
     allocator: AllocatorFacts | None = None
     telemetry: TelemetryReading | None = None
     syncs: Sequence[SyncPoint] | None = None
@@ -99,6 +107,9 @@ class Hardware:
     """Of one device, where the user says it."""
     samples: int | None = None
     """Of a step, over all ranks."""
+    numerics: NumericsFacts | None = None
+    kernels: KernelTable | None = None
+    """Of rank 0's trace."""
     notes: Sequence[str] = ()
 
 
@@ -127,6 +138,7 @@ class Recorder:
         record = self._record(measured, record.status, record.failure, hardware)
         notes = list(record.notes)
         found("scalars in the logger", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes)
+        found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
         write_run(self.folder, record)
         return record
@@ -141,7 +153,9 @@ class Recorder:
         tokens = throughput(steady, times, hardware.samples)
         utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
         verdict = found(
-            "verdict", lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens), notes
+            "verdict",
+            lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens, hardware.kernels),
+            notes,
         )
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
         return RunRecord(
@@ -164,6 +178,7 @@ class Recorder:
             utilisation=utilisation,
             telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
             syncs=None if measured.syncs is None else [Sync(**asdict(point)) for point in measured.syncs],
+            numerics=hardware.numerics,
             verdict=verdict,
             notes=notes,
         )
@@ -197,13 +212,14 @@ class Recorder:
         device_idle: float | None,
         utilisation: Utilisation | None,
         tokens: Throughput,
+        kernels: KernelTable | None,
     ) -> Verdict | None:
         trainer = self._trainer
         batches = trainer.world_size * trainer.accumulate_grad_batches
         per_batch = None if tokens.tokens_per_step is None else tokens.tokens_per_step // batches
         recomputes = utilisation is not None and utilisation.flops.recomputation > 0
         settings = settings_of(trainer, self._module, per_batch, recomputes)
-        return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings)
+        return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings, kernels)
 
     def _log_scalars(self, steps: Sequence[StepRow], record: RunRecord) -> None:
         if not steps:
@@ -211,7 +227,7 @@ class Recorder:
         ideal_s = ideal_step_s(record)
         loggers = list(self._trainer.loggers)
         if not any(isinstance(logger, TensorBoardLogger) for logger in loggers):
-            loggers.append(TensorBoardLogger(self.folder.parent, name=None, version=self.folder.name))
+            loggers.append(EventsLogger(self.folder.parent, name=None, version=self.folder.name))
         for logger in loggers:
             for row in steps:
                 logger.log_metrics(scalars(row, ideal_s), step=row.step)
@@ -223,7 +239,7 @@ def _timed(measured: Measured) -> list[StepRow]:
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
-    allocator = measured.allocator
+    allocator, levels = measured.allocator, measured.levels
     return MemoryFacts(
         measured=_reading(largest(row.memory for row in timed)),
         parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
@@ -231,6 +247,7 @@ def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
             part: MemoryCauses.model_validate(by_cause(held.peak, held.holdings))
             for part, held in measured.held.items()
         },
+        held=None if levels is None else MemoryLevels(**asdict(levels)),
         allocator=None if allocator is None else AllocatorReading(**asdict(allocator)),
     )
 

@@ -91,12 +91,15 @@ class Session:
             return False
         while self._pending and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())
-        known = [row.time("step") for row in self._rows if row.stage == "measure"]
+        known = self._measured_s()
         elapsed_s = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9 if known else 0.0
         if not self._precision.reached(known, elapsed_s):
             return False
         self.schedule.end_stage()
         return True
+
+    def _measured_s(self) -> list[float]:
+        return [row.time("step") for row in self._rows if row.stage == "measure" and row.seconds is not None]
 
     def finish(self, trace: bool = True) -> None:
         """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
@@ -115,6 +118,7 @@ class Session:
             rows=tuple(self._rows),
             part_peaks=found.memory.by_part,
             held=found.memory.held,
+            levels=found.memory.levels,
             allocator=found.memory.allocator,
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
@@ -136,6 +140,9 @@ class Session:
     def _end_stage(self, stage: str) -> None:
         if stage == "measure":
             self._read_all()
+            went_on = self.schedule.stage != "measure"
+            if self._precision is not None and went_on and self._rank == 0:  # whose answer was everybody's
+                self.notes += self._precision.missed(self._measured_s())
         self.notes += self.instruments.end(stage)
 
     def _draw(self, progress: Progress) -> None:

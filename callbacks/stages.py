@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lm_profiler.analysis.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough
+from lm_profiler.analysis.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
 from lm_profiler.analysis.steadiness import steady_from
 
 
@@ -64,6 +64,7 @@ class Precision:
     def __init__(self, options: StageOptions, agree: Callable[[bool], bool]) -> None:
         self._options = options
         self._agree = agree
+        self._enough = options.until_ci is None
 
     def asks(self, steps: int) -> bool:
         """Whether to look after ``steps`` measured steps."""
@@ -73,7 +74,17 @@ class Precision:
         """Whether ``step_s``, the measured steps' seconds as far as they are known, are enough."""
         assert self._options.until_ci is not None
         late = elapsed_s >= self._options.max_seconds
-        return self._agree(late or precise_enough(step_s[steady_from(step_s) :], self._options.until_ci))
+        self._enough = precise_enough(step_s[steady_from(step_s) :], self._options.until_ci)
+        return self._agree(late or self._enough)
+
+    def missed(self, step_s: Sequence[float]) -> list[str]:
+        """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""
+        if self._enough or self._options.until_ci is None:
+            return []
+        width = relative_half_width(step_s[steady_from(step_s) :])
+        known = "unknown" if width is None else f"known to ±{width:.1%}"
+        reached = f"after {len(step_s)} steps the median is {known}, asked for was ±{self._options.until_ci:.1%}"
+        return [f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"]
 
 
 class Schedule:

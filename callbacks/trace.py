@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from lm_profiler.analysis.kernels import kernel_table
+from lm_profiler.callbacks.module_ranges import ModuleRanges
 from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.timeline import Timeline
+from lm_profiler.measure.trace_events import trace_events
+from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
 from lm_profiler.record.quantities import PARTS, PHASES
 
 _ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
@@ -71,17 +77,34 @@ class Tracer:
     """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
 
     That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
+
+    Args:
+        options: how much.
+        device: whose work is traced beside the host's.
+        timeline: whose marks name the phases.
+        folder: the run's.
+        rank: of this process.
+        module: whose modules' names are put into the trace, asked for when it is built.
     """
 
     def __init__(
-        self, options: TraceOptions, device: torch.device, timeline: Timeline, folder: Path, rank: int
+        self,
+        options: TraceOptions,
+        device: torch.device,
+        timeline: Timeline,
+        folder: Path,
+        rank: int,
+        module: Callable[[], nn.Module],
     ) -> None:
         self._options = options
         self._device = device
         self._timeline = timeline
         self._path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
+        self._module = module
         self._profile: profile | None = None
         self._ranges = _Ranges()
+        self._modules = ModuleRanges()
+        self._warm = False
 
     @property
     def stage_steps(self) -> int:
@@ -105,11 +128,17 @@ class Tracer:
         tracing.start()
         self._profile = tracing
         self._timeline.observers += (self._ranges,)
+        self._modules.attach(self._module())
 
     def step(self) -> None:
         """A step of the stage has ended and another follows."""
-        if self._profile is not None:  # it could not start: somebody else's profiler was running
-            self._profile.step()
+        if self._profile is None:  # it could not start: somebody else's profiler was running
+            return
+        if not self._warm and self._device.type in _ACTIVITIES:
+            # What the profiler's own step left in the queue would run in the first traced one.
+            torch.accelerator.synchronize(self._device)
+        self._warm = True
+        self._profile.step()
 
     def end(self, stage: str) -> None:
         if (running := self._stop()) is None:
@@ -119,6 +148,19 @@ class Tracer:
         running.export_chrome_trace(str(aside))
         aside.replace(self._path)
 
+    def kernels(self) -> KernelTable | None:
+        """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
+
+        Raises:
+            ValueError: the trace has no whole step.
+            OSError: it cannot be read, or the table not be written.
+        """
+        if not self._path.exists():
+            return None
+        table = kernel_table(trace_events(self._path))
+        write_kernels(kernels_file(self._path), table)
+        return table
+
     def discard(self) -> None:
         """Stop, and keep nothing: the run died."""
         self._stop()
@@ -127,5 +169,6 @@ class Tracer:
         running, self._profile = self._profile, None
         if running is not None:
             self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+            self._modules.detach()
             running.stop()
         return running

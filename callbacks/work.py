@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lm_profiler.measure.flops import StepFlops, count_flops
+from lm_profiler.measure.flops import Step, StepFlops, count_flops
 from lm_profiler.record.run import Verb
 
 _STEPS: dict[Verb, str] = {
@@ -18,6 +18,17 @@ _STEPS: dict[Verb, str] = {
     "test": "test_step",
     "predict": "predict_step",
 }
+
+
+def step_of(module: LightningModule, verb: Verb) -> Step:
+    """What runs a step of ``verb`` on a copy of ``module``."""
+    name = _STEPS[verb]
+    indexed = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
+
+    def step(copy: Any, batch: Any) -> Any:
+        return getattr(copy, name)(batch, 0) if indexed else getattr(copy, name)(batch)
+
+    return step
 
 
 class Work:
@@ -57,12 +68,7 @@ class Work:
             return None
         if self._unlike_others is not None:
             raise self._unlike_others
-        name = _STEPS[self._verb]
-        indexed = is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2)
-
-        def step(copy: Any, batch: Any) -> Any:
-            return getattr(copy, name)(batch, 0) if indexed else getattr(copy, name)(batch)
-
+        step = step_of(module, self._verb)
         counted = count_flops(module, step, self._batch, backward=self._verb == "fit" and module.automatic_optimization)
         if counted is None:
             return None

@@ -80,11 +80,10 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
 
 def _run_trainer(arguments: list[str]) -> int:
+    from lm_profiler.cli.quiet import quiet_libraries
     from lm_profiler.cli.usage import UsageError, check_config_files
 
-    # Libraries' chatter on stderr; read once, when torch is loaded.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    quiet_libraries()
     try:
         with signals_as_exceptions():
             check_config_files(arguments)

@@ -12,7 +12,9 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_verbs import ProfilerCLI
 from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run import MemoryLevels, read_run
+from lm_profiler.sweep.plan import plan_of
+from lm_profiler.sweep.request import read_request
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -40,7 +42,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_there_is_one_for_every_preset_and_precision() -> None:
-    assert {"demo", "forward_only", *REFERENCE} <= {file.stem for file in FILES}
+    assert {"attention", "demo", "forward_only", *REFERENCE} <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -95,3 +97,49 @@ def test_the_demo_traces_and_clips(tmp_path: Path) -> None:
     folder = tmp_path / "demo" / "version_0"
     assert (folder / "trace" / "rank0.pt.trace.json.gz").stat().st_size > 0
     assert read_run(folder).time["clip"].max
+
+
+def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(tmp_path: Path) -> None:
+    config = f"--config={CONFIGS / 'attention.yaml'}"
+    smaller = ["--model.attention=math", "--data.context_length=64", "--stages.measure_steps=1", "--trace.steps=0"]
+    assert main(["fit", config, f"--log_dir={tmp_path}", *smaller]) == 0
+    record = read_run(tmp_path / "attention" / "version_0")
+    batch, context, width = 8, 64, 64
+    one = 4 * batch * context * width
+    saved = one + context**2 + 4 * batch * context**2  # the scaled queries, the mask, the softmax
+    assert record.memory is not None
+    assert record.memory.held == MemoryLevels(
+        start=3 * one, forward=3 * one + saved, backward=6 * one, source="counted"
+    )
+    assert record.throughput is not None
+    assert (record.throughput.tokens_per_step, record.throughput.samples_per_step) == (batch * context, batch)
+    assert record.utilisation is not None
+    assert record.utilisation.flops.forward == 4 * batch * context**2 * width
+    assert not record.notes
+
+
+def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, capsys: Any) -> None:
+    config = f"--config={CONFIGS / 'attention.yaml'}"
+    longer = ["--model.attention=math", "--data.context_length=1000000"]
+    assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2
+    assert read_run(tmp_path / "attention" / "version_0").status == "refused"
+    assert "would fit: --model.attention=sdpa" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("sweeps/*.yaml")), ids=lambda file: file.stem)
+def test_every_option_of_a_sweep_is_one_of_its_cells(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    assert file.read_text(encoding="utf-8").startswith("# ")
+    plan = plan_of(read_request([str(file), f"--log_dir={tmp_path}"]))
+    assert len(plan.cells) > 1
+    for cell in (plan.cells[0], plan.cells[-1]):
+        ProfilerCLI(cell.arguments).attempt.discard()
+
+
+def test_the_attention_sweep_is_contexts_by_widths_both_ways_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(CONFIGS.parent)
+    cells = [cell.overrides for cell in plan_of(read_request(["configs/sweeps/attention.yaml"])).cells]
+    assert len({tuple(cell.items()) for cell in cells}) == len(cells) == 4 * 5 * 2 * 2
+    assert {cell["model.d_model"] for cell in cells} == {"16", "32", "64", "128"}

@@ -15,6 +15,8 @@ from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb, write_run
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.hparams import write_hparams
 
 
 def rank() -> int:
@@ -114,7 +116,10 @@ class Attempt:
         launch = self.launch
         if launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", launch.config_yaml)
-        write_run(self.folder, RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb))
+        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb)
+        write_run(self.folder, record)
+        with suppress(OSError):  # the record stands; a full disk must not hide what it says
+            write_hparams(Entry(self.folder, record))
 
     def _where(self) -> str:
         return f"; written to {self.folder}" if self.folder is not None else ""

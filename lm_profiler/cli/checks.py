@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 
 from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
 from lm_profiler.measure.memory import available_bytes
-from lm_profiler.training import LanguageModel
+from lm_profiler.training import AttentionAlone, LanguageModel
 from lm_profiler.training.footprint import refusal
 
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
@@ -55,11 +55,15 @@ def check_together(model: LightningModule, trainer: Trainer) -> None:
         model.check_precision()
 
 
-def memory_refusal(model: LightningModule, trainer: Trainer, training: bool) -> str | None:
-    """Why the weights and states of ``model`` cannot fit, and what would; None if they do, or nobody can say."""
+def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> str | None:
+    """Why what ``model`` must hold for ``data`` cannot fit, and what would; None if it does, or nobody can say."""
     device = trainer.strategy.root_device
     available = available_bytes(device.type)
-    if not isinstance(model, LanguageModel) or available is None or isinstance(trainer.strategy, _SHARDED):
+    if available is None or isinstance(trainer.strategy, _SHARDED):
         return None
     copies = trainer.num_devices if device.type == "cpu" else 1
+    if isinstance(model, AttentionAlone):
+        return model.footprint(data, trainer.precision, training).refusal(available // copies)
+    if not isinstance(model, LanguageModel):
+        return None
     return refusal(model.config, trainer.precision, model.optimizer_name, training, available, copies)

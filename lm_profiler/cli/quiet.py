@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,12 @@ _ADVICE = (
     r"GPU available but not used",
     r"`LightningModule\.configure_optimizers` returned `None`",  # our `optimizer: none` asks for it
 )
+
+
+def quiet_libraries() -> None:
+    """Libraries' chatter on stderr; read once, when torch is loaded."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 @contextmanager

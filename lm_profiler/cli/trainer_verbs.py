@@ -13,10 +13,10 @@ from typing import Any, cast, get_args
 import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.events import EventsLogger
 from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.attempt import Attempt, rank
 from lm_profiler.cli.checks import check_together, check_trainer_options, explain_trainer_error, memory_refusal
@@ -96,6 +96,7 @@ class ProfilerCLI(LightningCLI):
         parser.add_class_arguments(StageOptions, "stages")
         parser.add_class_arguments(MemoryOptions, "memory")
         parser.add_class_arguments(TraceOptions, "trace")
+        parser.add_class_arguments(NumericsOptions, "numerics")
         super().add_core_arguments_to_parser(parser)
         for key, title in _TITLES.items():
             (parser.groups or {})[key].title = title
@@ -149,7 +150,7 @@ class ProfilerCLI(LightningCLI):
         except ValueError as error:
             raise UsageError(str(error)) from None
         if self._get(self.config, "check_memory"):
-            reason = memory_refusal(self.model, self.trainer, training=self.verb == "fit")
+            reason = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
             if reason is not None:
                 self.attempt.refuse(reason)
                 raise UsageError(reason)
@@ -173,7 +174,7 @@ class ProfilerCLI(LightningCLI):
         log_dir = self._get(self.config, "log_dir")
         if config["logger"] in (None, True) and not config["fast_dev_run"]:
             version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
-            kwargs["logger"] = TensorBoardLogger(log_dir, attempt.launch.name, version)
+            kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version)
         else:
             attempt.discard()  # the instruments will take one by themselves
         if config["default_root_dir"] is None:
@@ -185,7 +186,9 @@ class ProfilerCLI(LightningCLI):
         if peak is not None and not peak > 0:
             raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
         peak_flops_per_s = None if peak is None else peak * 1e12
-        attempt.profiler = TrainingProfiler(stages, memory, trace, attempt.launch, peak_flops_per_s)
+        attempt.profiler = TrainingProfiler(
+            stages, memory, trace, attempt.launch, peak_flops_per_s, numerics=self._get(self.config_init, "numerics")
+        )
         callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 

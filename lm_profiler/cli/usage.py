@@ -12,6 +12,9 @@ class UsageError(Exception):
     """A wrong call; the message is one or two lines for the terminal."""
 
 
+NO_SUCH_OPTION = "expected an option that exists"
+"""In every message about a name that nothing has."""
+
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _UNKNOWN = re.compile(r"(?:unrecognized arguments: (\S+)|[Oo]ption '([^']+)' is not accepted)")
 _UNKNOWN_IN_FILE = re.compile(r"does not accept option '([^']+)'")
@@ -56,7 +59,7 @@ def _unknown(given: str, known: set[str]) -> str:
     name = given.lstrip("-").partition("=")[0]
     close = _nearest(name, known)
     remedy = f"did you mean {close}?" if close else "see --help"
-    return f"{name}: expected an option that exists, given none of that name; {remedy}"
+    return f"{name}: {NO_SUCH_OPTION}, given none of that name; {remedy}"
 
 
 def _nearest(given: str, names: set[str]) -> str | None:

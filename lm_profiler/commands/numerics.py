@@ -1,12 +1,80 @@
-"""``numerics``."""
+"""``numerics``: what low precision does to a sum, on the smallest example: 0.01, added a thousand times."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 
 from lm_profiler.cli.usage import UsageError
 
+_HELP = """\
+usage: python -m lm_profiler numerics
+
+Adds 0.01 a thousand times in float32, in float16, and in float32 with float16 addends, and says why the sums differ.
+For your own model under your own precision: python -m lm_profiler fit --numerics.audit=true"""
+
+_ADDEND, _TIMES = 0.01, 1000
+_EXACT = _ADDEND * _TIMES
+
+
+class Sum(NamedTuple):
+    """A thousand additions: what they came to, and why."""
+
+    how: str
+    value: float
+    why: str
+
+
+def sums() -> list[Sum]:
+    """The same sum in each combination of precisions."""
+    half, cast = np.float16(_ADDEND), np.float32(np.float16(_ADDEND))
+    return [
+        Sum(
+            "float32 += float32",
+            _add(np.float32(0), np.float32(_ADDEND)),
+            "24 bits: each addition rounds by at most 5e-7",
+        ),
+        Sum(
+            "float16 += float16",
+            _add(np.float16(0), half),
+            "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078",
+        ),
+        Sum("float32 += float16", _add(np.float32(0), half), _OF_ADDEND),
+        Sum(
+            "float32 += float32(float16)",
+            _add(np.float32(0), cast),
+            "the same: the addend is cast up before it is added",
+        ),
+    ]
+
+
+_OF_ADDEND = f"the sum is kept well; the addend is not: 0.01 in float16 is {float(np.float16(_ADDEND)):.8f}"
+
+
+def _add(total: np.floating, addend: np.floating) -> float:
+    """``total += addend``, a thousand times, in the dtype of ``total``."""
+    dtype = total.dtype.type
+    for _ in range(_TIMES):
+        total = dtype(total + addend)
+    return float(total)
+
 
 def run(arguments: Sequence[str]) -> int:
-    """Not written yet."""
-    raise UsageError("numerics: is not written yet")
+    """Print the table; returns the exit code.
+
+    Raises:
+        UsageError: there are arguments.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
+    if arguments:
+        raise UsageError(f"numerics: expected no arguments, given {' '.join(arguments)}; see numerics --help")
+    print(f"{_ADDEND} added {_TIMES} times is {_EXACT:g}; here it is")
+    found = sums()
+    width = max(len(row.how) for row in found)
+    for how, value, why in found:
+        print(f"  {how:<{width}}  {value:8.4f}  {value / _EXACT - 1:+8.3%}  {why}")
+    return 0

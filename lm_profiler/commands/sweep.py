@@ -1,12 +1,171 @@
-"""``sweep``."""
+"""``sweep``: many cells, each a call of its own in a process of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from lm_profiler.cli.usage import UsageError
+from rich.console import Console
+
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError, check_config_files
+from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.report.collection import collect
+from lm_profiler.sweep.cluster import Jobs
+from lm_profiler.sweep.display import Display, print_end
+from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
+from lm_profiler.sweep.request import Request, read_request
+from lm_profiler.sweep.schedule import Schedule
+from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
+
+_HELP = """\
+usage: python -m lm_profiler sweep [FILE] [options] [options of every cell]
+
+Runs every combination of some options, each in a process of its own, and keeps what became of each. Started again, it
+goes on with what is missing. A cell whose folder is removed is missing again.
+
+  FILE                     YAML with config, grid, list, verb, repeats, seed, timeout_s, name
+  --config FILE            config of every cell
+  --grid.OPTION A,B        values of an option; every combination is run. A value that is a list: [1,2],[3,4]
+  --list "[{OPTION: A}]"   sets of options; each is run with every combination of the grid
+  --verb VERB              fit (if not given), validate, test or predict
+  --repeats N              each cell so often, in rounds of random order
+  --seed N                 of that order
+  --timeout_s S            how long a cell may run
+  --name NAME              of the sweep; the file's if not given
+  --log_dir DIR            folder of all runs (logs)
+  --devices 0,1            one cell at a time on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES
+  --launcher slurm         send the cells to a cluster through submitit: slurm, or here for trying it, local or debug
+  --slurm.OPTION VALUE     of that cluster, such as --slurm.partition=gpu
+  --dry_run                print the cells' calls, one a line, and run none
+
+for example: python -m lm_profiler sweep --config configs/demo.yaml --grid.data.context_length 64,128,256"""
+
+_FORKING = (sys.executable, "-m", "lm_profiler.commands.cell_server")
+SPAWNING = (*_FORKING, "--spawn")
+SERVER = _FORKING if sys.platform == "linux" else SPAWNING
+"""The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
+
+_FINE = ("ok", "oom", "refused")
+"""These are results: the sweep has found out what it was to find out."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Not written yet."""
-    raise UsageError("sweep: is not written yet")
+    """Run a sweep; returns the exit code: 1 where a cell failed, timed out or was killed.
+
+    Raises:
+        UsageError: a wrong call; nothing was run.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return OK
+    request, plan = _read(arguments)
+    if request.dry_run:
+        for cell in run_order(plan):
+            print(shell_line(cell))
+        return OK
+    try:
+        with SweepFolder(sweep_folder(request), plan) as folder:
+            folder.take_over()
+            return _ending(folder, _run(request, folder))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    except ServerError as error:
+        say(str(error))
+        return FAILED
+
+
+def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
+    if arguments and not arguments[0].startswith("-"):
+        check_config_files(["--config", arguments[0]])
+    try:
+        request = read_request(arguments)
+        swept = [*request.grid.get("config", ()), *(entry["config"] for entry in request.list if "config" in entry)]
+        check_config_files([f"--config={path}" for path in (request.config, *swept) if path is not None])
+        return request, plan_of(request, shlex.join(("python", "-m", "lm_profiler", "sweep", *arguments)))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _run(request: Request, folder: SweepFolder) -> bool:
+    """Run what is missing; returns whether it was interrupted."""
+    missing = folder.missing()
+    devices = request.devices or (None,)
+    cells, done = len(folder.plan.cells), len(folder.plan.cells) - len(missing)
+    with CellServer(SERVER, folder.lock) as server:
+        if request.launcher is not None:
+            jobs = Jobs(folder.path, SPAWNING, request.launcher, request.cluster, request.timeout_s or 0.0)
+        if folder.is_new:
+            _check_options(server, folder.plan)
+        folder.begin()
+        if request.launcher is not None:
+            with Display(cells, done, None) as display, _interrupting(jobs):
+                jobs.run(missing, display)
+            return jobs.interrupted
+        with Display(cells, done, len(devices)) as display:
+            schedule = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
+            with _interrupting(schedule):
+                schedule.run()
+    return schedule.interrupted
+
+
+@contextmanager
+def _interrupting(work: Schedule | Jobs) -> Iterator[None]:
+    """The first Ctrl-C lets cells end; the second is an exception like any other."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(*_: object) -> None:
+        work.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_options(server: CellServer, plan: SweepPlan) -> None:
+    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell."""
+    alike = {tuple(cell.overrides): cell for cell in reversed(plan.cells)}
+    with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
+        output = Path(folder, "output.txt")
+        for cell in alike.values():
+            if _parse(server, cell, output) == 2:
+                for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+                    if NO_SUCH_OPTION in line:
+                        raise UsageError(line.removeprefix("lm_profiler: "))
+
+
+def _parse(server: CellServer, cell: Cell, output: Path) -> int | None:
+    """Have a cell's call read and nothing more; returns the exit code."""
+    server.start(cell.id, [*cell.arguments, "--print_config"], output, {})
+    while True:
+        for event in server.events(None):
+            if isinstance(event, CellEnded):
+                return event.code
+
+
+def _ending(folder: SweepFolder, interrupted: bool) -> int:
+    """Say how it ended and where it is; returns the exit code."""
+    console = Console()
+    entries = collect([folder.path]).entries
+    print_end(entries, console)
+    words = Counter(entry.status for entry in entries)
+    counted = ", ".join(f"{count} {word}" for word, count in words.items())
+    print(f"{len(entries)} cells: {counted}; written to {folder.path}")
+    print(f"tables and plots: python -m lm_profiler report {shlex.quote(str(folder.path))}")
+    if interrupted or words.keys() & {"interrupted", "missing"}:
+        say("cells are missing; the same call goes on with them")
+    if interrupted:
+        return INTERRUPTED
+    return OK if words.keys() <= set(_FINE) else FAILED

@@ -8,26 +8,20 @@ backward. That flash kernels compute the scores once more in their backward is t
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import io
-import random
 import sys
-import types
-import warnings
-from collections import Counter, OrderedDict, UserDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+
+from lm_profiler.measure.module_copy import ModuleCopy, UncopyableError, undisturbed
 
 META = torch.device("meta")
 
@@ -56,13 +50,13 @@ class StepFlops:
 
 
 class _UncountableError(Exception):
-    """The module cannot be copied to the meta device or run there, or its work is unknown."""
+    """The module cannot run on the meta device, or its work is unknown."""
 
 
 def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> StepFlops | None:
     """FLOPs of ``step(module, batch)`` and, if asked, of the backward pass of its loss.
 
-    It runs once, eagerly, on a meta-device copy (see ``_MetaCopy``), which takes about a second for 48 layers. The
+    It runs once, eagerly, on a meta-device copy (see ``ModuleCopy``), which takes about a second for 48 layers. The
     module, its gradients and the random states stay as they are. What the step prints or warns is dropped, since its
     real run says it too. Sharded weights (DTensor) count whole: right per rank under FSDP2, too much by the number of
     ranks under tensor parallelism. Module hooks do not run, so products made in them are not counted.
@@ -82,11 +76,12 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
     Raises:
         Exception: whatever else ``step`` raises.
     """
-    with _undisturbed(module), torch.set_grad_enabled(backward):
-        to_meta = _MetaCopy()
+    # On the meta device are also the tensors that the step makes without naming one. Anomaly detection reads values.
+    with undisturbed(module), META, torch.autograd.set_detect_anomaly(False), torch.set_grad_enabled(backward):
+        to_meta = ModuleCopy(_meta_tensor, META)
         try:
             return _count(to_meta(module), step, to_meta(batch), backward)
-        except _UncountableError:
+        except (UncopyableError, _UncountableError):
             return None
 
 
@@ -107,89 +102,9 @@ def _count(module: nn.Module, step: Step, batch: Any, backward: bool) -> StepFlo
     return StepFlops(**{field.name: by_work.flops[field.name] for field in dataclasses.fields(StepFlops)})
 
 
-@contextmanager
-def _undisturbed(module: nn.Module) -> Iterator[None]:
-    """Compute on the meta device, eagerly, and leave no trace in what outlives the call."""
-    cuda = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
-    with ExitStack() as stack:
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())
-        stack.enter_context(torch.random.fork_rng(devices=cuda))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")
-        stack.enter_context(redirect_stdout(io.StringIO()))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # it reads values
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(META)  # where the step makes tensors without naming a device
-        yield
-
-
-_UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-class _MetaCopy:
-    """Copies what holds tensors to the meta device; everything else is shared with the original.
-
-    Modules are copied as pickle would (``__getstate__``): metrics rewrap their methods, and a LightningModule leaves
-    its trainer behind. Not a deepcopy, which would copy data sets and loggers too, and fail at locks and files. What
-    occurs twice is copied once, which keeps weights tied. Opaque objects are shared, with any tensors in them.
-    """
-
-    def __init__(self) -> None:
-        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id stays taken
-
-    def __call__(self, value: Any) -> Any:
-        if id(value) in self._made:
-            return self._made[id(value)][1]
-        if isinstance(value, Tensor):
-            return self._keep(value, _meta_tensor(value))
-        if isinstance(value, nn.Module):
-            return self._module(value)
-        if isinstance(value, torch.device):
-            return META
-        if isinstance(value, types.MethodType) and isinstance(value.__self__, nn.Module):
-            return types.MethodType(value.__func__, self(value.__self__))
-        return self._container(value)
-
-    def _keep(self, original: Any, made: Any) -> Any:
-        self._made[id(original)] = original, made
-        return made
-
-    def _module(self, module: nn.Module) -> nn.Module:
-        if isinstance(module, torch.jit.ScriptModule) or type(module).__name__ in _UNCOPYABLE:
-            raise _UncountableError
-        clone: nn.Module = self._keep(module, object.__new__(type(module)))
-        # A parametrized module refuses to be pickled.
-        state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
-        clone.__setstate__({key: self(value) for key, value in state.items() if key != "_compiled_call_impl"})
-        for name in _HOOKS:  # FSDP2 gathers the real weights in them, and users keep what they see
-            clone.__dict__[name] = OrderedDict()
-        return clone
-
-    def _container(self, value: Any) -> Any:
-        # Exact types, since a subclass may refuse to be written to. Kept before they are filled: they may be circular.
-        if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
-            made = self._keep(value, copy.copy(value))
-            made.update((key, self(value[key])) for key in value)
-        elif type(value) is list:
-            made = self._keep(value, [])
-            made += map(self, value)
-        elif isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_make")):
-            made = getattr(value, "_make", tuple)(map(self, value))
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            made = self._keep(value, copy.copy(value))
-            for field in dataclasses.fields(value):
-                object.__setattr__(made, field.name, self(getattr(value, field.name)))  # frozen ones too
-        else:
-            made = value
-        return made
-
-
 def _meta_tensor(tensor: Tensor) -> Tensor:
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
-        raise _UncountableError
+        raise UncopyableError
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(made, requires_grad=tensor.requires_grad)

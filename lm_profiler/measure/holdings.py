@@ -46,7 +46,14 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
     optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
     ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
     """
-    where = device if device is not None else _device_of(module)
+    where = device if device is not None else device_of(module)
+    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, where)))
+
+
+def storages_by_cause(
+    module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
+) -> Iterator[dict[int, int]]:
+    """Bytes of each storage on ``device``, by its identity, for each cause of ``Holdings``; none occurs twice."""
     grouped = list(_grouped(optimizers))
     causes = (
         module.parameters(),
@@ -54,13 +61,11 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
         [*grouped, *(tensor for optimizer in optimizers for tensor in _inside(optimizer.state))],
         module.buffers(),
     )
-    seen: dict[int, int] = {}
-    sums = []
+    seen: set[int] = set()
     for tensors in causes:
-        new = {key: size for key, size in _storages(tensors, where).items() if key not in seen}
+        new = {key: size for key, size in storages(tensors, device).items() if key not in seen}
         seen.update(new)
-        sums.append(sum(new.values()))
-    return Holdings(*sums)
+        yield new
 
 
 def by_cause(peak_allocated: int | None, held: Holdings) -> dict[str, int | None]:
@@ -106,7 +111,7 @@ class HoldingsReader:
         self._module = module
         self._optimizers = optimizers
         self._peak = peak
-        self._device = device if device is not None else _device_of(module)
+        self._device = device if device is not None else device_of(module)
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -134,7 +139,7 @@ class HoldingsReader:
         if self._part is not None:
             self._keep(self._part, HeldAtPeak(peak, self._held(peak, after)))
         self._part, self._before, self._top = code, after, None
-        self._arrived = _storages(_gradients(self._module, self._optimizers), self._device)
+        self._arrived = storages(_gradients(self._module, self._optimizers), self._device)
 
     def step_ended(self) -> None:
         """What comes until the next mark is in no part."""
@@ -159,7 +164,7 @@ class HoldingsReader:
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
-            self._arrived.update(_storages((parameter.grad,), self._device))
+            self._arrived.update(storages((parameter.grad,), self._device))
         peak = self._peak()
         if peak is not None and (self._top is None or peak > self._top[0]):
             self._top = peak, sum(self._arrived.values())
@@ -169,7 +174,7 @@ def _order(reading: HeldAtPeak) -> tuple[int, int]:
     return reading.peak or 0, reading.holdings.total
 
 
-def _device_of(module: nn.Module) -> torch.device:
+def device_of(module: nn.Module) -> torch.device:
     return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
@@ -195,12 +200,12 @@ def _inside(value: Any) -> Iterator[Tensor]:
             yield from _inside(item)
 
 
-def _storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Bytes of each storage on ``device``, by the storage's identity."""
-    storages = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
+    found = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
     return {
         storage._cdata: storage.nbytes()
-        for storage in storages
+        for storage in found
         if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
 

@@ -29,6 +29,9 @@ class Probe(Protocol):
     def peaks(self) -> Peaks:
         """The most since the last reset, for each of ``MEMORY``."""
 
+    def held(self) -> int | None:
+        """Bytes that tensors hold now; None where nobody counts them."""
+
 
 class DeviceProbe:
     """The caching allocator of ``device``.
@@ -55,6 +58,11 @@ class DeviceProbe:
             None,
         )
 
+    def held(self) -> int | None:
+        if self._device.type == "cuda":
+            return int(torch.cuda.memory_allocated(self._device))
+        return int(torch.accelerator.memory_allocated(self._device))
+
 
 class ProcessProbe:
     """The process's peak resident memory. Linux can reset it; elsewhere it is the peak since the process began.
@@ -80,6 +88,9 @@ class ProcessProbe:
         if self._inherits:
             return None, None, self._own_peak()
         return None, None, resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
+
+    def held(self) -> None:
+        """The CPU's allocator does not say, and pages of freed tensors may stay resident."""
 
     def _own_peak(self) -> int | None:
         for line in self._STATUS.read_text().splitlines():

@@ -10,12 +10,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lm_profiler.training.attention_alone import AttentionAlone, EmptyBatches
     from lm_profiler.training.fake_tokens import FakeTokens
     from lm_profiler.training.language_model import LanguageModel
 
-__all__ = ["FakeTokens", "LanguageModel"]
+__all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel"]
 
-_HOMES = {"FakeTokens": "fake_tokens", "LanguageModel": "language_model"}
+_HOMES = {
+    "AttentionAlone": "attention_alone",
+    "EmptyBatches": "attention_alone",
+    "FakeTokens": "fake_tokens",
+    "LanguageModel": "language_model",
+}
 
 
 def __getattr__(name: str) -> Any:

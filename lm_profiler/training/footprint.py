@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
+from lm_profiler.record.precision import full_name
 
 OptimizerName = Literal["adamw", "sgd", "none"]
 
@@ -22,9 +23,6 @@ BYTES_PER_WEIGHT: dict[str, int] = {
     "bf16-true": 2,
 }
 """By Lightning's name of the precision."""
-
-_ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-"""Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)."""
 
 STATES_PER_WEIGHT: dict[OptimizerName, int] = {"adamw": 2, "sgd": 0, "none": 0}
 """AdamW keeps two moments of each weight, in the weight's dtype; SGD without momentum keeps nothing."""
@@ -66,14 +64,14 @@ def footprint(
     if optimizer not in STATES_PER_WEIGHT:
         names = ", ".join(get_args(OptimizerName))
         raise ValueError(f"optimizer: expected one of {names}, given {optimizer!r}")
-    weights_bytes = config.num_parameters() * _bytes_per_weight(precision)
+    weights_bytes = config.num_parameters() * bytes_per_weight(precision)
     if not training:
         return Footprint(weights_bytes, 0, 0)
     return Footprint(weights_bytes, weights_bytes, STATES_PER_WEIGHT[optimizer] * weights_bytes)
 
 
-def _bytes_per_weight(precision: str | int | None) -> int:
-    name = _ALIASES.get(str(precision), str(precision))
+def bytes_per_weight(precision: str | int | None) -> int:
+    name = full_name(precision)
     if name not in BYTES_PER_WEIGHT:
         raise ValueError(f"precision: expected one of {', '.join(BYTES_PER_WEIGHT)}, given {precision!r}")
     return BYTES_PER_WEIGHT[name]
@@ -100,16 +98,16 @@ def refusal(
     need = footprint(config, precision, optimizer, training)
     if need.total_bytes * copies <= available_bytes:
         return None
-    parts = f"weights {_gib(need.weights_bytes)}"
+    parts = f"weights {gib(need.weights_bytes)}"
     if training:
-        parts += f", gradients {_gib(need.gradients_bytes)}, optimizer states {_gib(need.optimizer_bytes)}"
+        parts += f", gradients {gib(need.gradients_bytes)}, optimizer states {gib(need.optimizer_bytes)}"
     times = f" x {copies} processes" if copies > 1 else ""
     remedies = _remedies(config, precision, optimizer, training, available_bytes // copies)
     if need.total_bytes <= available_bytes:
         remedies.insert(0, "--trainer.devices=1")
     fitting = " or ".join(remedies) if remedies else "no preset here, however it is held"
     return (
-        f"memory: expected at most the {_gib(available_bytes)} that are free, given {_gib(need.total_bytes)}{times} "
+        f"memory: expected at most the {gib(available_bytes)} that are free, given {gib(need.total_bytes)}{times} "
         f"before any activation ({parts}; {precision}, optimizer {optimizer})\n"
         f"would fit: {fitting}; --check_memory=false tries all the same"
     )
@@ -148,7 +146,7 @@ def _held_in_less(given: _Held, training: bool) -> list[_Held]:
     ways = [given]
     if training and STATES_PER_WEIGHT[given.optimizer]:
         ways.append(_Held(("--model.optimizer=sgd",), given.precision, "sgd"))
-    if _bytes_per_weight(given.precision) > BYTES_PER_WEIGHT["bf16-true"]:
+    if bytes_per_weight(given.precision) > BYTES_PER_WEIGHT["bf16-true"]:
         option = "--trainer.precision=bf16-true"
         ways += [_Held((option, *way.options), "bf16-true", way.optimizer) for way in ways]
     return ways
@@ -172,5 +170,5 @@ def _dimensions(config: TransformerConfig) -> tuple[int, ...]:
     return config.d_model, config.d_ff, config.num_layers, config.num_heads
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"

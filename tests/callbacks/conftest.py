@@ -1,11 +1,11 @@
-"""Lets the tests here, and the scripts that they start, import their neighbours."""
+"""Lets the tests here, and the scripts that they start, import their neighbours, and the trace made by hand."""
 
 import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "analysis")]
 pytest.register_assert_rewrite("known_loop")
 
 

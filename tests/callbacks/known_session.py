@@ -35,7 +35,7 @@ class Loop:
                 compiles=CompileWatch(),
                 syncs=SyncWatch(cpu),
                 history=HistoryWatch(cpu, folder, False),
-                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0),
+                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 telemetry=TelemetryWatch(cpu),
             ),
             progress=None,

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_trace import cuda_step
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from rich.console import Console
 
+from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments import HistoryWatch
 from lm_profiler.callbacks.judgement import judge_utilisation
@@ -88,6 +90,23 @@ def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
     assert len(said["verdict:"]) == 1
     assert said["verdict:"][0].startswith(f"steady; bound by compute: {record.verdict.evidence}")
     assert said["next:"] == [record.verdict.advice]
+
+
+@pytest.mark.parametrize(
+    "all_reduce_us, adam_us, bound_by, share",
+    [
+        (30, 20, "compute", 1.0),
+        (80, 20, "communication", 70 / 220),  # 10 of the all-reduce run beside a matrix product
+        (30, 200, "memory bandwidth", 202 / 350),  # the optimizer's kernel and its memset
+    ],
+)
+def test_the_trace_tells_what_the_marks_cannot(
+    tmp_path: Path, all_reduce_us: float, adam_us: float, bound_by: str, share: float
+) -> None:
+    table = kernel_table(cuda_step(all_reduce_us, adam_us))
+    verdict = recorded(tmp_path, LEVEL, Hardware(kernels=table)).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
 
 
 def test_nothing_measured_has_no_verdict(tmp_path: Path) -> None:

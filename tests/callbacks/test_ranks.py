@@ -58,10 +58,8 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     kept = [row for row in measured if row.step > 1 + record.steadiness.cut]
     assert record.time["forward"].n == len(kept) / 2
     assert record.time["forward"].mean == pytest.approx(sum(row.time("forward") for row in kept) / len(kept))
-    assert {path.name for path in (folder / "trace").iterdir()} == {
-        "rank0.pt.trace.json.gz",
-        "rank1.pt.trace.json.gz",
-    }
+    files = ("pt.trace.json.gz", "kernels.json")
+    assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
 
 
 def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:

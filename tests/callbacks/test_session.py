@@ -37,6 +37,9 @@ class CountingProbe:
         self.readings += 1
         return self.readings, None, None
 
+    def held(self) -> int:
+        return 0
+
 
 class Drawn:
     """Progress, as it was told."""
@@ -71,7 +74,7 @@ class Loop:
                 compiles=CompileWatch(),
                 syncs=SyncWatch(cpu),
                 history=HistoryWatch(cpu, folder, False),
-                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0),
+                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 telemetry=TelemetryWatch(cpu),
             ),
             rank=0,

@@ -71,3 +71,12 @@ def test_other_loggers_get_them_as_well(tmp_path: Path) -> None:
     header = (profiler.folder / "metrics.csv").read_text().splitlines()[0]
     assert {"time_ms/forward", "throughput/tokens_per_s"} <= set(header.split(","))
     assert "time_ms/forward" in scalars(profiler.folder)
+
+
+def test_a_run_leaves_its_figures_for_hparams_and_no_empty_file(tmp_path: Path) -> None:
+    profiler = fit(tmp_path, logger=False)
+    assert profiler.record is not None
+    assert profiler.record.notes == []
+    median_ms = scalars(profiler.folder / "summary")["summary/time_ms/step"]
+    assert list(median_ms.values()) == pytest.approx([profiler.record.time["step"].median * 1e3], rel=1e-6)
+    assert not (profiler.folder / "hparams.yaml").exists()

@@ -44,8 +44,9 @@ def inside(inner: tuple[float, float], outers: list[tuple[float, float]]) -> boo
     return any(start <= inner[0] and inner[1] <= end for start, end in outers)
 
 
-def test_there_is_one_file_and_nothing_beside_it(profiled: TrainingProfiler) -> None:
-    assert [path.name for path in (profiled.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
+def test_there_is_one_trace_and_its_table_and_nothing_beside_them(profiled: TrainingProfiler) -> None:
+    names = sorted(path.name for path in (profiled.folder / "trace").iterdir())
+    assert names == ["rank0.kernels.json", "rank0.pt.trace.json.gz"]
 
 
 def test_every_phase_is_marked_once_in_each_traced_step(events: list[dict[str, Any]]) -> None:

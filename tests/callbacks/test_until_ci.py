@@ -19,6 +19,15 @@ def alone(own: bool) -> bool:
     return own
 
 
+def notes(folder: Path, options: StageOptions, step_ms: Iterable[float]) -> list[str]:
+    """What the record will say of it."""
+    run = Loop(folder, options, alone)
+    for ms in step_ms:
+        if not run.ended:
+            run.step(ms)
+    return list(run.session.measured().notes)
+
+
 def measured(
     folder: Path, options: StageOptions, step_ms: Iterable[float], agree: Callable[[bool], bool] = alone
 ) -> int:
@@ -60,6 +69,16 @@ def test_the_cap_on_seconds_holds_at_the_next_look(tmp_path: Path) -> None:
     never = [1000.0, 2000.0] * 100
     # 15 steps take 22 s, 20 take 30 s.
     assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=23.0), never) == 20
+
+
+def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
+    capped = StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33)
+    (note,) = notes(tmp_path, capped, [10.0, 20.0] * 100)
+    # Of 17 times 10 and 16 times 20 the median is 10, its interval 10 to 20.
+    reached = "after 33 steps the median is known to ±50.0%, asked for was ±0.5%"
+    assert note == f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"
+    assert notes(tmp_path, capped, [10.0] * 100) == []
+    assert notes(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), [10.0, 20.0] * 100) == []
 
 
 @pytest.mark.parametrize("target", [0.0049, 0.0, -1.0, float("nan")])

@@ -1,0 +1,149 @@
+"""What a person sees of a sweep: a living table on a terminal, a line for each cell elsewhere, and its end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import column
+
+_RECENT = 10
+_STYLES = {"ok": "green", "oom": "yellow", "refused": "yellow"}
+_FIGURES = ("step_s", "tokens_per_s", "allocated_peak_bytes", "resident_peak_bytes")
+
+
+class Display:
+    """Tells how a sweep goes on. ``cells`` are in it, ``done`` of them before it began; ``slots`` run side by side, if known."""
+
+    def __init__(
+        self,
+        cells: int,
+        done: int = 0,
+        slots: int | None = 1,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cells, self._slots, self._clock = cells, slots, clock
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._running: dict[str, tuple[Cell, str | None, float]] = {}
+        self._recent: deque[tuple[Cell, CellOutcome]] = deque(maxlen=_RECENT)
+        self._words: Counter[str] = Counter()
+        self._before, self._ended_s, self._began = done, list[float](), clock()
+
+    def __enter__(self) -> Display:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def began(self, cell: Cell, device: str | None) -> None:
+        """A cell was sent off."""
+        self._running[cell.id] = (cell, device, self._clock())
+        self.tick()
+
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+        """A cell has its outcome."""
+        self._running.pop(cell.id, None)
+        self._words[outcome.status] += 1
+        self._ended_s.append(outcome.duration_s)
+        self._recent.append((cell, outcome))
+        if not self._console.is_terminal:
+            line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration(outcome.duration_s)}"
+            _say(self._console, line + (f"  {outcome.reason}" if outcome.reason else ""))
+        self.tick()
+
+    def tick(self) -> None:
+        """Time goes on."""
+        if self._console.is_terminal:
+            self._live.update(self._picture(), refresh=True)
+
+    @property
+    def _done(self) -> int:
+        return self._before + len(self._ended_s)
+
+    def _picture(self) -> RenderableType:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("status")
+        table.add_column("cell", overflow="fold")
+        table.add_column("time", justify="right", no_wrap=True)
+        table.add_column("reason", overflow="ellipsis", no_wrap=True)
+        for cell, outcome in self._recent:
+            status = Text(outcome.status, _STYLES.get(outcome.status, "red"))
+            table.add_row(status, Text(cell.id), duration(outcome.duration_s), Text(outcome.reason or ""))
+        for cell, device, since in self._running.values():
+            where = "running" if device is None else f"running on {device}"
+            table.add_row(Text(where, "bold"), Text(cell.id), duration(self._clock() - since), "")
+        return Group(table, Text(self.progress()))
+
+    def progress(self) -> str:
+        """How far it is, what came of it, and the time that is left."""
+        parts = [f"{self._done} of {self._cells} cells"]
+        parts += [f"{count} {word}" for word, count in self._words.items()]
+        parts.append(f"{duration(self._clock() - self._began)} gone")
+        left_s = self._left_s()
+        if left_s is not None:
+            parts.append(f"about {duration(left_s)} left")
+        return ", ".join(parts)
+
+    def _left_s(self) -> float | None:
+        """As if the cells that are left took as long as those that have ended; None before there are any."""
+        if not self._ended_s or self._slots is None:
+            return None
+        mean_s = sum(self._ended_s) / len(self._ended_s)
+        spent_s = sum(min(self._clock() - since, mean_s) for _, _, since in self._running.values())
+        return ((self._cells - self._done) * mean_s - spent_s) / self._slots
+
+
+def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
+    """The cells, each with its status, main figures, and reason."""
+    console = console or Console()
+    if not console.is_terminal:  # a file has no width to keep to
+        console.width = 160
+    figures = [column(name) for name in _FIGURES if any(column(name).get(entry) is not None for entry in entries)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("cell", overflow="fold")
+    table.add_column("status")
+    for figure in figures:
+        assert figure.quantity is not None
+        unit = figure.quantity.shown_unit
+        title = figure.title if unit in (figure.title, "") else f"{figure.title} ({unit})"
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("reason", overflow="fold")
+    for entry in entries:
+        status = Text(entry.status, _STYLES.get(entry.status, "red"))
+        table.add_row(
+            Text(entry.name), status, *(_shown(entry, name.name) for name in figures), Text(entry.reason or "")
+        )
+    console.print(table)
+
+
+def _shown(entry: Entry, name: str) -> str:
+    figure = column(name)
+    value = figure.get(entry)
+    return "" if value is None or figure.quantity is None else figure.quantity.show(value, unit=False)
+
+
+def duration(seconds: float) -> str:
+    """``9.5 s``, ``12:34`` or ``1:23:45``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,147 @@
+"""A sweep's folder: one sweep at a time, the same plan each time, and what is still missing in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from lm_profiler.record.run import RecordError
+from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan, write_plan
+from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
+from lm_profiler.sweep.plan import run_order
+
+LOCK_FILE = ".lock"
+_PATIENCE_S = 5.0
+
+
+class FolderError(ValueError):
+    """The folder is not to be had for this sweep; the message is a line for the terminal."""
+
+
+class SweepFolder:
+    """The folder at ``path``, taken for ``plan`` until it is closed.
+
+    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever still writes into the
+    folder must have it.
+
+    Raises:
+        FolderError: it is another sweep's, another process has it, or it cannot be made.
+    """
+
+    def __init__(self, path: Path, plan: SweepPlan, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.path, self.plan = path, plan
+        _check_plan(path, plan)
+        above = (path, *path.parents)
+        self._made = [folder for folder in above if not folder.exists()]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise FolderError(
+                f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
+                "name another with --log_dir"
+            ) from None
+        self._take(sleep)
+
+    def __enter__(self) -> SweepFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Give it back; of a sweep that never began, nothing is left."""
+        if not (self.path / PLAN_FILE).exists():
+            with suppress(OSError):
+                (self.path / LOCK_FILE).unlink()
+                for folder in self._made:
+                    folder.rmdir()
+        os.close(self.lock)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has begun here."""
+        return not (self.path / PLAN_FILE).exists()
+
+    def begin(self) -> None:
+        """Write the plan, the first time."""
+        if self.is_new:
+            write_plan(self.path, self.plan)
+
+    def take_over(self) -> list[Cell]:
+        """Judge the cells that ended when nobody was left to write down how; returns them."""
+        return [cell for cell in self.plan.cells if _take_over(self.path, cell)]
+
+    def missing(self) -> list[Cell]:
+        """The cells that have no outcome, in the order in which they are run; one that was interrupted has none."""
+        return [cell for cell in run_order(self.plan) if not is_done(self.path, cell)]
+
+    def _take(self, sleep: Callable[[float], None]) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
+                    os.close(self.lock)
+                    raise FolderError(
+                        f"name: expected a sweep that is not running, given {self.path}, where one is; "
+                        "wait for it, or name another with --name"
+                    ) from None
+                sleep(0.1)
+
+
+def is_done(folder: Path, cell: Cell) -> bool:
+    """Whether the cell has run to an end of its own, a bad one included."""
+    outcome = read_outcome(folder, cell.id)
+    return outcome is not None and outcome.status != "interrupted"
+
+
+def _take_over(folder: Path, cell: Cell) -> bool:
+    if read_outcome(folder, cell.id) is not None:
+        return False
+    try:
+        ended = json.loads((folder / cell.id / ENDED_FILE).read_text(encoding="utf-8"))
+        record_outcome(folder, cell, Ended(ended["code"], ended["duration_s"]))
+    except (OSError, ValueError, KeyError):  # it did not end, or its last file is damaged
+        return False
+    return True
+
+
+def clear(folder: Path, cell: Cell) -> Path:
+    """Remove what an earlier try of the cell left, and return its folder, empty."""
+    own = folder / cell.id
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir(parents=True)
+    return own
+
+
+def _check_plan(path: Path, plan: SweepPlan) -> None:
+    if not (path / PLAN_FILE).exists():
+        if path.is_dir() and any(child.name != LOCK_FILE for child in path.iterdir()):
+            raise FolderError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
+        return
+    try:
+        other = read_plan(path)
+    except RecordError as error:
+        raise FolderError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
+    if difference := _difference(other, plan):
+        raise FolderError(
+            f"name: expected the sweep that was begun in {path}, given one with {difference}; "
+            "name another with --name, or remove that folder"
+        )
+
+
+def _difference(old: SweepPlan, new: SweepPlan) -> str | None:
+    """What keeps results of the two from standing in one table, or from being the same cells; None for nothing."""
+    if old.config_sha256 != new.config_sha256:
+        return "another config file, or one that was changed since"
+    if old.verb != new.verb or {cell.id for cell in old.cells} != {cell.id for cell in new.cells}:
+        return "other cells"
+    if [cell.arguments for cell in old.cells] != [cell.arguments for cell in new.cells]:
+        return "other options for all cells"
+    return "another seed" if old.seed != new.seed else None

@@ -1,0 +1,129 @@
+"""What became of a cell, from what its process left: its record, its exit code, the end of its output."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.hparams import write_hparams
+
+OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
+"""In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""
+_FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a cell's process ended.
+
+    Attributes:
+        code: Its exit code, negative for the signal that killed it; None where nobody knows.
+        duration_s: From its start to its end.
+        timeout_s: The limit that it was stopped for; None if it was not.
+        memory_kills: Processes that the system killed meanwhile for want of memory.
+        lost: Why nobody knows more, where nobody does.
+    """
+
+    code: int | None
+    duration_s: float
+    timeout_s: float | None = None
+    memory_kills: int = 0
+    lost: str | None = None
+
+
+def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
+    """Judge what the cell left below the sweep's ``folder``, and write it there, for TensorBoard's HPARAMS as well."""
+    own = folder / cell.id
+    found = _record(own)
+    run, record = found if found is not None else (None, None)
+    status, reason = _status(record, ended, own / OUTPUT_FILE)
+    outcome = CellOutcome(
+        cell=cell.id,
+        status=status,
+        reason=reason,
+        run=None if run is None else run.relative_to(folder).as_posix(),
+        ended=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        duration_s=ended.duration_s,
+        exit_code=ended.code,
+    )
+    if record is None or record.status != status:  # otherwise the run has done it
+        write_hparams(Entry(own if run is None else run, record, cell, outcome))
+    write_outcome(folder, outcome)
+    return outcome
+
+
+def _record(folder: Path) -> tuple[Path, RunRecord] | None:
+    for run in sorted(folder.glob("version_*"), reverse=True):
+        try:
+            return run, read_run(run)
+        except RecordError:
+            continue
+    return None
+
+
+def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
+    """The run's own word, where the process was left to end; then what stopped it, then what it said last.
+
+    A record that says ``ok`` is completed after the run; of a process that was stopped it is not the last word.
+    """
+    stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == _INTERRUPTED
+    if record is not None and record.status != "interrupted" and not (record.status == "ok" and stopped):
+        return record.status, _failure(record)
+    if ended.timeout_s is not None:
+        return "timeout", f"ran longer than {ended.timeout_s:g} s{_where(record)}"
+    if ended.lost is not None:
+        return "interrupted", ended.lost
+    if ended.code == -signal.SIGKILL and ended.memory_kills:
+        return "oom", "killed by the system for want of memory" + _where(record)
+    if stopped:
+        how = "interrupted" if ended.code == _INTERRUPTED else f"killed by {_signal(ended.code)} from outside"
+        return "interrupted", how + _where(record)
+    return "failed", _last_words(output, ended.code)
+
+
+def _failure(record: RunRecord) -> str | None:
+    failure = record.failure
+    if failure is None:
+        return None
+    at = f" of step {failure.step}" if failure.step is not None else ""
+    return f"{failure.type} in {failure.phase}{at}" + (f": {failure.message}" if failure.message else "")
+
+
+def _where(record: RunRecord | None) -> str:
+    if record is None or record.failure is None:
+        return "; left no record" if record is None else ""
+    at = f" of step {record.failure.step}" if record.failure.step is not None else ""
+    return f", in {record.failure.phase}{at}"
+
+
+def _last_words(output: Path, code: int | None) -> str:
+    how = f"killed by {_signal(code)}" if code is not None and code < 0 else f"exit code {code}"
+    how = "left no record in its folder" if code == 0 else how
+    try:
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    said = [line.strip().removeprefix("lm_profiler: ") for line in lines if line.strip()]
+    return f"{how}: {said[-1][:300]}" if said else how
+
+
+def _signal(code: int | None) -> str:
+    try:
+        return signal.Signals(-(code or 0)).name
+    except ValueError:
+        return f"signal {-(code or 0)}"
+
+
+def memory_kills() -> int:
+    """How often this system has killed a process for want of memory; 0 where it does not say."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

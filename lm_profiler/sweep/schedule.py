@@ -1,0 +1,140 @@
+"""Runs cells: one in each slot, each for its time, and none stops the others."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.sweep.folder import clear
+from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
+from lm_profiler.sweep.server import CellEnded, CellStarted
+
+GRACE_S = 10.0
+"""From asking a cell to end, which lets it write its record, to killing it."""
+_REDRAW_S = 0.5
+
+
+class Starter(Protocol):
+    """Who starts processes: a ``CellServer``."""
+
+    def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None: ...
+
+    def signal(self, cell: str, number: int) -> None: ...
+
+    def events(self, timeout_s: float | None) -> Sequence[CellStarted | CellEnded]: ...
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def began(self, cell: Cell, device: str | None) -> None: ...
+
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...
+
+    def tick(self) -> None: ...
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    device: str | None
+    asked: float
+    kills: int
+    began: float | None = None
+    stop_at: float = math.inf
+    """When it is next asked to stop: first it may write its record, then it is killed."""
+    asked_to_stop: bool = False
+    timed_out: bool = False
+
+
+class Schedule:
+    """Runs ``cells`` in their order, as many at a time as there are ``devices``.
+
+    Args:
+        folder: The sweep's.
+        cells: What is to run; removed from here as they begin.
+        starter: Who starts their processes.
+        watcher: Who is told.
+        devices: What each slot's cells see as CUDA_VISIBLE_DEVICES; None leaves that as it is.
+        timeout_s: How long a cell may run; None is for ever.
+        environment: Set for every cell.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        cells: Sequence[Cell],
+        starter: Starter,
+        watcher: Watcher,
+        devices: Sequence[str | None] = (None,),
+        timeout_s: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._starter, self._watcher = folder, starter, watcher
+        self._waiting, self._free = deque(cells), deque(devices)
+        self._running: dict[str, _Running] = {}
+        self._timeout_s, self._environment, self._clock = timeout_s, environment or {}, clock
+        self.interrupted = False
+        """Set it, from a signal's handler say, to let what runs end and begin nothing more."""
+
+    def run(self) -> None:
+        """Until every cell has an outcome, or what ran has ended after an interrupt.
+
+        Raises:
+            ServerError: no process can be started at all.
+        """
+        while self._running or (self._waiting and not self.interrupted):
+            while self._waiting and self._free and not self.interrupted:
+                self._begin(self._waiting.popleft(), self._free.popleft())
+            for event in self._starter.events(self._wait_s()):
+                if isinstance(event, CellStarted):
+                    self._started(self._running[event.cell])
+                else:
+                    self._end(event)
+            self._enforce()
+            self._watcher.tick()
+
+    def _begin(self, cell: Cell, device: str | None) -> None:
+        own = clear(self._folder, cell)
+        self._running[cell.id] = _Running(cell, device, self._clock(), memory_kills())
+        visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+        self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, {**self._environment, **visible})
+        self._watcher.began(cell, device)
+
+    def _end(self, event: CellEnded) -> None:
+        running = self._running.pop(event.cell)
+        self._free.append(running.device)
+        ended = Ended(
+            code=event.code,
+            duration_s=self._clock() - (running.began if running.began is not None else running.asked),
+            timeout_s=self._timeout_s if running.timed_out else None,
+            memory_kills=memory_kills() - running.kills,
+            lost=event.lost,
+        )
+        self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, ended))
+
+    def _started(self, running: _Running) -> None:
+        running.began = self._clock()
+        if self._timeout_s is not None:
+            running.stop_at = running.began + self._timeout_s
+
+    def _enforce(self) -> None:
+        now = self._clock()
+        for running in self._running.values():
+            if now < running.stop_at and (running.asked_to_stop or not self.interrupted):
+                continue
+            running.timed_out |= not (self.interrupted or running.asked_to_stop)
+            self._starter.signal(running.cell.id, signal.SIGKILL if running.asked_to_stop else signal.SIGTERM)
+            running.asked_to_stop, running.stop_at = True, now + GRACE_S
+
+    def _wait_s(self) -> float:
+        """Until something is due: a limit, or the watcher's next look."""
+        return max(min([_REDRAW_S, *(running.stop_at - self._clock() for running in self._running.values())]), 0.0)

@@ -1,0 +1,59 @@
+// Charts, by the plotly.js that the plotly wheel carries, in the page's colours.
+
+let loading = null;
+
+function plotly() {
+  loading ??= new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = "plotly.js";
+    script.onload = () => done(window.Plotly);
+    script.onerror = () => failed(new Error("The charts need the plotly package: pip install plotly"));
+    document.head.append(script);
+  });
+  return loading;
+}
+
+const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+
+// Draw (or draw anew) into `root`; colours and fonts of the layout are the page's.
+export async function draw(root, data, layout) {
+  const library = await plotly();
+  await library.react(root, data, merge(themed(), layout), OPTIONS);
+}
+
+function themed() {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name) => style.getPropertyValue(name).trim();
+  const axis = { gridcolor: of("--line"), zerolinecolor: of("--line"), linecolor: of("--line"), automargin: true };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: of("--font"), size: 12, color: of("--text") },
+    hoverlabel: { bgcolor: of("--raised"), bordercolor: of("--line"), font: { color: of("--text") } },
+    margin: { l: 56, r: 16, t: 8, b: 40 },
+    xaxis: axis,
+    yaxis: axis,
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
+  };
+}
+
+function merge(under, over) {
+  const merged = { ...under };
+  for (const [key, value] of Object.entries(over)) {
+    const both = value !== null && typeof value === "object" && !Array.isArray(value) && key in under;
+    merged[key] = both ? merge(under[key], value) : value;
+  }
+  return merged;
+}
+
+document.addEventListener("themechange", () => {
+  for (const chart of document.querySelectorAll(".js-plotly-plot")) {
+    window.Plotly.relayout(chart, merge(chart.layout, recoloured(chart.layout)));
+  }
+});
+
+function recoloured(layout) {
+  const { font, hoverlabel, xaxis, yaxis } = themed();
+  const axes = Object.keys(layout).filter((key) => /^[xy]axis/.test(key));
+  return { font, hoverlabel, ...Object.fromEntries(axes.map((key) => [key, key.startsWith("x") ? xaxis : yaxis])) };
+}

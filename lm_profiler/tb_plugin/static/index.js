@@ -1,0 +1,131 @@
+// The tab "LM Profiler": chooses a run and a view, and shows the view.
+//
+// A view is one file. It exports
+//   title            what its tab says
+//   ofRun            true: it shows the chosen run; false: it shows all runs, and is shown without one
+//   show(root, at)   async: fills the empty element `root`. What it throws is shown in its place.
+// `at` is
+//   run              the chosen run's folder, relative to the log folder: what the routes take as ?run=
+//   listing          the answer of /runs: {logdir, columns, runs, problems}, see answers.py
+//   colours          the answer of /colours: {parts, series, pale}, see lm_profiler/report/colours.py
+//   open(run, view)  goes to a run, in the view with that title
+// `show` is called when its tab is opened for the first time and when what it shows has changed, never while hidden.
+//
+// To build with: dom.js (elements, never markup), api.js (ask), units.js (figures as text), charts.js (plotly, in the
+// page's light or dark colours).
+import { ask } from "./api.js";
+import * as compare from "./compare.js";
+import { button, el, option } from "./dom.js";
+import * as kernels from "./kernels.js";
+import * as run from "./run.js";
+import { onReload } from "./tensorboard.js";
+import { followTheme } from "./theme.js";
+import * as trace from "./trace.js";
+
+const VIEWS = [run, trace, kernels, compare];
+
+class Shell {
+  constructor(colours) {
+    this.colours = colours;
+    this.view = run;
+    this.run = null;
+    this.listing = null;
+    this.shown = new Map(); // view -> what it shows
+    this.chooser = el("select", { "aria-label": "Run", onchange: () => this.open(this.chooser.value, this.view.title) });
+    this.tabs = new Map(VIEWS.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
+    this.sections = new Map(VIEWS.map((view) => [view, el("section", { class: "view", "data-view": view.title })]));
+    this.problems = el("div");
+  }
+
+  mount(body) {
+    const tabs = el("nav", { role: "tablist" }, ...this.tabs.values());
+    for (const tab of this.tabs.values()) tab.setAttribute("role", "tab");
+    body.append(
+      el("header", {}, tabs, this.chooser, button("Reload", () => this.reload(), { class: "plain" })),
+      this.problems,
+      el("main", {}, ...this.sections.values()),
+    );
+  }
+
+  async reload() {
+    try {
+      this.listing = await ask("runs");
+    } catch (error) {
+      this.problems.replaceChildren(el("p", { class: "error" }, error.message));
+      return;
+    }
+    const runs = this.listing.runs.filter((each) => each.stamp !== null);
+    runs.sort((a, b) => (b.values.started ?? "").localeCompare(a.values.started ?? ""));
+    if (!runs.some((each) => each.run === this.run)) this.run = runs.length ? runs[0].run : null;
+    this.chooser.replaceChildren(...runs.map((each) => option(each.run, label(each), each.run === this.run)));
+    this.showProblems();
+    await this.show();
+  }
+
+  async open(run, title) {
+    this.run = run;
+    this.view = VIEWS.find((view) => view.title === title) ?? this.view;
+    this.chooser.value = run;
+    await this.show();
+  }
+
+  async show() {
+    if (this.listing === null) return;
+    const view = this.view;
+    for (const [each, tab] of this.tabs) tab.setAttribute("aria-selected", each === view);
+    for (const [each, section] of this.sections) section.hidden = each !== view;
+    this.chooser.hidden = !view.ofRun;
+    const what = this.contentOf(view);
+    if (this.shown.get(view) === what) return;
+    this.shown.set(view, what);
+    const content = el("div", { class: "content" }); // of its own: an earlier one may still be filling
+    this.sections.get(view).replaceChildren(content);
+    await this.fill(view, content);
+  }
+
+  async fill(view, content) {
+    if (view.ofRun && this.run === null) {
+      content.append(el("p", { class: "quiet" }, `No runs below ${this.listing.logdir} yet.`));
+      return;
+    }
+    const { run, listing, colours } = this;
+    try {
+      await view.show(content, { run, listing, colours, open: (...where) => this.open(...where) });
+    } catch (error) {
+      content.replaceChildren(el("p", { class: "error" }, error.message));
+    }
+  }
+
+  // Two equal texts: nothing that the view shows has changed.
+  contentOf(view) {
+    if (!view.ofRun) return JSON.stringify(this.listing);
+    return `${this.run} ${this.listing.runs.find((each) => each.run === this.run)?.stamp}`;
+  }
+
+  showProblems() {
+    const { problems } = this.listing;
+    this.problems.replaceChildren();
+    if (!problems.length) return;
+    const lines = problems.map((problem) => el("li", {}, problem));
+    const title = problems.length === 1 ? "1 folder is left out" : `${problems.length} folders are left out`;
+    this.problems.append(el("details", { class: "problems" }, el("summary", {}, title), el("ul", {}, ...lines)));
+  }
+}
+
+function label(run) {
+  return run.values.status === "ok" ? run.run : `${run.run} (${run.values.status})`;
+}
+
+export async function render() {
+  const style = el("link", { rel: "stylesheet", href: "static/style.css" });
+  await new Promise((done) => {
+    style.onload = style.onerror = done;
+    document.head.append(style);
+  });
+  document.title = "LM Profiler";
+  followTheme();
+  const shell = new Shell(await ask("colours"));
+  shell.mount(document.body);
+  onReload(() => shell.reload());
+  await shell.reload();
+}

@@ -1,0 +1,165 @@
+"""Attention by itself as a LightningModule: what it takes, and what it keeps for backward, at any length and width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import get_args
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import Tensor, nn
+
+from lm_profiler.models.attention import ATTENTION, AttentionFunction
+from lm_profiler.models.config import AttentionName
+from lm_profiler.training.attention_footprint import AttentionFootprint
+from lm_profiler.training.fake_tokens import ENDLESS
+
+
+class AttentionAlone(LightningModule):
+    """Causal attention over random Q, K and V, without heads or projections: forward, and backward of the output's sum.
+
+    Q, K and V are the module's parameters, so that their gradients have a place of their own and the module's memory is
+    what attention is given. Gradients are cleared at the end of each step: the next one begins with Q, K and V alone.
+    There is no optimizer. How many sequences of how many tokens, the data say: see `EmptyBatches`.
+
+    Args:
+        d_model: Width of Q, K and V (D).
+        attention: `sdpa` is PyTorch's fused attention, `math` writes scores, mask and softmax out.
+        compile: Compile it with torch.compile.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    model: SelfAttention
+
+    def __init__(
+        self,
+        d_model: int = 64,
+        attention: AttentionName = "sdpa",
+        compile: bool = False,  # noqa: A002 - the option's name on the command line
+    ) -> None:
+        super().__init__()
+        if d_model < 1:
+            raise ValueError(f"d_model: expected 1 or more, given {d_model}")
+        if attention not in ATTENTION:
+            raise ValueError(f"attention: expected one of {', '.join(get_args(AttentionName))}, given {attention!r}")
+        self.d_model = d_model
+        self.attention: AttentionName = attention
+        self.compile_model = compile  # `compile` is a method of nn.Module
+
+    def setup(self, stage: str) -> None:
+        """Refuse a precision that would fail at the first step."""
+        plugin = self.trainer.precision_plugin
+        if stage == "fit" and getattr(plugin, "scaler", None) is not None:
+            raise ValueError(
+                "trainer.precision: expected one without a gradient scaler, which needs an optimizer, "
+                f"given {plugin.precision}; take bf16-mixed or 16-true"
+            )
+
+    def configure_model(self) -> None:
+        """Make Q, K and V once, here, so that the strategy decides their device and dtype."""
+        if hasattr(self, "model"):
+            return
+        batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
+        self.model = SelfAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
+        if self.compile_model:
+            self.model.compile()
+
+    def footprint(self, data: object, precision: str | int | None, training: bool) -> AttentionFootprint:
+        """What it cannot do without over batches of ``data``, on one device."""
+        return AttentionFootprint(
+            *batches_of(data), self.d_model, self.attention, self.compile_model, precision, training
+        )
+
+    def configure_optimizers(self) -> None:
+        """None: nothing is learnt."""
+
+    def forward(self) -> Tensor:
+        """The attended values [B, 1, T, D]."""
+        out_B1TD: Tensor = self.model()
+        return out_B1TD
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The sum of the output: a number to differentiate that costs next to nothing."""
+        return self.forward().sum()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """The attended values [B, 1, T, D]."""
+        return self.forward()
+
+    def on_train_batch_end(self, outputs: object, batch: Tensor, batch_idx: int) -> None:
+        """Let go of the gradients."""
+        self.zero_grad()
+
+    def tokens_in(self, batch: Tensor) -> int:
+        """The number of tokens attended to on this rank: B · T."""
+        return batch.shape[0] * batch.shape[1]
+
+
+class SelfAttention(nn.Module):
+    """``attend`` over random Q, K and V of ``shape`` [B, 1, T, D], its parameters."""
+
+    def __init__(self, attend: AttentionFunction, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.attend = attend
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(shape)) for _ in range(3))
+
+    def forward(self) -> Tensor:
+        return self.attend(self.q, self.k, self.v)
+
+
+class EmptyBatches(LightningDataModule):
+    """Batches [B, T, 0], which have a shape and no content: they cost no time and no memory.
+
+    Args:
+        batch_size: Sequences at once (B), per device.
+        context_length: Tokens in a sequence (T).
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+
+    def __init__(self, batch_size: int = 8, context_length: int = 1024) -> None:
+        super().__init__()
+        for name, given in (("batch_size", batch_size), ("context_length", context_length)):
+            if given < 1:
+                raise ValueError(f"{name}: expected 1 or more, given {given}")
+        self.batch_size = batch_size
+        self.context_length = context_length
+
+    def train_dataloader(self) -> Endless:
+        return Endless(torch.empty(self.batch_size, self.context_length, 0))
+
+    def val_dataloader(self) -> Endless:
+        return self.train_dataloader()
+
+
+class Endless:
+    """The same batch for ever, in the place of a DataLoader.
+
+    It has a length, since Lightning fetches a batch ahead where there is none.
+    """
+
+    def __init__(self, batch: Tensor) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return repeat(self._batch)
+
+
+def batches_of(data: object) -> tuple[int, int]:
+    """Sequences in a batch and tokens in a sequence, as ``data`` says.
+
+    Raises:
+        ValueError: it does not say.
+    """
+    if not isinstance(data, EmptyBatches):
+        raise ValueError(
+            f"data: expected lm_profiler.training.EmptyBatches for attention alone, given {type(data).__name__}"
+        )
+    return data.batch_size, data.context_length

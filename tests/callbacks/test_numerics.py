@@ -1,0 +1,112 @@
+"""The audit of a run's precision: what it finds is in the record, and nothing of the run changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import trainer_with
+from lightning.pytorch import LightningModule, seed_everything
+from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.record.run import NumericsFacts, RunRecord, read_run
+from lm_profiler.training import FakeTokens, LanguageModel
+
+TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+
+def run(
+    module: LightningModule, folder: Path, audit: bool = True, verb: str = "fit", stop: bool = True, **options: Any
+) -> RunRecord:
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=2, stop_when_done=stop),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        numerics=NumericsOptions(audit=audit),
+    )
+    data = FakeTokens(batch_size=2, context_length=8) if isinstance(module, LanguageModel) else None
+    getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
+    record = read_run(profiler.folder)
+    assert record == profiler.record
+    assert record.time["step"].n == 2
+    return record
+
+
+def found(record: RunRecord) -> NumericsFacts:
+    assert record.numerics is not None, record.notes
+    return record.numerics
+
+
+def test_under_autocast_the_weights_stay_in_float32_and_the_products_do_not(tmp_path: Path) -> None:
+    facts = found(run(LanguageModel(**TINY), tmp_path, precision="bf16-mixed"))
+    kinds = {kind.kind: kind for kind in facts.kinds}
+    assert kinds["Linear"].modules == 2 * 7 + 1
+    assert (kinds["Linear"].parameters, kinds["Linear"].outputs) == (["float32"], ["bfloat16"])
+    assert (kinds["Embedding"].outputs, kinds["Embedding"].gradients) == (["float32"], ["float32"])
+    assert facts.output_error is not None
+    assert 2**-12 < facts.output_error < 2**-5
+    assert facts.loss != facts.reference_loss == pytest.approx(facts.loss, rel=2**-6)
+
+
+def test_float32_differs_in_nothing(tmp_path: Path) -> None:
+    facts = found(run(LanguageModel(**TINY), tmp_path, precision="32-true"))
+    assert (facts.output_error, facts.gradient_error) == (0.0, 0.0)
+    assert facts.loss == facts.reference_loss
+
+
+def test_true_bf16_has_nothing_else(tmp_path: Path) -> None:
+    kinds = {kind.kind: kind for kind in found(run(LanguageModel(**TINY), tmp_path, precision="bf16-true")).kinds}
+    assert kinds["Linear"].parameters == kinds["Linear"].outputs == kinds["Linear"].gradients == ["bfloat16"]
+
+
+def test_with_a_gradient_scaler_the_gradients_are_of_the_loss_itself(tmp_path: Path) -> None:
+    plugin = MixedPrecision("16-mixed", device="cpu")
+    (kind,) = found(run(BoringModel(), tmp_path, plugins=[plugin])).kinds
+    assert (kind.parameters, kind.outputs, kind.gradients) == (["float32"], ["float16"], ["float32"])
+    assert kind.gradient_error is not None
+    assert kind.gradient_error < 2**-7
+
+
+def test_training_goes_on_as_if_nobody_had_looked(tmp_path: Path) -> None:
+    weights = []
+    for audit in (False, True):
+        seed_everything(3)
+        module = BoringModel()
+        run(module, tmp_path, audit, stop=False, max_steps=8, precision="bf16-mixed")
+        weights.append(module.layer.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
+def test_nobody_asked_is_no_finding(tmp_path: Path) -> None:
+    record = run(BoringModel(), tmp_path, audit=False)
+    assert record.numerics is None
+    assert not record.notes
+
+
+class Counts(BoringModel):
+    """Cannot run once more."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.trainer.global_step > 100:
+            raise AssertionError
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    "make, verb, why",
+    [
+        (BoringModel, "validate", "ValueError: expected a fit with automatic optimization on one device"),
+        (ManualOptimBoringModel, "fit", "ValueError: expected a fit with automatic optimization on one device"),
+        (Counts, "fit", "RuntimeError: Counts is not attached to a `Trainer`."),
+    ],
+)
+def test_what_cannot_be_audited_is_a_note(tmp_path: Path, make: Any, verb: str, why: str) -> None:
+    record = run(make(), tmp_path, verb=verb)
+    assert record.numerics is None
+    assert f"numerics unknown: {why}" in record.notes

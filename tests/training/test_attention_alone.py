@@ -1,0 +1,109 @@
+"""Attention by itself: what it computes, and that a step begins with Q, K and V alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
+
+from lm_profiler.training import AttentionAlone, EmptyBatches, FakeTokens
+
+B, T, D = 2, 12, 8
+
+
+def data() -> EmptyBatches:
+    return EmptyBatches(batch_size=B, context_length=T)
+
+
+class Watch(Callback):
+    """What a step begins with, what its backward leaves, and what is returned."""
+
+    def __init__(self) -> None:
+        self.at_start: list[bool] = []
+        self.gradients: list[torch.Tensor] = []
+        self.outputs: list[torch.Tensor] = []
+
+    def on_train_batch_start(self, trainer: Trainer, module: LightningModule, *args: Any) -> None:
+        self.at_start.append(all(p.grad is None for p in module.parameters()))
+
+    def on_after_backward(self, trainer: Trainer, module: LightningModule) -> None:
+        self.gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+
+    def on_validation_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *args: Any) -> None:
+        self.outputs.append(outputs)
+
+
+@pytest.mark.parametrize("attention", ["math", "sdpa"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_step_differentiates_the_output_and_lets_its_gradients_go(
+    make_trainer: Callable[..., Trainer], attention: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: real(self, backend="aot_eager"))  # quicker
+    watch = Watch()
+    module = AttentionAlone(d_model=D, attention=attention, compile=compiled)
+    make_trainer(3, callbacks=[watch]).fit(module, datamodule=data())
+    assert (module.model._compiled_call_impl is not None) == compiled
+    assert watch.at_start == [True] * 3
+    q, k, v = (p.detach().clone().requires_grad_() for p in module.parameters())
+    assert q.shape == (B, 1, T, D)
+    F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+    for found, expected in zip(watch.gradients, (q.grad, k.grad, v.grad), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_validate_runs_the_forward_pass_alone(make_trainer: Callable[..., Trainer]) -> None:
+    watch = Watch()
+    module = AttentionAlone(d_model=D)
+    make_trainer(2, callbacks=[watch]).validate(module, datamodule=data())
+    (out, _) = watch.outputs
+    assert out.shape == (B, 1, T, D)
+    assert not out.requires_grad
+
+
+def test_its_batches_hold_nothing_and_say_how_many_tokens_they_stand_for() -> None:
+    (batch, again) = (next(iter(loader)) for loader in (data().train_dataloader(), data().val_dataloader()))
+    assert batch.nbytes == 0
+    assert batch.shape == again.shape
+    assert AttentionAlone().tokens_in(batch) == B * T
+
+
+@pytest.mark.parametrize(
+    "make, said",
+    [
+        (lambda: AttentionAlone(d_model=0), "d_model: expected 1 or more, given 0"),
+        (lambda: AttentionAlone(attention="flash"), "attention: expected one of sdpa, math, given 'flash'"),  # type: ignore[arg-type]
+        (lambda: EmptyBatches(batch_size=0), "batch_size: expected 1 or more, given 0"),
+        (lambda: EmptyBatches(context_length=0), "context_length: expected 1 or more, given 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Callable[[], object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_other_data_are_refused_before_anything_is_made(make_trainer: Callable[..., Trainer]) -> None:
+    tokens = FakeTokens(batch_size=B, context_length=T, vocab_size=10)
+    with pytest.raises(ValueError, match=r"data: expected lm_profiler\.training\.EmptyBatches .*, given FakeTokens"):
+        make_trainer(1).fit(AttentionAlone(), datamodule=tokens)
+
+
+def test_a_gradient_scaler_which_needs_an_optimizer_is_refused(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(1, precision="16-mixed")
+    assert isinstance(trainer.precision_plugin, MixedPrecision)
+    with pytest.raises(ValueError, match="expected one without a gradient scaler"):
+        trainer.fit(AttentionAlone(), datamodule=data())
+
+
+@pytest.mark.parametrize("precision, dtype", [("bf16-true", torch.bfloat16), ("bf16-mixed", torch.float32)])
+def test_the_precision_decides_what_q_k_and_v_are(
+    make_trainer: Callable[..., Trainer], precision: str, dtype: torch.dtype
+) -> None:
+    module = AttentionAlone(d_model=D)
+    make_trainer(1, precision=precision).fit(module, datamodule=data())
+    assert {p.dtype for p in module.parameters()} == {dtype}
