@@ -75,11 +75,11 @@ def _judged_pairs(pairs: list[tuple[list[Times], list[Times]]]) -> list[str]:
     """Alarms, SAME and coverage of equal pairs; SLOWER where B is made 5 % slower."""
     equal = [ratio_interval(a, b, seed=seed) for seed, (a, b) in enumerate(pairs)]
     words = Counter(change(interval) for interval in equal)
-    covered = [interval is not None and interval.low <= 1.0 <= interval.high for interval in equal]
+    covered = np.mean([interval.low <= 1.0 <= interval.high for interval in equal if interval is not None])
     slower = [ratio_interval(a, [1.05 * run for run in b], seed=seed) for seed, (a, b) in enumerate(pairs)]
-    shares = [words["FASTER"] + words["SLOWER"], words["SAME"], sum(covered)]
-    shares.append(sum(change(interval) == "SLOWER" for interval in slower))
-    return [_percent(share / len(pairs)) for share in shares]
+    found = sum(change(interval) == "SLOWER" for interval in slower)
+    different, same = ((words["FASTER"] + words["SLOWER"]) / len(pairs), words["SAME"] / len(pairs))
+    return [_percent(float(share)) for share in (different, same, covered, found / len(pairs))]
 
 
 def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:

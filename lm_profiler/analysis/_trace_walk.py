@@ -125,7 +125,8 @@ def _ns(microseconds: float) -> int:
 class Operator(NamedTuple):
     """A call of an operator that is over. ``own`` is its length without its children's.
 
-    Name, caller and module are numbers of names; -1 stands for none.
+    Name, caller and module are numbers of names; -1 stands for none. ``again`` is one that an operator of the same
+    name, another overload, called: not a call of its own.
     """
 
     start: int
@@ -134,6 +135,7 @@ class Operator(NamedTuple):
     name: int
     caller: int
     module: int
+    again: bool
 
 
 class Launch(NamedTuple):
@@ -155,6 +157,7 @@ class _Open:
     operator: int
     caller: int
     module: int
+    again: bool = False
     children: int = 0
 
 
@@ -173,7 +176,9 @@ def walk(packed: Packed) -> Iterator[Operator | Launch]:
             yield from _close(stack)
         inner = stack[-1] if stack else nobody
         if what == _OPERATOR:
-            stack.append(_Open(start, start + length, what, value, inner.operator, inner.module))
+            again = inner.what == _OPERATOR and inner.operator == value
+            caller = inner.caller if again else inner.operator
+            stack.append(_Open(start, start + length, what, value, caller, inner.module, again))
         elif what == _MODULE:
             stack.append(_Open(start, start + length, what, inner.operator, -1, value))
         elif what == _FORWARD:
@@ -197,4 +202,4 @@ def _close(stack: list[_Open]) -> Iterator[Operator]:
         stack[-1].children += length if is_operator else range_.children
     if is_operator:
         own = max(length - range_.children, 0)
-        yield Operator(range_.start, length, own, range_.operator, range_.caller, range_.module)
+        yield Operator(range_.start, length, own, range_.operator, range_.caller, range_.module, range_.again)

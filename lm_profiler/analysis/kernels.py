@@ -20,17 +20,16 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
 
 
+_Row = tuple[str, Kind, int, int, int]
+"""Phase, kind, and the numbers of name, operator and module."""
+
+
 class _Work(NamedTuple):
-    """What ran from ``start`` to ``end`` (ns), ``own`` of it in itself; the rest says which row it belongs to."""
+    """What ran on the device from ``start`` to ``end`` (ns)."""
 
     start: int
     end: int
-    own: int
-    phase: str
-    kind: Kind
-    name: int
-    operator: int
-    module: int
+    row: _Row
 
 
 class _Sum:
@@ -51,11 +50,11 @@ class _Totals:
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, Kind], _Sum] = {}
-        self.rows: dict[tuple[str, Kind, int, int, int], _Sum] = {}
+        self.rows: dict[_Row, _Sum] = {}
 
-    def add(self, work: _Work) -> None:
-        self.kinds.setdefault((work.phase, work.kind), _Sum()).add(1, work.own)
-        self.rows.setdefault((work.phase, work.kind, work.name, work.operator, work.module), _Sum()).add(1, work.own)
+    def add(self, row: _Row, calls: int, nanoseconds: int) -> None:
+        self.kinds.setdefault(row[:2], _Sum()).add(calls, nanoseconds)
+        self.rows.setdefault(row, _Sum()).add(calls, nanoseconds)
 
     def of_phase(self, phase: str) -> dict[Kind, KindTime]:
         """The largest first."""
@@ -80,13 +79,14 @@ def _of_device(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
     totals, all_, computing, local = _Totals(), Busy(begin), Busy(begin), Busy(begin)
     for work in _device_work(packed, begin, end):
-        totals.add(work)
+        phase, kind, *_ = work.row
+        totals.add(work.row, 1, work.end - work.start)
         end = max(end, work.end)
-        all_.add(work.start, work.end, work.phase)
-        if work.kind not in MEMORY_BOUND:
-            computing.add(work.start, work.end, work.phase)
-        if work.kind != "communication":
-            local.add(work.start, work.end, work.phase)
+        all_.add(work.start, work.end, phase)
+        if kind not in MEMORY_BOUND:
+            computing.add(work.start, work.end, phase)
+        if kind != "communication":
+            local.add(work.start, work.end, phase)
     all_.add(end, end, OUTSIDE)
     window = end - begin
     return _table(
@@ -110,8 +110,8 @@ def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
         if not begin <= launch.start <= end:
             continue
         kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))
-        phase = phases.at(launch.start)
-        yield _Work(start, start + length, length, phase, kind, name, launch.operator, launch.module)
+        row = (phases.at(launch.start), kind, name, launch.operator, launch.module)
+        yield _Work(start, start + length, row)
 
 
 def _of_operators(packed: Packed) -> KernelTable:
@@ -120,11 +120,10 @@ def _of_operators(packed: Packed) -> KernelTable:
     for call in walk(packed):
         if isinstance(call, Operator) and begin <= call.start <= end:
             kind = operator_kind(packed.names.name(call.name) or "")
-            stop = call.start + call.length
-            phase = phases.at(call.start)
-            totals.add(_Work(call.start, stop, call.own, phase, kind, call.name, call.caller, call.module))
+            phase, calls = phases.at(call.start), 0 if call.again else 1
+            totals.add((phase, kind, call.name, call.caller, call.module), calls, call.own)
             if call.caller < 0:
-                outermost.append((call.start, stop))
+                outermost.append((call.start, call.start + call.length))
     covered = by_phase(union_of(outermost, begin, end), packed.phases)
     lasted = by_phase([(begin, end)], packed.phases)
     idle = {phase: length - covered.get(phase, 0) for phase, length in lasted.items()}

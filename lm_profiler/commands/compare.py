@@ -56,7 +56,8 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(_refusal(comparison))
     _show(comparison, options)
     if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
-        say(f"compare: {verdict_line(comparison)}")
+        alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
+        say(f"compare: {verdict_line(comparison)}{alone}")
         return FAILED
     return OK
 

@@ -157,12 +157,7 @@ def _show(found: Collection, options: argparse.Namespace) -> list[str]:
             save_plot(options.plot, entries, options.output, options.by)
         return []
     record = entries[0].record
-    if (
-        len(entries) == 1
-        and record is not None
-        and options.format == "terminal"
-        and not any(getattr(options, name) for name in _OF_TABLES)
-    ):
+    if len(entries) == 1 and record is not None and not any(getattr(options, name) for name in _OF_TABLES):
         print_run(record, entries[0].folder)
         return []
     table, problems = make_table(entries, options)

@@ -26,7 +26,7 @@ class Entry:
         cell: None for a run that belongs to no sweep.
         outcome: What the sweep says of the cell.
         sweep: The sweep's folder.
-        elsewhere: What the sweep's other cells ran on, where that is one device.
+        sibling: Another cell, whose run tells what the sweep did not vary, where this one left no such facts.
     """
 
     folder: Path
@@ -34,7 +34,7 @@ class Entry:
     cell: Cell | None = None
     outcome: CellOutcome | None = None
     sweep: Path | None = None
-    elsewhere: Environment | None = None
+    sibling: Entry | None = None
 
     @property
     def name(self) -> str:
@@ -66,7 +66,12 @@ class Entry:
     def environment(self) -> Environment | None:
         """Where it ran; where a cell that was refused before it began would have run."""
         own = self.record.environment if self.record is not None else None
-        return own if own is not None else self.elsewhere
+        return own if own is not None or self.sibling is None else self.sibling.environment
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The whole resolved config; None where the run left none."""
+        return self.record.config if self.record is not None else None
 
     @cached_property
     def rows(self) -> list[StepRow]:
@@ -163,7 +168,7 @@ class _Search:
                 entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
             elif self._first_time(folder / outcome.run):
                 self._run(folder / outcome.run, cell=cell, outcome=outcome, sweep=folder)
-        entries[first:] = _with_environment(entries[first:])
+        entries[first:] = _with_siblings(entries[first:])
 
     def _run(self, folder: Path, **of_sweep: Any) -> None:
         try:
@@ -184,10 +189,11 @@ class _Search:
         self.found.problems.append(line)
 
 
-def _with_environment(cells: list[Entry]) -> list[Entry]:
-    """``cells`` of one sweep, each knowing what the others ran on."""
-    environments = {cell.environment.device_name: cell.environment for cell in cells if cell.environment is not None}
-    if len(environments) != 1:
+def _with_siblings(cells: list[Entry]) -> list[Entry]:
+    """``cells`` of one sweep, those that know too little each with one that knows; none of a sweep over devices."""
+    knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
+    if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:
         return cells
-    [environment] = environments.values()
-    return [cell if cell.environment is not None else replace(cell, elsewhere=environment) for cell in cells]
+    return [
+        replace(cell, sibling=knowing[0]) if cell.environment is None or cell.config is None else cell for cell in cells
+    ]

@@ -49,10 +49,17 @@ def column(name: str) -> Column:
 
 
 def option(entry: Entry, path: str) -> Any:
-    """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave."""
-    value: Any = entry.record.config if entry.record is not None else None
-    if value is None:
-        return _typed(entry.overrides.get(path))
+    """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave or did not vary."""
+    if entry.config is not None:
+        return _at(entry.config, path)
+    if path in entry.overrides:
+        return _typed(entry.overrides[path])
+    sibling = entry.sibling
+    return None if sibling is None or path in sibling.overrides else option(sibling, path)
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
     for key in path.split("."):
         if isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping):
             value = value if key in value else value["init_args"]
@@ -62,10 +69,8 @@ def option(entry: Entry, path: str) -> Any:
     return value
 
 
-def _typed(given: str | None) -> Any:
+def _typed(given: str) -> Any:
     """``given`` as a config would hold it, so that a cell without a run stands beside those that have one."""
-    if given is None:
-        return None
     try:
         return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
     except ValueError:
@@ -107,12 +112,11 @@ def _device(entry: Entry) -> str | None:
 
 
 def _precision(entry: Entry) -> str | None:
-    record = entry.record
-    if record is not None and record.model is not None:
-        return record.model.precision
+    if entry.record is not None and entry.record.model is not None:
+        return entry.record.model.precision
     given = option(entry, "trainer.precision")
-    unknown = given is None and (record is None or record.config is None)
-    return None if unknown else full_name(given)
+    known = given is not None or entry.config is not None or entry.sibling is not None
+    return full_name(given) if known else None
 
 
 def _time(part: str, clock: str) -> Column:

@@ -87,6 +87,7 @@ def latex(table: Table) -> str:
         disable_numparse=True,
         colalign=["right" if heading.figures else "left" for heading in table.headings],
     )
+    grid = re.sub(r"^ \[", " {[}", grid, flags=re.MULTILINE)  # after \\ or \midrule a bracket opens an argument
     comments = [[f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below)]
     return "\n".join([*comments[0], grid, *comments[1]]) + "\n"
 

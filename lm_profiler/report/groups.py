@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lm_profiler.record.quantities import MFU
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, OPTIONS, Column, column, option
 from lm_profiler.report.merged import Merged, by_facts, distinct, status_text
+from lm_profiler.report.merged import figure as estimated
 from lm_profiler.report.table import fact_text
 
 COMPARED = ("size", "precision", "batch_size", "context_length", "compile", "attention", "optimizer", "device", "verb")
@@ -26,6 +28,10 @@ class Group:
     def label(self) -> str:
         return label(self.values)
 
+    def absence(self, figure: Column) -> str:
+        """Why there is no point for ``figure``, or only of some repeats; empty where all is well."""
+        return self.trouble or ("unknown" if estimated(self.entries, figure).value is None else "")
+
     @property
     def trouble(self) -> str:
         """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
@@ -39,20 +45,30 @@ class Groups:
     columns: tuple[Column, ...]
     groups: tuple[Group, ...]
 
+    @property
+    def title(self) -> str:
+        """What the labels of the groups say, in that order."""
+        return ", ".join(column.title for column in self.columns)
 
-def grouped(entries: Sequence[Entry], by: str | None = None, prefer: str | None = None) -> Groups:
-    """``entries`` against ``by``, a fact or an option; where it is None ``prefer`` if that varies, else what does.
+
+def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> Groups:
+    """``entries`` against ``by``, a fact or an option; where it is None, against the first that varies.
+
+    With ``numbers`` rather against the context length, or else an option that is a number: lines need one.
 
     Raises:
         ValueError: there is no such fact or option, or it is a figure.
     """
     others = varying(entries)
-    first = next((axis for axis in others if axis.name == prefer), others[0] if others else COLUMNS["name"])
     if by is not None:
         first = _axis(by)
+    elif numbers and others:
+        first = min(others, key=lambda axis: (axis.name != "context_length", not _is_number(axis, entries)))
+    else:
+        first = others[0] if others else COLUMNS["name"]
     columns = (first, *(axis for axis in others if axis.name != first.name))
     found = by_facts(entries, columns).values()
-    return Groups(columns, tuple(Group(tuple(axis.get(group[0]) for axis in columns), group) for group in found))
+    return Groups(columns, tuple(Group(tuple(_value(axis, group[0]) for axis in columns), group) for group in found))
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
@@ -70,6 +86,46 @@ def label(values: Sequence[Any]) -> str:
     return ", ".join(fact_text(value) or "unknown" for value in values)
 
 
+def lines(groups: Groups) -> dict[tuple[Any, ...], list[Group]]:
+    """The groups by their values of all columns but the first: a line each, over the first column's values."""
+    found: dict[tuple[Any, ...], list[Group]] = {}
+    for group in groups.groups:
+        found.setdefault(group.values[1:], []).append(group)
+    return found
+
+
+def places(groups: Groups) -> tuple[dict[Any, float], bool]:
+    """Where each value of the first column stands on an axis, and whether these are numbers; others stand in a row."""
+    values = list(dict.fromkeys(group.values[0] for group in groups.groups))
+    if all(map(_number, values)):
+        return {value: value for value in values}, True
+    return {value: place for place, value in enumerate(values)}, False
+
+
+def doubling(at: Collection[float]) -> bool:
+    """Whether values are read better on a logarithmic axis."""
+    return 0 < 4 * min(at) <= max(at)
+
+
+def peak_memory(entries: Sequence[Entry]) -> Column:
+    """Peak allocated on the device; peak resident where no run has a device that says."""
+    allocated = COLUMNS["allocated_peak_bytes"]
+    return allocated if any(allocated.get(entry) is not None for entry in entries) else COLUMNS["resident_peak_bytes"]
+
+
+def mfu() -> Column:
+    """The MFU, with the interval of the median step turned over."""
+    column, step = COLUMNS[MFU.name], COLUMNS["step_s"]
+
+    def interval(entry: Entry) -> tuple[float, float] | None:
+        share, time, around = column.get(entry), step.get(entry), step.interval(entry)
+        if share is None or time is None or around is None:
+            return None
+        return share * time / around[1], share * time / around[0]
+
+    return replace(column, interval=interval)
+
+
 def _axis(name: str) -> Column:
     try:
         found = column(name)
@@ -80,6 +136,20 @@ def _axis(name: str) -> Column:
     if found.quantity is not None:
         raise ValueError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
     return found
+
+
+def _is_number(axis: Column, entries: Sequence[Entry]) -> bool:
+    return all(_number(value) for entry in entries if (value := axis.get(entry)) is not None)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _value(axis: Column, entry: Entry) -> Any:
+    """A value that can be looked up by: lists and mappings of the config as text."""
+    value = axis.get(entry)
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def _of_option(path: str) -> Column:

@@ -1,4 +1,4 @@
-"""What people ask of a trace, answered from its table of kernels: a question and a line each."""
+"""What people ask of a trace, answered from its table of kernels: a question and a line each, of one step."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def _attention(table: KernelTable, phase: str) -> str | None:
     inside = [row for row in rows if row.module in own]
     softmax_s, products_s = (_total(row for row in inside if row.kind == kind) for kind in ("softmax", "matmul"))
     times = {
-        "softmax and matrix products fused into one": _total(row for row in rows if row.kind == "attention"),
+        "softmax and products fused": _total(row for row in rows if row.kind == "attention"),
         "softmax": softmax_s,
-        "matrix products of scores and values": products_s,
+        "products of scores and values": products_s,
         "projections": _total(r for r in rows if r.module and r.module not in own and r.module.startswith(below)),
     }
     found = [f"{name} {_ms(table, seconds)}" for name, seconds in times.items() if seconds]
     if softmax_s and products_s:
-        found.append(f"softmax takes {softmax_s / products_s:.2f} times as long as the products")
+        found.append(f"softmax takes {softmax_s / products_s:.2f} times as long as those products")
     return "; ".join(found) or None
 
 
@@ -88,4 +88,5 @@ def _total(rows: Iterable[KernelRow]) -> float:
 
 
 def _ms(table: KernelTable, seconds: float) -> str:
-    return f"{TIMES['step'].show(seconds / table.steps)} a step"
+    """Of one step."""
+    return TIMES["step"].show(seconds / table.steps)

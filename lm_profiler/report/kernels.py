@@ -15,6 +15,7 @@ _NOISE = ("void ", "(anonymous namespace)::", "at::native::")
 """Parts of a kernel's name that tell a reader nothing."""
 
 _LARGEST = 15
+_FIGURES_WIDTH = 68  # of the largest kernels' table without the names
 
 
 def print_kernels(table: KernelTable, console: Console | None = None) -> None:
@@ -26,7 +27,7 @@ def print_kernels(table: KernelTable, console: Console | None = None) -> None:
     line = f"{what}, milliseconds of one step (mean of {table.steps} traced)"
     console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold")
     console.print(_by_kind(table))
-    console.print(_largest(table))
+    console.print(_largest(table, max(console.width - _FIGURES_WIDTH, 3 * 10)))
     if table.rest.rows:
         line = f"{table.rest.rows} smaller rows were left out, {_ms(table, table.rest.total_s)} ms"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -56,7 +57,7 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
             "module_type": row.module_type,
             "calls": row.count / table.steps,
             "time_s": row.total_s / table.steps,
-            "mean_s": row.total_s / row.count,
+            "mean_s": row.total_s / max(row.count, 1),
             "share": row.total_s / table.window_s,
         }
         for row in table.rows
@@ -85,22 +86,23 @@ def _by_kind(table: KernelTable) -> Table:
     return shown
 
 
-def _largest(table: KernelTable) -> Table:
+def _largest(table: KernelTable, names_width: int) -> Table:
+    """The largest rows; names, callers and modules together are ``names_width`` wide."""
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("phase", "kind"):
         shown.add_column(title, no_wrap=True)
     for title in ("calls", "ms", "µs a call", "share"):
         shown.add_column(title, justify="right", no_wrap=True)
-    # Last, since names are cut where a terminal is too narrow.
-    for title in ("kernel" if table.source == "kernels" else "operator", "called by", "module"):
-        shown.add_column(title, no_wrap=True, overflow="ellipsis")
+    name = "kernel" if table.source == "kernels" else "operator"
+    for title, share in ((name, 0.4), ("called by", 0.25), ("module", 0.35)):
+        shown.add_column(title, no_wrap=True, overflow="ellipsis", max_width=int(share * names_width))
     for row in table.rows[:_LARGEST]:
         shown.add_row(
             row.phase,
             _TITLES.get(row.kind, row.kind),
             f"{row.count / table.steps:g}",
             _ms(table, row.total_s),
-            f"{row.total_s / row.count * 1e6:,.1f}",
+            f"{row.total_s / max(row.count, 1) * 1e6:,.1f}",
             f"{row.total_s / table.window_s:.1%}",
             _plain(row.name),
             _plain(row.operator or ""),

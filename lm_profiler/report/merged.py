@@ -51,8 +51,10 @@ def figure(row: Merged, of: Column) -> Figure:
 
 
 def fact(row: Merged, of: Column) -> Any:
-    """What the entries have in common; where they differ, what there is, as text."""
+    """What the entries have in common; where they differ, what there is, as text; None where nothing is known."""
     values = distinct(map(of.get, row))
+    if len(values) > 3:
+        return f"{values[0]} and {len(values) - 1} more"
     return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
 
 

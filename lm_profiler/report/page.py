@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.report.charts import charts
@@ -40,7 +41,7 @@ def write_page(collection: Collection, path: Path, table: Table | None = None) -
 
 
 def _document(collection: Collection, table: Table, scripts: list[str], policy: str) -> Iterator[str]:
-    data, drawn = charts(collection.entries)
+    data = charts(collection.entries)
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
@@ -48,7 +49,7 @@ def _document(collection: Collection, table: Table, scripts: list[str], policy: 
     yield f'<h1>lm_profiler</h1>\n<p class="quiet">{_count(collection)}</p>'
     yield from _problems(collection.problems)
     yield from _table(table)
-    yield from drawn
+    yield from _charts(data)
     yield from _runs(collection.entries)
     # Inside <script> nothing is unescaped, and only `</script` and `<!--` mean anything: no `<`, neither.
     yield f'<script type="application/json" id="data">{json.dumps(data).replace("<", chr(92) + "u003c")}</script>'
@@ -75,7 +76,7 @@ def _problems(problems: list[str]) -> Iterator[str]:
 def _table(table: Table) -> Iterator[str]:
     yield "<h2>Table</h2>"
     yield from _lines(table.above, table.verbatim)
-    yield '<div class="bar"><input id="filter" type="search" placeholder="filter rows and runs" aria-label="filter"></div>'
+    yield '<input id="filter" type="search" placeholder="filter rows and runs" aria-label="filter rows and runs">'
     yield '<div class="scroll"><table><thead><tr>'
     for heading in table.headings:
         yield f'<th scope="col"{_class(heading)}><button type="button">{html.escape(heading.title)}</button></th>'
@@ -97,13 +98,36 @@ def _cell(heading: Heading, cell: Cell) -> str:
     """With its value, to be sorted by, where that is a number."""
     number = isinstance(cell.value, (int, float)) and not isinstance(cell.value, bool)
     value = f' data-value="{cell.value!r}"' if number else ""
-    word = heading.name == "status" and cell.value != "ok" or (cell.word is not None and cell.value is None)
+    word = (heading.name == "status" and cell.value != "ok") or (cell.word is not None and cell.value is None)
     return f"<td{_class(heading, word)}{value}>{html.escape(cell.text)}</td>"
 
 
 def _class(heading: Heading, word: bool = False) -> str:
     names = ["figure"] * heading.figures + ["word"] * word
     return f' class="{" ".join(names)}"' if names else ""
+
+
+# -- charts ------------------------------------------------------------------------------------------------------
+
+
+def _charts(data: dict[str, Any]) -> Iterator[str]:
+    """Where the script draws; nothing for a chart that would be empty."""
+    yield '<h2>Charts</h2>\n<div class="charts">'
+    if data["phases"] is not None:
+        yield _chart("phases", "Where a step's time goes", "wide")
+    if data["runs"]:
+        options = "".join(f"<option>{html.escape(run['name'])}</option>" for run in data["runs"])
+        choice = f'<select id="run" aria-label="run">{options}</select>'
+        yield _chart("steps", f"Time of each step, warm-up shaded {choice}", "wide")
+    if data["memory"] is not None:
+        yield _chart("memory", "Peak memory")
+    if data["mfu"] is not None:
+        yield _chart("mfu", "MFU: model FLOPs over the device's peak")
+    yield "</div>"
+
+
+def _chart(name: str, caption: str, kind: str = "") -> str:
+    return f'<figure class="{kind}"><figcaption>{caption}</figcaption><div class="chart" id="{name}"></div></figure>'
 
 
 # -- runs --------------------------------------------------------------------------------------------------------

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.record.quantities import MFU, PARTS, TIMES
+from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.colours import PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.columns import COLUMNS, Column
-from lm_profiler.report.groups import Group, Groups, grouped, label
+from lm_profiler.report.groups import Group, Groups, doubling, grouped, label, lines, mfu, peak_memory, places
 from lm_profiler.report.merged import Figure as Estimate
 from lm_profiler.report.merged import figure as estimated
 from lm_profiler.report.series import Series, series
@@ -52,7 +51,7 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
 
     ``phases``: the median step, cut into its parts; ``steps``: the time of every step, warm-up shaded; ``memory`` and
     ``mfu``. Bars of error are 95 % intervals. A run that has no figure stands there with the word for what became of
-    it. ``by`` is an option or a fact; where it is None, the first that varies (``memory``: the context length).
+    it. ``by`` is an option or a fact; where it is None, one that varies.
 
     Raises:
         ValueError: an unknown kind, suffix or ``by``, or nothing to draw.
@@ -85,21 +84,8 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     if kind == "steps":
         return _steps(grouped(entries, by))
     if kind == "mfu":
-        return _figure_against(grouped(entries, by), replace(COLUMNS[MFU.name], interval=_mfu_interval))
-    return _figure_against(grouped(entries, by, prefer="context_length"), peak_memory(entries))
-
-
-def peak_memory(entries: Sequence[Entry]) -> Column:
-    """Peak allocated on the device; peak resident where no run has a device that says."""
-    allocated = COLUMNS["allocated_peak_bytes"]
-    return allocated if any(allocated.get(entry) is not None for entry in entries) else COLUMNS["resident_peak_bytes"]
-
-
-def _mfu_interval(entry: Entry) -> tuple[float, float] | None:
-    """That of the median step, turned over."""
-    mfu, step = COLUMNS[MFU.name].get(entry), COLUMNS["step_s"]
-    time, around = step.get(entry), step.interval(entry)
-    return None if mfu is None or time is None or around is None else (mfu * time / around[1], mfu * time / around[0])
+        return _figure_against(grouped(entries, by, numbers=True), mfu())
+    return _figure_against(grouped(entries, by, numbers=True), peak_memory(entries))
 
 
 def _new(width: float, height: float, **grid: Any) -> tuple[Figure, Any]:
@@ -133,7 +119,7 @@ def _phases(groups: Groups) -> Figure:
     axes.margins(x=0.15)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"median time of a step, by phase (ms); black: the whole step, {_ERROR_BARS}")
-    axes.set_ylabel(", ".join(column.title for column in groups.columns))
+    axes.set_ylabel(groups.title)
     _legend(figure, [(part, PART_COLOURS[part]) for part in PARTS if part in present])
     return figure
 
@@ -216,22 +202,18 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     assert figure.quantity is not None
     absent = _absent(groups, figure)
     drawn, axes = _new(7.2, 4.0 + 0.17 * len(absent))
-    values = list(dict.fromkeys(group.values[0] for group in groups.groups))
-    numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    places = dict(zip(values, values if numbers else range(len(values)), strict=True))
-    lines: dict[tuple[Any, ...], list[Group]] = {}
-    for group in groups.groups:
-        lines.setdefault(group.values[1:], []).append(group)
-    for at, (rest, line) in enumerate(lines.items()):
+    ticks, numbers = places(groups)
+    found = lines(groups)
+    for at, (rest, line) in enumerate(found.items()):
         style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
-        points = [(places[group.values[0]], estimated(group.entries, figure)) for group in line]
+        points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
         _line(axes, points, figure.quantity.scale, SERIES_COLOURS[at % len(SERIES_COLOURS)], style, label(rest))
-    _ticks(axes, places, numbers)
+    _ticks(axes, ticks, numbers)
     axes.set_xlabel("\n".join((groups.columns[0].title, *absent)))
     sure = any(estimated(group.entries, figure).low is not None for group in groups.groups)
     title = title_with_unit(figure.title, figure.quantity.shown_unit)
     axes.set_ylabel(f"{title}\n{_ERROR_BARS}" if sure else title)
-    if len(lines) > 1:
+    if len(found) > 1:
         drawn.legend(loc="outside right upper", title=", ".join(column.title for column in groups.columns[1:]))
     return drawn
 
@@ -250,19 +232,15 @@ def _line(
 
 def _absent(groups: Groups, figure: Column) -> list[str]:
     """A line for each group that has no point, or of which only some repeats speak: what became of it."""
-    words = [
-        (group.label, group.trouble or ("unknown" if estimated(group.entries, figure).value is None else ""))
-        for group in groups.groups
-    ]
+    words = [(group.label, group.absence(figure)) for group in groups.groups]
     return [f"{name}: {word}" for name, word in words if word]
 
 
-def _ticks(axes: Axes, places: Mapping[Any, Any], numbers: bool) -> None:
+def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
     """A tick at each value that was run; doubling values stand at equal distances."""
-    low, high = min(places.values()), max(places.values())
-    if numbers and low > 0 and high >= 4 * low:
+    if numbers and doubling(ticks.values()):
         axes.set_xscale("log", base=2)
-    axes.set_xticks(list(places.values()), [label([value]) for value in places])
+    axes.set_xticks(list(ticks.values()), [label([value]) for value in ticks])
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(bottom=0)

@@ -16,7 +16,6 @@ from lm_profiler.report.merged import (
     distinct,
     fact,
     figure,
-    rank,
     status,
     status_text,
     unlike,
@@ -39,14 +38,14 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
     """
     apart = list(by) or apart_by(groups)
-    if not by and columns is None and all(entry.cell is not None for group in groups for entry in group):
-        groups = sorted(groups, key=lambda group: [rank(fact(group, found)) for found in apart])
     usual = _figures(groups)
     figures = [found for found in usual if _known(groups, found)]
     shown = columns or [*(by or naming(groups)), *figures, COLUMNS["status"]]
     short = {found.name for found in figures[1:]} if columns is None else set()
     table = _table(groups, shown, lambda found: found.name not in short)
-    unknown = [found.title for found in usual if found not in figures] if columns is None else []
+    unknown = (
+        [found.title for found in usual if found not in figures and not _is_time(found)] if columns is None else []
+    )
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
     return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, apart)])
 
@@ -106,8 +105,7 @@ def figure_cell(group: Merged, of: Column, interval: bool = True) -> Cell:
     """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
     found = figure(group, of)
     if of.quantity is None or found.value is None:
-        absent = status(group) != "ok" or (of.quantity is not None and of.quantity.unit == "s")
-        return Cell(text="" if absent else "unknown")
+        return Cell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (found.low, found.high) if interval else (None, None)
     return Cell(found.value, figure_text(of.quantity, found.value, *ends), found.low, found.high)
 
@@ -173,6 +171,11 @@ def _figures(groups: Sequence[Merged]) -> list[Column]:
     on_host = any(e.status == "ok" and allocated.get(e) is None for group in groups for e in group)
     memory = [allocated] * _known(groups, allocated) + [resident] * (on_host or not _known(groups, allocated))
     return [*(COLUMNS[name] for name in _FIGURES), *memory]
+
+
+def _is_time(of: Column) -> bool:
+    """Whether None means that a run has no such phase, rather than that nobody knows."""
+    return of.quantity is not None and of.quantity.unit == "s"
 
 
 def _known(groups: Sequence[Merged], of: Column) -> bool:

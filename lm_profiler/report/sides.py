@@ -83,8 +83,8 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
     if not runs:
         raise NotComparable(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
-    for run in runs[1:]:
-        notes += [f"{label}: {note}" for note in _as_repeat(runs[0], run)]
+    if paths := dict.fromkeys(path for run in runs[1:] for path in _as_repeat(runs[0], run)):
+        notes.append(f"{label}: its runs differ in {', '.join(paths)}")
     return Side(runs, notes)
 
 
@@ -112,12 +112,11 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
 
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
-    """Notes on how the surroundings of two repeats differ."""
+    """In what the surroundings of two repeats differ; in nothing else may they."""
     config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
     for difference in (*unlike(first.record, other.record), *config):
         raise NotComparable(
             f"{other.folder}: expected a repeat of {first.folder}, "
             f"given {difference.path} {difference.b} instead of {difference.a}"
         )
-    paths = [difference.path for difference in in_environment(first.record, other.record)]
-    return [f"{other.folder} differs from {first.folder} in {', '.join(paths)}"] if paths else []
+    return [difference.path for difference in in_environment(first.record, other.record)]

@@ -167,6 +167,16 @@ def test_without_a_device_operators_count_less_their_children() -> None:
     }
 
 
+def test_an_operator_that_calls_another_overload_of_itself_is_called_once() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("aten::mean", 10, 50)
+    trace.operator("aten::sum", 12, 48)
+    trace.operator("aten::sum", 20, 40)
+    rows = {row.name: (row.count, us(row.total_s), row.operator) for row in kernel_table(trace.events).rows}
+    assert rows == {"aten::sum": (1, 36, "aten::mean"), "aten::mean": (1, 4, None)}
+
+
 def test_without_a_device_idle_is_what_no_operator_covers() -> None:
     table = cpu_step()
     parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}

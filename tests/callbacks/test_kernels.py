@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,12 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
 
+from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.measure.trace_events import trace_events
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -75,6 +80,30 @@ def test_softmax_against_matrix_products_inside_attention(table: KernelTable) ->
 
 def test_the_optimizer_is_no_modules(table: KernelTable) -> None:
     assert calls(table, "optimizer", "aten::_fused_adamw_", None) == 1
+
+
+def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    two = schedule(wait=0, warmup=1, active=2, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=two, acc_events=True) as profiled:
+        for _ in range(3):
+            model(torch.ones(32, 64)).softmax(-1).mean().backward()
+            optimizer.step()
+            profiled.step()
+    path = tmp_path / "rank0.pt.trace.json.gz"
+    profiled.export_chrome_trace(str(path))
+
+    ours: Counter[str] = Counter()
+    own_us: Counter[str] = Counter()
+    for row in kernel_table(trace_events(path)).rows:
+        ours[row.name] += row.count
+        own_us[row.name] += row.total_s * 1e6
+    theirs = {average.key: average for average in profiled.key_averages() if average.key in ours}
+    assert len(theirs) == len(ours) > 20
+    assert {name: average.count for name, average in theirs.items()} == ours
+    for name, average in theirs.items():
+        assert own_us[name] == pytest.approx(average.self_cpu_time_total, abs=0.1), name
 
 
 def test_on_the_cpu_it_tells_no_share_of_a_device(run: TrainingProfiler, table: KernelTable) -> None:

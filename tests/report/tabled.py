@@ -57,6 +57,7 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
         "model": MODEL.model_copy(update={**counts, "precision": options.get("precision", "32-true")}),
         "steps": {"warmup": len(warmup), "measure": len(measured)},
         "time": summaries(rows, "device") if rows else {},
+        "host_time": summaries(rows, "host") if rows else {},
         "memory": None,
         "throughput": None,
     }

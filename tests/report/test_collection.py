@@ -11,6 +11,7 @@ from tabled import write, write_sweep
 
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import collect
+from lm_profiler.report.columns import column
 
 STEPS = [(0.001, 0.002)] * 6
 
@@ -105,13 +106,13 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     sweep = tmp_path / "sweep"
     ran = write(sweep / "cell0" / "version_0", STEPS)
     refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
-    cells = [({"a": "1"}, 0, "ok", ran), ({"a": "2"}, 0, "refused", refused), ({"a": "3"}, 0, "timeout", None)]
-    write_sweep(sweep, [*cells, ({"a": "4"}, 0, "missing", None)])
+    cells = [({"data.a": "1"}, 0, "ok", ran), ({"data.a": "2"}, 0, "refused", refused)]
+    write_sweep(sweep, [*cells, ({"data.a": "3"}, 0, "timeout", None), ({"data.a": "4"}, 0, "missing", None)])
     found = collect([tmp_path])
     assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "missing"]
-    assert [dict(entry.overrides) for entry in found.entries] == [{"a": str(n)} for n in range(1, 5)]
-    assert {entry.environment.device_name for entry in found.entries if entry.environment} == {"H100"}
-    assert found.entries[2].environment is not None  # known from its neighbours
+    assert [dict(entry.overrides) for entry in found.entries] == [{"data.a": str(n)} for n in range(1, 5)]
+    # Known from its neighbours: what ran on, and what was not swept.
+    assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
     assert found.problems == []
 
 

@@ -186,11 +186,12 @@ def test_doubts_about_a_run_are_said() -> None:
     oom = Failure(phase="backward", step=12, type="OutOfMemoryError", message="CUDA out of memory")
     moved = ENVIRONMENT.model_copy(update={"git_commit": "def"})
     found = compare(
-        [one("a0", steadiness=slowing), one("a1", environment=moved)], [one("b", status="oom", failure=oom)]
+        [one("a0", steadiness=slowing), *(one(f"a{i}", environment=moved) for i in (1, 2))],
+        [one("b", status="oom", failure=oom)],
     )
     assert found.notes[:3] == [
         "A: a0 was slowing: it slows",
-        "A: a1 differs from a0 in git_commit",
+        "A: its runs differ in git_commit",
         "B: b ended oom (OutOfMemoryError: CUDA out of memory); the steps that it measured count",
     ]
 

@@ -35,7 +35,7 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once():
     assert terminal(rows(repeats_together(entries))) == (
         "in all rows: verb fit, device H100, precision 32-true, context 512, compile false, attention sdpa, "
         "optimizer adamw\n"
-        "unknown in all rows: optimizer, tokens/s, MFU, peak resident\n"
+        "unknown in all rows: tokens/s, MFU, peak resident\n"
         "run  size   batch             step (ms)  forward (ms)  backward (ms)  status\n"
         "a    small      4  30.00 [30.00, 30.00]         10.00          20.00  ok\n"
         "b    xl         8  70.00 [70.00, 70.00]         20.00          50.00  ok\n"
@@ -69,11 +69,11 @@ def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
     assert [row[0].value for row in table.rows] == ["logs/a/version_0", "logs/a/version_1"]
 
 
-def test_cells_stand_in_the_order_of_their_options():
-    cells = [
-        of_sweep(run(size, FAST, size=size), at, **{"model.size": size}) for at, size in enumerate(("xl", "small"))
-    ]
-    assert [row[0].text for row in rows(repeats_together(cells)).rows] == ["small", "xl"]
+def test_cells_stand_in_the_order_of_their_plan_without_names():
+    cells = [of_sweep(run(size, FAST, size=size), 0, **{"model.size": size}) for size in ("xl", "small")]
+    table = rows(repeats_together(cells))
+    assert titles(table)[0] == "size"
+    assert [row[0].text for row in table.rows] == ["xl", "small"]
 
 
 def test_groups_say_when_they_bring_unlike_runs_together():
@@ -139,7 +139,7 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
 def test_a_cell_without_a_run_stands_beside_those_that_have_one():
     ran = of_sweep(run("a", FAST, batch_size=8), 0, **{"data.batch_size": "8", "trainer.precision": "32"})
     cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
-    killed = replace(ran, record=None, cell=cell, elsewhere=ran.environment, folder=Path("b"))
+    killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
     table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
     assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [30.00, 30.00]"], ["16", ""]]
     assert titles(table) == ["batch", "32-true H100"]

@@ -23,8 +23,8 @@ def get_from(logdir: str) -> Get:
     """Asks the plugin over the log folder ``logdir``."""
     client = Client(TensorBoardWSGI([LMProfilerPlugin(TBContext(logdir=logdir))]))
 
-    def get(route: str, **arguments: str) -> TestResponse:
-        return client.get(f"/data/plugin/lm_profiler/{route}", query_string=arguments)
+    def get(route: str, buffered: bool = True, **arguments: str) -> TestResponse:
+        return client.get(f"/data/plugin/lm_profiler/{route}", query_string=arguments, buffered=buffered)
 
     return get
 

@@ -11,7 +11,7 @@ from made_runs import made_entry
 from served import Get, get_from, write_trace
 from tensorboard.plugins.base_plugin import TBContext
 
-from lm_profiler.record.kernels import KernelTable, Rest, write_kernels
+from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest, write_kernels
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import write_run
 from lm_profiler.tb_plugin.plugin import LMProfilerPlugin
@@ -126,18 +126,24 @@ def test_every_part_has_a_colour_of_its_own(get: Get) -> None:
 
 def test_kernel_tables_come_with_their_ranks(get: Get, logdir: Path) -> None:
     made_entry(logdir / "a")
-    assert get("kernels", run="a").json == {}
+    assert get("kernels", run="a").json["tables"] == {}
     (logdir / "a" / "trace").mkdir()
-    rest = Rest(rows=0, count=0, total_s=0.0)
+    matmul = KindTime(count=4, total_s=0.4)
     table = KernelTable(
-        source="operators", steps=2, window_s=0.5, phases={}, rows=[], rest=rest, memory_bound_share=None,
+        source="operators",
+        steps=2,
+        window_s=0.5,
+        phases={"forward": PhaseKernels(busy_s=0.4, idle_s=0.1, overlap_s=0.0, kinds={"matmul": matmul})},
+        rows=[],
+        rest=Rest(rows=1, count=4, total_s=0.4),
+        memory_bound_share=None,
         communication_share=None,
-    )  # fmt: skip
+    )
     for rank in (10, 0, 2):
         write_kernels(logdir / "a" / "trace" / f"rank{rank}.kernels.json", table)
-    answer = get("kernels", run="a").json
+    answer = get("kernels", run="a").json["tables"]
     assert list(answer) == ["rank0.kernels.json", "rank2.kernels.json", "rank10.kernels.json"]
-    assert answer["rank0.kernels.json"]["window_s"] == 0.5
+    assert answer["rank0.kernels.json"]["step_s"] == 0.25
 
 
 def test_traces_are_listed_by_rank_and_sent_as_they_lie(get: Get, logdir: Path) -> None:

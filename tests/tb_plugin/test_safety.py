@@ -157,7 +157,7 @@ def test_a_large_trace_is_never_whole_in_memory(get: Get, logdir: Path) -> None:
     with (logdir / "a" / "trace" / "rank0.pt.trace.json.gz").open("r+b") as file:
         file.truncate(size)  # a hole: it takes no room on the disk
     tracemalloc.start()
-    response = get("trace", run="a", file="rank0.pt.trace.json.gz")
+    response = get("trace", buffered=False, run="a", file="rank0.pt.trace.json.gz")
     sent = sum(len(piece) for piece in response.iter_encoded())
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()

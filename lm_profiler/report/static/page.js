@@ -90,9 +90,9 @@ function drawPhases() {
   });
   const widest = Math.max(1e-9, ...steps.map((step) => (step ? Math.max(step[0], step[2] ?? 0) : 0)));
   draw("phases", bars, {
-    barmode: "stack", bargap: 0.3, height: 130 + 30 * groups.length,
+    barmode: "stack", bargap: 0.3, height: 130 + Math.min(30 * groups.length, 4000),
     xaxis: { title: { text: "median time of a step (ms)" }, range: [0, 1.18 * widest] },
-    yaxis: { autorange: "reversed", tickvals: rows, ticktext: groups.map((group) => plain(group.label)),
+    yaxis: { autorange: "reversed", showgrid: false, tickvals: rows, ticktext: groups.map((group) => plain(group.label)),
       title: { text: plain(title), standoff: 12 } },
   });
 }
@@ -111,8 +111,16 @@ function drawFigure(id) {
       hovertemplate: "%{y:.4~g}<extra>%{fullData.name}</extra>",
     };
   });
+  const absent = chart.lines.flatMap((line) => line.absent.map((word, n) => ({ line, word, n })))
+    .filter(({ line, n }) => !line.points[n]);
+  if (absent.length) traces.push({
+    type: "scatter", mode: "markers", name: "no figure", x: absent.map(({ line, n }) => chart.ticks.places[line.at[n]]),
+    y: absent.map(() => 0), marker: { symbol: "x-thin-open", size: 9, color: data.pale }, cliponaxis: false,
+    text: absent.map(({ line, word }) => plain(`${line.label ? `${line.label}: ` : ""}${word}`)),
+    hovertemplate: "%{text}<extra></extra>",
+  });
   draw(id, traces, {
-    showlegend: chart.lines.length > 1, height: 380,
+    showlegend: traces.length > 1, height: 380,
     xaxis: { title: { text: plain(chart.title) }, type: chart.ticks.log ? "log" : "linear", tickmode: "array",
       tickvals: chart.ticks.places, ticktext: chart.ticks.labels.map(plain) },
     yaxis: { title: { text: chart.unit }, rangemode: "tozero" },
@@ -137,7 +145,7 @@ function drawSteps() {
 }
 
 function drawAll() {
-  drawPhases();
+  if (data.phases) drawPhases();
   for (const id of ["memory", "mfu"]) if (data[id]) drawFigure(id);
   if (data.runs.length) drawSteps();
 }

@@ -21,6 +21,11 @@ export async function draw(root, data, layout) {
   await library.react(root, data, merge(themed(), layout), OPTIONS);
 }
 
+// Text for a chart: plotly takes what looks like markup for it.
+export function plain(text) {
+  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+}
+
 function themed() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(name).trim();

@@ -11,7 +11,7 @@ export const ofRun = true;
 const IDLE = "idle";
 const TITLES = { host_copies: "host copies" };
 const titleOf = (kind) => TITLES[kind] ?? kind;
-const percent = (share) => `${number(share * 100, 1)} %`;
+const percent = (share) => `${number(share * 100, 1)}%`;
 
 export async function show(root, { run, colours }) {
   const { tables, why } = await ask("kernels", { run });
@@ -40,7 +40,7 @@ function cards(found, colours) {
 }
 
 function answers({ answers, steps, memory_bound_share: memory, communication_share: communication }) {
-  const rows = answers.map(([question, answer]) => [question, answer]);
+  const rows = [...answers];
   if (memory !== null) rows.push(["bound by memory", `${percent(memory)} of the step runs only kernels that move bytes`]);
   if (communication) rows.push(["communication", `${percent(communication)} of the step runs nothing else`]);
   const means = `Means of ${steps} traced ${steps === 1 ? "step" : "steps"}: tracing makes steps longer than the measured ones.`;
@@ -101,9 +101,9 @@ function drawBars(chart, rows, kinds, measure, found, colours) {
       type: "bar",
       orientation: "h",
       name: named(found)(kind),
-      y: rows.map((row) => row.name),
+      y: rows.map((row) => plain(row.name)),
       x: seconds.map((s, i) => measure.of(s, rows[i].time_s)),
-      customdata: seconds.map((s, i) => `${ms(s)} a step, ${percent(rows[i].time_s ? s / rows[i].time_s : 0)} of ${rows[i].name}`),
+      customdata: seconds.map((s, i) => `${ms(s)} a step, ${percent(rows[i].time_s ? s / rows[i].time_s : 0)} of ${plain(rows[i].name)}`),
       marker: { color, pattern: { shape, fillmode: "replace", size: 6, solidity: 0.4 } },
       hovertemplate: `${named(found)(kind)}: %{customdata}<extra></extra>`,
     };
@@ -123,25 +123,24 @@ function overlap({ phases, step_s }) {
 }
 
 function largest({ rows, rest, steps, source }, colours) {
-  const step = "ms a step";
+  const time = "ms a step";
   const columns = [
     { title: "phase", value: (row) => row.phase, cell: ({ phase }) => el("span", {}, swatch(colours.parts[phase]), phase) },
     { title: "kind", value: (row) => titleOf(row.kind) },
-    { title: source === "kernels" ? "kernel" : "operator", value: (row) => row.name, cell: (row) => cut(row.name) },
-    { title: source === "kernels" ? "operator" : "called by", value: (row) => row.operator, cell: (row) => cut(row.operator) },
+    { title: source === "kernels" ? "kernel" : "operator", value: (row) => row.name, cell: (row) => cut(row.name, "kernel") },
+    { title: source === "kernels" ? "operator" : "called by", value: (row) => row.operator, cell: (row) => cut(row.operator, "operator") },
     {
       title: "module",
       value: (row) => row.module,
       text: (row) => `${row.module ?? ""} ${row.module_type ?? ""}`,
-      cell: (row) => cut(row.module, row.module_type),
+      cell: (row) => cut(row.module, "module", row.module_type),
     },
     figure("calls a step", "calls", (value) => number(value, Number.isInteger(value) ? 0 : 1)),
-    figure(step, "time_s", (value) => number(value * 1e3, 3)),
+    figure(time, "time_s", (value) => number(value * 1e3, 3)),
     figure("µs a call", "mean_s", (value) => number(value * 1e6, 1)),
     figure("of the step", "share", percent),
   ];
-  const sorted = { column: columns.findIndex((column) => column.title === step), down: true };
-  const long = new LongTable(columns, rows, sorted, "rows");
+  const long = new LongTable(columns, rows, { by: time, down: true }, "rows");
   const left = rest.rows ? [`${number(rest.rows)} smaller rows are left out, ${ms(rest.total_s / steps)} a step together.`] : [];
   const notes = left.map((text) => el("p", { class: "quiet" }, text));
   return card(source === "kernels" ? "Largest kernels" : "Largest operators", filters(rows, long), long.element, ...notes);
@@ -150,14 +149,14 @@ function largest({ rows, rest, steps, source }, colours) {
 const figure = (title, name, show) => ({ title, value: (row) => row[name], text: (row) => show(row[name]), figure: true });
 
 // One line, the whole in its tip.
-function cut(text, tip = null) {
-  return el("span", { class: "cut", title: [text, tip].filter(Boolean).join(" · ") }, text ?? "");
+function cut(text, column, tip = null) {
+  return el("span", { class: `cut ${column}`, title: [text, tip].filter(Boolean).join(" · ") }, text ?? "");
 }
 
 function filters(rows, long) {
   const apply = () => {
-    const keep = (row) => [phase.value, row.phase].includes(row.phase) && [kind.value, row.kind].includes(row.kind);
-    long.filter(text.value, (row) => (!phase.value || row.phase === phase.value) && (!kind.value || row.kind === kind.value));
+    const wanted = (select, value) => !select.value || select.value === value;
+    long.filter(text.value, (row) => wanted(phase, row.phase) && wanted(kind, row.kind));
   };
   const phase = among("Phase", "all phases", rows.map((row) => row.phase), apply);
   const kind = among("Kind", "all kinds", rows.map((row) => row.kind), apply);

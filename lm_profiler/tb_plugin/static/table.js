@@ -13,20 +13,20 @@ const PAGE = 100;
 const { compare } = new Intl.Collator("en", { numeric: true });
 
 export class LongTable {
-  // `sorted` is {column: its place, down: the largest first}, and changes with the clicks; `what` names the rows.
+  // `sorted` is {by: a column's title, down: the largest first}, and changes with the clicks; `what` names the rows.
   constructor(columns, rows, sorted, what) {
     Object.assign(this, { columns, rows, sorted, what });
     this.texts = new Map();
     this.shown = PAGE;
     this.words = [];
     this.keep = () => true;
-    this.heads = columns.map((column, i) => el("th", { scope: "col" }, button(column.title, () => this.sortBy(i))));
+    this.heads = columns.map((column) => {
+      const attributes = { scope: "col", class: column.figure && "figure" };
+      return el("th", attributes, button(column.title, () => this.sortBy(column)));
+    });
     this.body = el("tbody");
     this.count = el("span", { class: "quiet" });
     this.more = button("Show more", () => this.showMore(), { class: "plain" });
-    const classes = columns.map((column) => (column.figure ? "figure" : null));
-    this.classes = classes;
-    this.heads.forEach((head, i) => classes[i] && head.classList.add(classes[i]));
     this.element = el(
       "div",
       {},
@@ -45,9 +45,8 @@ export class LongTable {
   }
 
   sortBy(column) {
-    const again = this.sorted.column === column;
-    this.sorted.down = again ? !this.sorted.down : Boolean(this.columns[column].figure);
-    this.sorted.column = column;
+    this.sorted.down = this.sorted.by === column.title ? !this.sorted.down : Boolean(column.figure);
+    this.sorted.by = column.title;
     this.shown = PAGE;
     this.render();
   }
@@ -61,13 +60,13 @@ export class LongTable {
     this.found = this.rows.filter((row) => this.keep(row) && this.holdsWords(row)).sort(this.order());
     const shown = this.found.slice(0, this.shown);
     this.body.replaceChildren(...shown.map((row) => this.line(row)));
-    this.heads.forEach((head, i) => head.setAttribute("aria-sort", this.direction(i)));
+    this.heads.forEach((head, i) => head.setAttribute("aria-sort", this.direction(this.columns[i])));
     this.count.textContent = `${number(shown.length)} of ${number(this.rows.length)} ${this.what} shown`;
     this.more.hidden = shown.length === this.found.length;
   }
 
   direction(column) {
-    if (column !== this.sorted.column) return "none";
+    if (column.title !== this.sorted.by) return "none";
     return this.sorted.down ? "descending" : "ascending";
   }
 
@@ -80,7 +79,7 @@ export class LongTable {
   }
 
   order() {
-    const { value } = this.columns[this.sorted.column];
+    const { value } = this.columns.find((column) => column.title === this.sorted.by) ?? this.columns[0];
     const sign = this.sorted.down ? -1 : 1;
     return (one, other) => {
       const [a, b] = [value(one) ?? null, value(other) ?? null];
@@ -90,9 +89,9 @@ export class LongTable {
   }
 
   line(row) {
-    const cells = this.columns.map((column, i) => {
+    const cells = this.columns.map((column) => {
       const content = column.cell ? column.cell(row) : textOf(column, row);
-      return el("td", { class: this.classes[i] }, content);
+      return el("td", { class: column.figure && "figure" }, content);
     });
     return el("tr", {}, ...cells);
   }

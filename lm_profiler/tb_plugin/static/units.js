@@ -16,6 +16,12 @@ export function show(value, shown) {
   return shown.unit ? `${text} ${shown.unit}` : text;
 }
 
+// A value of an option; what is not set and what is not known look the same.
+export function setting(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
 export const ms = (seconds, digits = 3) => show(seconds, { unit: "ms", scale: 1e3, digits });
 export const gib = (bytes, digits = 3) => show(bytes, { unit: "GiB", scale: 2 ** -30, digits });
 

@@ -1,0 +1,58 @@
+"""The tab "LM Profiler" as a test sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from playwright.sync_api import Frame, FrameLocator, Locator, Page
+
+
+@dataclass(frozen=True)
+class Tab:
+    """``page`` is TensorBoard's; ours is a frame in it."""
+
+    page: Page
+    address: str
+
+    @property
+    def inside(self) -> FrameLocator:
+        return self.page.frame_locator("iframe[src*='name=lm_profiler']")
+
+    @property
+    def frame(self) -> Frame:
+        [frame] = [frame for frame in self.page.frames if "plugin_entry.html?name=lm_profiler" in frame.url]
+        return frame
+
+    def choose_run(self, run: str) -> None:
+        self.inside.get_by_label("Run", exact=True).select_option(run)
+
+    def open_view(self, title: str) -> Locator:
+        """The view's element, once it shows something."""
+        self.inside.get_by_role("tab", name=title).click()
+        view = self.inside.locator(f"section[data-view='{title}']")
+        view.locator(".content > *").first.wait_for()
+        return view
+
+    def card(self, title: str) -> Locator:
+        """A part of the view that is open, by its heading."""
+        heading = self.inside.get_by_role("heading", name=title)
+        return self.inside.locator("article:visible").filter(has=heading)
+
+    def table(self, card: Locator) -> list[list[str]]:
+        """Its rows, the header first, as a reader sees them."""
+        card.locator("tbody tr").first.wait_for()
+        rows: list[list[str]] = card.locator("tr").evaluate_all(
+            "rows => rows.map(row => [...row.children].map(cell => cell.innerText.trim()))"
+        )
+        return rows
+
+    def chart(self, card: Locator) -> dict[str, Any]:
+        """What plotly has drawn: ``data`` by name, and the layout."""
+        drawn = card.locator(".js-plotly-plot")
+        drawn.locator(".barlayer .point, .scatterlayer .point").first.wait_for(state="attached")
+        found: dict[str, Any] = drawn.evaluate(
+            "({ data, layout }) => ({ data: Object.fromEntries(data.map(({ name, x, y, marker }) =>"
+            " [name, { x: [...x], y: [...y], colour: marker.color }])), layout })"
+        )
+        return found

@@ -1,0 +1,164 @@
+"""``report`` as a person calls it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tabled import write, write_sweep
+
+from lm_profiler.__main__ import main
+
+FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A run, and a sweep of two precisions twice, of which one ran out of memory and one was never tried."""
+    logs = tmp_path / "logs"
+    write(logs / "alone" / "version_0", SLOW, name="alone", size="medium")
+    sweep = logs / "sweep"
+    cells = []
+    for at, precision in enumerate(("32-true", "bf16-mixed", "32-true", "bf16-mixed")):
+        options = {"precision": precision, "failed": ("oom", "no memory left") if at == 1 else ("ok", None)}
+        run = write(sweep / f"cell{at}" / "version_0", [] if at == 1 else FAST, **options) if at < 3 else None
+        status = "missing" if at == 3 else "oom" if at == 1 else "ok"
+        cells.append(({"trainer.precision": precision}, at // 2, status, run))
+    write_sweep(sweep, cells)
+    return logs
+
+
+def report(*arguments: object) -> int:
+    return main(["report", *map(str, arguments)])
+
+
+def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert ["alone", "medium", "32-true", "70.00", "[70.00,", "70.00]", "20.00", "50.00", "ok", "1"] in rows
+    assert ["cell0,", "cell2", "small", "32-true", "30.00", "[30.00,", "30.00]", "10.00", "20.00", "ok", "2"] in rows
+    assert ["cell1,", "cell3", "small", "bf16-mixed", "1", "OOM,", "1", "not", "run", "0"] in rows
+    assert err == ""
+
+
+def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs, "--group_by", "size", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["size"], float(row["step_s"]), row["n"]) for row in rows] == [
+        ("small", 0.03, "2"),
+        ("medium", 0.07, "1"),
+    ]
+    assert report(logs, "--pivot", "size", "precision", "--value", "forward_s", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["bf16-mixed_status"] == "oom"
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.parquet"])
+def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    begins = {".txt": b"in all rows", ".md": b"in all rows", ".csv": b"name,folder", ".json": b"[\n {", ".tex": b"% in"}
+    assert report(logs, "--output", tmp_path / name) == 0
+    assert (tmp_path / name).read_bytes().startswith(begins.get(Path(name).suffix, b"PAR1"))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
+@pytest.mark.parametrize("kind", ["terminal", "markdown", "csv", "json", "latex"])
+def test_every_layout_goes_with_every_format(logs: Path, layout: str, kind: str, capsys: pytest.CaptureFixture[str]):
+    assert report(logs, "--layout", layout, "--format", kind) == 0
+    assert "small" in capsys.readouterr().out
+
+
+def test_a_single_run_is_shown_as_at_its_end(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs / "alone") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("alone: 6 steps of fit")
+    assert "forward + backward" in out
+
+
+def test_options_may_stand_between_the_runs(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs / "alone", "--columns", "name,status", logs / "sweep" / "cell0", "--format", "csv") == 0
+    assert capsys.readouterr().out == "name,status\nalone,ok\nrun,ok\n"
+
+
+def test_damaged_folders_are_warnings_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "run.json"
+    damaged.write_text("{")
+    assert report(logs) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"lm_profiler: warning: {damaged}: not a run record")
+    assert report(logs / "alone") == 1
+
+
+def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--warmup", 0, 1) == 0
+    out, err = capsys.readouterr()
+    assert f"warning: {damaged}: is not text" in err
+    assert "alone" not in out
+    assert report(logs / "alone", "--warmup", 0) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "RUNS: expected folders of runs, given none"),
+        (["nowhere"], "RUNS: expected folders, given nowhere, which is no folder"),
+        (
+            ["{logs}", "--formt", "csv"],
+            "formt: expected an option that exists, given none of that name; did you mean format?",
+        ),
+        (["{logs}", "--form", "csv"], "form: expected an option that exists"),
+        (["{logs}", "--format", "xml"], "format: expected one of terminal, markdown"),
+        (["{logs}", "--columns", "stepp_s"], "given 'stepp_s'; did you mean step_s?"),
+        (["{logs}", "--output", "table.xml"], "output: expected a file ending in .txt"),
+        (["{logs}", "--output", "{logs}/nowhere/t.csv"], "(No such file or directory)"),
+        (["{logs}", "--format", "parquet"], "format: expected --output FILE for parquet"),
+        (["{logs}", "--warmup", "-1"], "warmup: expected"),
+        (["--warmup", "0", "{logs}"], "put RUNS before it"),
+        (["{logs}", "--warmup", "0", "1", "--layout", "blocks"], "warmup: expected one number with --layout blocks"),
+        (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),
+        (["{logs}", "--pivot", "size"], "pivot: expected 2 arguments"),
+        (["{logs}", "--value", "mfu"], "value: expected --pivot"),
+        (["{logs}", "--plot", "phases"], "plot: expected --output FILE"),
+    ],
+)
+def test_a_wrong_call_is_told_in_two_lines_at_most(
+    logs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert report(*(argument.format(logs=logs) for argument in arguments)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n") <= 2) == ("", True)
+    assert said in err
+
+
+def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(tmp_path) == 2
+    assert "found none below" in capsys.readouterr().err
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert report(logs, "--output", tmp_path / "t.parquet") == 2
+    assert "pip install 'lm_profiler[parquet]'" in capsys.readouterr().err
+    assert not (tmp_path / "t.parquet").exists()
+
+
+def test_nobody_waits_for_torch_lightning_pandas_or_matplotlib(logs: Path):
+    code = (
+        "import sys\n"
+        "from lm_profiler.__main__ import main\n"
+        f"assert main(['report', {str(logs)!r}]) == 0\n"
+        f"assert main(['report', {str(logs)!r}, '--layout', 'warmups', '--format', 'markdown']) == 0\n"
+        "heavy = ('torch', 'lightning', 'pandas', 'matplotlib', 'plotly', 'scipy')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"

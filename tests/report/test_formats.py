@@ -1,0 +1,143 @@
+"""A table reads the same in every format, whatever stands in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pyarrow.parquet
+import pytest
+
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.report.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
+from lm_profiler.report.table import Cell, Heading, Table, figure_text
+
+TABLE = Table(
+    [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True)],
+    [
+        [Cell("a", "a"), Cell(0.0125, "12.50 [12.00, 13.00]", 0.012, 0.013)],
+        [Cell("b", "b"), Cell(text="OOM", word="oom")],
+    ],
+    ["above"],
+    ["below"],
+)
+NASTY = "[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s*\nnew\x1b[31m\u2028\udcff"
+
+
+def nasty() -> Table:
+    return Table([Heading("name", "run"), Heading("reason", "reason")], [[Cell(NASTY, NASTY), Cell("x", "x")]], [NASTY])
+
+
+def test_terminal():
+    assert terminal(TABLE) == (
+        "above\n"
+        "run             step (ms)\n"
+        "a    12.50 [12.00, 13.00]\n"
+        "b                     OOM\n"
+        "below\n"
+    )  # fmt: skip
+
+
+def test_markdown():
+    assert markdown(TABLE) == (
+        "above\n\n"
+        "| run   |            step (ms) |\n"
+        "|:------|---------------------:|\n"
+        "| a     | 12.50 [12.00, 13.00] |\n"
+        "| b     |                  OOM |\n"
+        "\nbelow\n"
+    )
+
+
+def test_latex():
+    assert latex(TABLE) == (
+        "% above\n"
+        "\\begin{tabular}{lr}\n"
+        "\\toprule\n"
+        " run   &            step (ms) \\\\\n"
+        "\\midrule\n"
+        " a     & 12.50 [12.00, 13.00] \\\\\n"
+        " b     &                  OOM \\\\\n"
+        "\\bottomrule\n"
+        "\\end{tabular}\n"
+        "% below\n"
+    )
+
+
+ROWS = [
+    {"name": "a", "step_s": 0.0125, "step_s_low": 0.012, "step_s_high": 0.013, "step_s_status": None},
+    {"name": "b", "step_s": None, "step_s_low": None, "step_s_high": None, "step_s_status": "oom"},
+]
+
+
+def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
+    text = [{name: "" if value is None else str(value) for name, value in row.items()} for row in ROWS]
+    assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
+    assert json.loads(json_text(TABLE)) == ROWS
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
+
+
+def test_values_of_several_types_go_to_parquet_as_text():
+    table = Table([Heading("x", "x")], [[Cell(8)], [Cell("auto")], [Cell([1, 2])], [Cell()]])
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
+        "8",
+        "auto",
+        "[1, 2]",
+        None,
+    ]
+
+
+def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
+    lines = terminal(nasty()).splitlines()
+    assert len(lines) == 3
+    assert "\x1b" not in lines[2]
+    assert lines[2].startswith("[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s* new\\x1b[31m \\udcff")
+
+
+def test_nothing_in_a_name_breaks_a_markdown_table():
+    row = markdown(nasty()).splitlines()[-1]
+    assert row.count("|") - row.count("\\|") == 3
+    assert r"[bold]x[/bold] \| \<b>\&lt; $5\_% #{\~^\\} \`c\` \*s\* new" in row
+
+
+def test_names_as_published_stay_as_they_are_in_markdown():
+    table = Table(
+        [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[Cell("a", "a"), Cell("b", "b")]]
+    )
+    assert markdown(table).splitlines()[0] == "| fwd & back avg (sec)   | num_params   |"
+
+
+def test_nothing_in_a_name_breaks_latex():
+    text = latex(nasty())
+    assert text.splitlines()[0].startswith("% [bold]")
+    assert len(text.splitlines()) == 8
+    [row] = [line for line in text.splitlines() if line.startswith(" ")][1:]
+    assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
+    assert row.count("&") - row.count("\\&") == 1
+    assert r"\ensuremath{<}b\ensuremath{>}\&lt; \$5\_\% \#\{\textasciitilde{}\^{}\textbackslash{}\}" in row
+
+
+def test_whatever_is_in_a_name_comes_back_from_csv_json_and_parquet():
+    whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
+    assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
+    assert json.loads(json_text(nasty()))[0]["name"] == whole
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
+
+
+def test_plain_keeps_letters_of_all_scripts_and_indents():
+    assert plain("  größe 模型 ± –") == "  größe 模型 ± –"
+
+
+@pytest.mark.parametrize(
+    "seconds, ends, text",
+    [
+        (0.0000123, (), "0.012"),
+        (0.0125, (0.012, 0.013), "12.50 [12.00, 13.00]"),
+        (0.125, (0.1, 0.2), "125.0 [100.0, 200.0]"),
+        (1.5, (), "1,500"),
+        (0.0, (), "0.000"),
+    ],
+)
+def test_figures_have_the_places_that_mean_something(seconds: float, ends: tuple[float, ...], text: str):
+    assert figure_text(TIMES["step"], seconds, *ends) == text

@@ -1,0 +1,162 @@
+"""What is drawn is what the runs say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import WARMUP, made_entry, made_rows
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from lm_profiler.record.run import MemoryFacts, MemoryReading
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.colours import PART_COLOURS
+from lm_profiler.report.plots import KINDS, SUFFIXES, draw, save_plot
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> list[Entry]:
+    """Context lengths: the forward pass takes as long as the length says; the longest ran out of memory."""
+    entries = []
+    for context, forward_s, gib in ((512, 12e-3, 4), (128, 3e-3, 1)):
+        memory = MemoryFacts(measured=MemoryReading(allocated_peak=gib * 2**30), parts={})
+        overrides = {"data.context_length": str(context)}
+        entries.append(made_entry(tmp_path / str(context), overrides, forward_s=forward_s, memory=memory))
+    return [*entries, made_entry(tmp_path / "2048", {"data.context_length": "2048"}, status="oom")]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text().strip() for axes in figure.axes for text in axes.texts]
+
+
+def bars(figure: Figure, row: int) -> dict[str, float]:
+    """Width of each bar of a row, by its colour."""
+    boxes = [box for box in figure.axes[0].patches if box.get_y() < row < box.get_y() + box.get_height()]
+    return {to_hex(box.get_facecolor()).upper(): box.get_width() for box in boxes}
+
+
+def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -> None:
+    figure = draw("phases", swept)
+    [axes] = figure.axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["128", "512", "2048"]
+    assert bars(figure, 0) == pytest.approx(
+        {PART_COLOURS["forward"]: 3.0, PART_COLOURS["backward"]: 5.0, PART_COLOURS["other"]: 2.0}
+    )
+    assert bars(figure, 1)[PART_COLOURS["forward"]] == pytest.approx(12.0)
+    assert bars(figure, 2) == {}
+    assert texts(figure) == ["10.0 ms", "19.0 ms", "OOM"]
+    assert "(ms)" in axes.get_xlabel()
+    assert axes.get_ylabel() == "context"
+
+
+def test_the_bar_of_error_is_the_medians_interval(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    # 20 values of 9.97, 10 and 10.03: 95 % lies between the 6th and the 15th.
+    ms = sorted(row.time("step") * 1e3 for row in made_rows() if row.stage == "measure")
+    [bar] = draw("phases", [entry]).axes[0].containers[-1].lines[2][0].get_segments()
+    assert bar[:, 0] == pytest.approx([ms[5], ms[14]])
+    assert ms[5] < 9.98
+    assert ms[14] > 10.02
+
+
+def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
+    figure = draw("memory", swept)
+    [axes] = figure.axes
+    line, *_ = axes.containers[0].lines
+    assert list(line.get_xdata()) == [128, 512]
+    assert list(line.get_ydata()) == [1.0, 4.0]
+    crosses = [mark for mark in axes.lines if mark.get_marker() == "x"]
+    assert [list(mark.get_xdata()) for mark in crosses] == [[2048]]
+    assert axes.get_xlabel().splitlines() == ["context", "2048: OOM"]
+    assert axes.get_ylabel() == "peak allocated (GiB)"
+
+
+def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
+    cells = [
+        made_entry(tmp_path / f"{size}{context}", {"model.size": size, "data.context_length": str(context)})
+        for size in ("large", "small")
+        for context in (128, 256)
+    ]
+    figure = draw("mfu", cells)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "large"]
+    by_size = draw("mfu", cells, by="model.size")
+    assert [tick.get_text() for tick in by_size.axes[0].get_xticklabels()] == ["small", "large"]
+    assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
+
+
+def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert entry.record is not None
+    step = entry.record.time["step"]
+    assert step.ci_low is not None
+    assert step.ci_high is not None
+    [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
+    ideal_s = 0.4 * 10e-3
+    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.ci_high, 100 * ideal_s / step.ci_low])
+
+
+def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert entry.record is not None
+    assert entry.record.steadiness is not None
+    steadiness = entry.record.steadiness.model_copy(update={"cut": 3})
+    cut = replace(entry, record=entry.record.model_copy(update={"steadiness": steadiness}))
+    [axes] = draw("steps", [cut]).axes
+    spans = [(box.get_x(), box.get_x() + box.get_width()) for box in axes.patches]
+    assert spans == [(0.5, WARMUP + 0.5), (WARMUP + 0.5, WARMUP + 3.5)]
+    [line] = axes.lines
+    assert list(line.get_xdata()) == list(range(1, 26))
+    assert list(line.get_ydata()) == pytest.approx([row.time("step") * 1e3 for row in made_rows()])
+    assert axes.get_ylim()[1] == pytest.approx(30.0)  # three medians; the first step took a second
+    assert texts(axes.figure) == ["up to 1,008 ms"]
+
+
+def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None:
+    repeats = [made_entry(tmp_path / str(n), forward_s=(3 + n) * 1e-3) for n in range(3)]
+    figure = draw("phases", [*repeats, made_entry(tmp_path / "bad", status="failed")])
+    assert texts(figure) == ["11.0 ms 3 ok, 1 failed"]
+    [bar] = figure.axes[0].containers[-1].lines[2][0].get_segments()
+    assert bar[:, 0] == pytest.approx([10.0, 12.0])
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suffix: str) -> None:
+    for name in ("a", "b"):
+        save_plot("phases", swept, tmp_path / f"{name}{suffix}")
+    content = (tmp_path / f"a{suffix}").read_bytes()
+    assert content == (tmp_path / f"b{suffix}").read_bytes()
+    assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
+    name = "</text><script>$x^{_$ & \\frac"
+    save_plot(kind, [made_entry(tmp_path / "run", name=name), made_entry(tmp_path / "b")], tmp_path / "a.svg", "name")
+    drawn = ET.parse(tmp_path / "a.svg")  # it is XML still
+    assert any(element.text == name for element in drawn.iter())
+    assert not any(element.tag.endswith("script") for element in drawn.iter())
+
+
+def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
+    run = made_entry(tmp_path / "run")
+    for kind, entries, name, by, message in (
+        ("pie", [run], "a.svg", None, r"^plot: expected one of phases, steps, memory, mfu, given 'pie'"),
+        ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, given 'a.gif'"),
+        ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
+        ("phases", [run], "a.svg", "sise", r"^by: expected an option .* given 'sise'"),
+        ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_plot(kind, entries, tmp_path / name, by)
+    assert not list(tmp_path.glob("a.*"))
+
+
+def test_nobody_waits_for_a_library_that_draws_nothing() -> None:
+    code = "import sys, lm_profiler.report.plots, lm_profiler.report.page; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "plotly", "torch", "pandas", "scipy.stats", "tensorboard"} & set(done.stdout.split())

@@ -1,0 +1,35 @@
+"""A cell and the records that its run may leave, made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.record.run import Failure, RunRecord, Status, write_run
+from lm_profiler.record.sweep import Cell, SweepPlan
+
+CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
+
+
+def plan(*names: str, **changes: Any) -> SweepPlan:
+    cells = [Cell(id=name, overrides={"a.x": name}, repeat=0, arguments=["fit", f"--a.x={name}"]) for name in names]
+    return SweepPlan(**{"name": "s", "command": "", "verb": "fit", "seed": 0, "cells": cells, **changes})
+
+
+def leave_record(folder: Path, status: Status, cell: str = CELL.id, failure: Failure | None = None) -> None:
+    """What a run of the cell in the sweep's ``folder`` wrote."""
+    run = folder / cell / "version_0"
+    run.mkdir(parents=True)
+    if failure is None and status != "ok":
+        failure = Failure(phase="forward", step=3, type="SomeError", message="of mine")
+    record = RunRecord(
+        name=cell,
+        status=status,
+        failure=failure,
+        verb="fit",
+        started="2026-01-01T00:00:00+00:00",
+        duration_s=1.0,
+        command="",
+        config=None,
+    )
+    write_run(run, record)

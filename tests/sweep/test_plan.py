@@ -1,0 +1,95 @@
+"""Cells: which, how they are called, and in which order."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.sweep.plan import plan_of, run_order, shell_line
+from lm_profiler.sweep.request import Request
+
+
+def ids(request: Request) -> list[str]:
+    return [cell.id for cell in plan_of(request).cells]
+
+
+def test_a_cell_is_a_call_of_the_trainers_verbs(tmp_path: Path) -> None:
+    config = tmp_path / "base.yaml"
+    config.write_text("")
+    request = Request(
+        name="s",
+        log_dir="out",
+        config=str(config),
+        verb="validate",
+        grid={"model.size": ["small", "xl"]},
+        options=["--data.batch_size=2"],
+    )
+    first, second = plan_of(request).cells
+    assert first.arguments == [
+        *("validate", f"--config={config}", "--model.size=small", "--data.batch_size=2"),
+        *("--log_dir=out/s", "--name=size=small"),
+    ]
+    assert (second.id, second.overrides) == ("size=xl", {"model.size": "xl"})
+    assert shlex.split(shell_line(first)) == ["python", "-m", "lm_profiler", *first.arguments]
+
+
+def test_the_list_is_crossed_with_the_grid_and_the_last_option_is_the_fastest() -> None:
+    grid = {"a.x": ["1", "2"], "a.y": ["3", "4"]}
+    assert ids(Request(name="s", grid=grid, list=[{"b.z": "0"}, {"b.w": "1"}])) == [
+        *("z=0,x=1,y=3", "z=0,x=1,y=4", "z=0,x=2,y=3", "z=0,x=2,y=4"),
+        *("w=1,x=1,y=3", "w=1,x=1,y=4", "w=1,x=2,y=3", "w=1,x=2,y=4"),
+    ]
+
+
+def test_labels_are_as_short_as_they_can_be() -> None:
+    assert ids(Request(name="s", grid={"model.size": ["a"], "data.size": ["b"], "x": ["c"]})) == [
+        "model.size=a,data.size=b,x=c"
+    ]
+
+
+def test_ids_are_unique_and_fit_any_file_system() -> None:
+    values = ["a/b", "a b", "../../etc", "[0.9, 0.95]", "x" * 300, "x" * 301, "", "B", "b", "é"]
+    cells = ids(Request(name="s", grid={"model.v": values}, repeats=2))
+    assert len({name.lower() for name in cells}) == 2 * len(values)
+    assert all(len(name.encode()) <= 120 for name in cells)
+    assert all(
+        set(name) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789=,._+-") for name in cells
+    )
+    assert cells == ids(Request(name="s", grid={"model.v": values}, repeats=2))
+    assert cells[6:8] == ["v=0.9-0.95,r0", "v=0.9-0.95,r1"]
+
+
+def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
+    request = Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=1)
+    order = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request))]
+    passes = [order[i : i + 8] for i in (0, 8, 16)]
+    for repeat, cells in enumerate(passes):
+        assert Counter(cells) == Counter((repeat, value) for value in "12345678")
+    assert len({tuple(value for _, value in cells) for cells in passes}) == 3
+    again = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request))]
+    assert again == order
+    other = plan_of(Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=2))
+    assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
+
+
+def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
+    (cell,) = plan_of(Request(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]})).cells
+    assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
+
+
+def test_a_cell_that_is_listed_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="list: expected each cell once, given twice"):
+        plan_of(Request(name="s", list=[{"a.x": "1"}, {"a.x": "1"}]))
+
+
+def test_a_changed_config_file_makes_another_plan(tmp_path: Path) -> None:
+    config = tmp_path / "base.yaml"
+    request = Request(name="s", config=str(config), repeats=2)
+    config.write_text("seed_everything: 1")
+    before = plan_of(request)
+    config.write_text("seed_everything: 2")
+    assert plan_of(request).cells == before.cells
+    assert plan_of(request) != before

@@ -1,0 +1,106 @@
+"""What a sweep is asked to do: from a file, from the command line, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.sweep.request import read_request
+
+GRID = "--grid.model.size=small,medium"
+
+
+def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:
+    (tmp_path / "sizes.yaml").write_text(
+        "config: configs/demo.yaml\n"
+        "grid:\n  model.size: [small, medium]\n  model.compile: [true, off]\n"
+        "list:\n  - {trainer.precision: 32-true, data.batch_size: 010}\n"
+        "repeats: 3\nseed: 7\ntimeout_s: 60\nverb: validate\n"
+    )
+    from_file = read_request([str(tmp_path / "sizes.yaml")])
+    line = [
+        *("--config", "configs/demo.yaml", GRID, "--grid.model.compile", "true,off"),
+        *("--list", "[{trainer.precision: 32-true, data.batch_size: 010}]"),
+        *("--repeats=3", "--seed=7", "--timeout_s=60", "--verb=validate", "--name=sizes"),
+    ]
+    assert read_request(line) == from_file
+    assert from_file.name == "sizes"
+    assert from_file.grid == {"model.size": ["small", "medium"], "model.compile": ["true", "off"]}  # text, as written
+    assert from_file.list == [{"trainer.precision": "32-true", "data.batch_size": "010"}]
+    assert (from_file.repeats, from_file.seed, from_file.timeout_s, from_file.verb) == (3, 7, 60.0, "validate")
+
+
+def test_the_command_line_overrides_the_file_and_adds_to_its_grid(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("grid: {model.size: [small], data.batch_size: [1]}\nrepeats: 2\n")
+    request = read_request([str(tmp_path / "a.yaml"), GRID, "--grid.model.d_ff=8", "--repeats=5"])
+    assert request.grid == {"model.size": ["small", "medium"], "data.batch_size": ["1"], "model.d_ff": ["8"]}
+    assert request.repeats == 5
+
+
+def test_values_that_are_lists_keep_their_brackets() -> None:
+    request = read_request(["--grid.model.betas=[0.9, 0.95],[0.8,0.9]", "--grid.model.note='a, b',c"])
+    assert request.grid == {"model.betas": ["[0.9, 0.95]", "[0.8, 0.9]"], "model.note": ["a, b", "c"]}
+    assert read_request([GRID, "--devices=0,1"]).devices == ["0", "1"]
+    assert read_request([GRID, "--devices=[0,1],[2,3]"]).devices == ["0,1", "2,3"]
+
+
+def test_any_other_option_goes_to_every_cell() -> None:
+    request = read_request([GRID, "--model.lr", "1e-3", "--check_memory=false", "--trainer.max_steps=-1"])
+    assert request.options == ["--model.lr=1e-3", "--check_memory=false", "--trainer.max_steps=-1"]
+
+
+def test_options_of_a_cluster_are_submitits() -> None:
+    request = read_request(
+        [GRID, "--launcher=slurm", "--timeout_s=60", "--slurm.partition=gpu", "--slurm.gpus_per_node=1"]
+    )
+    assert request.cluster == {"slurm_partition": "gpu", "slurm_gpus_per_node": 1}
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        ([], "grid: expected options to sweep, given none"),
+        (["--grid.model.size="], "grid.model.size: expected at least one value, given none"),
+        (["--grid.model.size=a,a"], "grid.model.size: expected each value once, given a, a; run cells again "),
+        (["--grid.model.size=[a"], "grid.model.size: expected YAML, given '[[a]'"),
+        ([GRID, "--repeat=3"], "repeat: expected an option of sweep or of its cells, given none of th"),
+        ([GRID, "--repeats=0"], "repeats: expected 1 or more, given 0"),
+        ([GRID, "--repeats=many"], "repeats: expected a number, given 'many'"),
+        ([GRID, "--timeout_s=nan"], "timeout_s: expected 1 or more, given nan"),
+        ([GRID, "--verb=train"], "verb: expected fit, validate, test or predict, given 'train'"),
+        ([GRID, "--launcher=pbs"], "launcher: expected slurm, local or debug, given 'pbs'"),
+        ([GRID, "--launcher=slurm"], "timeout_s: expected with --launcher"),
+        ([GRID, "--slurm.partition=x"], "slurm.partition: expected with --launcher alone"),
+        ([GRID, "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
+        ([GRID, "--name"], "name: expected a value, given none"),
+        ([GRID, "--model.size=xl"], "model.size: expected either swept or the same for all cells, given both"),
+        ([GRID, "--list={model.size: xl}"], "model.size: expected in the grid or in the list, given in both"),
+        ([GRID, "--list=[]"], "list: expected sets of options, such as "),
+        (["--grid.log_dir=a,b"], "log_dir: expected an option of a run, given one that the sweep itself sets"),
+        ([GRID, "stray"], "sweep: expected options such as --grid.model.size small,medium, given 'stray'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_told_in_a_line(arguments: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as error:
+        read_request(arguments)
+    assert str(error.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    "content,told",
+    [
+        ("grids: {a.b: [1]}", "seed, timeout_s, name, given 'grids'; did you mean grid?"),
+        ("grid: {model: {size: [small]}}", "grid.model: expected its values, given more options; write the whole path"),
+        ("grid: [1, 2]", "grid: expected options with their values, such as `model.size: [small, "),
+        ("grid: {model.size: []}", "grid.model.size: expected at least one value, given none"),
+        ("list: {}", "list: expected sets of options"),
+        ("repeats:", "repeats: expected a value, given none"),
+        ("[1]", "expected a mapping with config, grid or list"),
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_told_in_a_line(content: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r".+") as error:
+        read_request([str(tmp_path / "x.yaml")])
+    assert told in str(error.value)

@@ -1,0 +1,132 @@
+"""Slots, limits and interrupts, with processes and a clock made by hand."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from by_hand import leave_record, plan
+
+from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
+from lm_profiler.sweep.schedule import GRACE_S, Schedule
+from lm_profiler.sweep.server import CellEnded, CellStarted
+
+
+class Processes:
+    """Each cell runs for as long as ``lasts`` says, ends a moment after SIGTERM unless ``deaf``, at once at SIGKILL."""
+
+    def __init__(self, folder: Path, lasts: Mapping[str, float], deaf: Sequence[str] = ()) -> None:
+        self.folder, self.lasts, self.deaf = folder, lasts, deaf
+        self.now = 100.0
+        self.ends: dict[str, tuple[float, int]] = {}
+        self.new: list[str] = []
+        self.environments: dict[str, str | None] = {}
+        self.most = 0
+        self.signals: list[tuple[float, str, int]] = []
+        self.at: dict[float, Callable[[], None]] = {}
+
+    def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
+        assert output == self.folder / cell / "output.txt"
+        assert list(output.parent.iterdir()) == []  # whatever an earlier try left is gone
+        self.environments[cell] = environment.get("CUDA_VISIBLE_DEVICES")
+        self.new.append(cell)
+
+    def signal(self, cell: str, number: int) -> None:
+        self.signals.append((self.now - 100.0, cell, number))
+        if cell in self.ends and (number == signal.SIGKILL or cell not in self.deaf):
+            self.ends[cell] = (self.now + 0.5, -signal.SIGKILL if number == signal.SIGKILL else 130)
+
+    def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
+        assert timeout_s is not None
+        assert timeout_s >= 0
+        started, self.new = self.new, []
+        if started:
+            for cell in started:
+                self.ends[cell] = (self.now + self.lasts[cell], 0)
+            self.most = max(self.most, len(self.ends))
+            return [CellStarted(cell) for cell in started]
+        self.now += max(timeout_s, 0.01)
+        for when in [when for when in self.at if when <= self.now - 100.0]:
+            self.at.pop(when)()
+        ended = [(cell, code) for cell, (when, code) in self.ends.items() if when <= self.now]
+        for cell, code in ended:
+            del self.ends[cell]
+            if code == 0:
+                leave_record(self.folder, "ok", cell)
+        return [CellEnded(cell, code) for cell, code in ended]
+
+
+class Told:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def began(self, cell: Cell, device: str | None) -> None:
+        self.heard.append(f"+{cell.id}")
+
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+        self.heard.append(f"-{cell.id} {outcome.status}")
+
+    def tick(self) -> None: ...
+
+
+def schedule(
+    processes: Processes, devices: Sequence[str | None] = (None,), timeout_s: float | None = None
+) -> tuple[Schedule, Told]:
+    told = Told()
+    cells = plan(*processes.lasts).cells
+    return Schedule(processes.folder, cells, processes, told, devices, timeout_s, clock=lambda: processes.now), told
+
+
+def test_one_at_a_time_in_their_order(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, {"a": 3, "b": 1, "c": 2})
+    work, told = schedule(processes)
+    work.run()
+    assert told.heard == ["+a", "-a ok", "+b", "-b ok", "+c", "-c ok"]
+    assert processes.most == 1
+    assert processes.environments == {"a": None, "b": None, "c": None}
+
+
+def test_one_at_a_time_on_each_device(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, {"a": 5, "b": 1, "c": 1, "d": 1})
+    work, told = schedule(processes, ["0", "2,3"])
+    work.run()
+    assert processes.most == 2
+    assert processes.environments == {"a": "0", "b": "2,3", "c": "2,3", "d": "2,3"}
+    assert told.heard[:4] == ["+a", "+b", "-b ok", "+c"]
+    assert told.heard[-1] == "-a ok"
+
+
+def test_a_cell_over_its_time_is_asked_to_end_then_killed_and_the_next_one_runs(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, {"slow": 99, "deaf": 99, "quick": 1}, deaf=["deaf"])
+    work, told = schedule(processes, timeout_s=7)
+    work.run()
+    assert told.heard == ["+slow", "-slow timeout", "+deaf", "-deaf timeout", "+quick", "-quick ok"]
+    (at, *term), (later, *deaf), (last, *kill) = processes.signals
+    assert term == ["slow", signal.SIGTERM]
+    assert at == pytest.approx(7.0, abs=0.02)
+    assert deaf == ["deaf", signal.SIGTERM]
+    assert kill == ["deaf", signal.SIGKILL]
+    assert last - later == pytest.approx(GRACE_S, abs=0.02)
+    reasons = {cell: outcome.reason for cell, outcome in read_outcomes(tmp_path).items()}
+    assert reasons == {**dict.fromkeys(("slow", "deaf"), "ran longer than 7 s; left no record"), "quick": None}
+
+
+def test_interrupted_it_lets_cells_end_and_begins_none(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, {"a": 1, "b": 99, "deaf": 99, "c": 1}, deaf=["deaf"])
+    work, told = schedule(processes, [None, None], timeout_s=50)
+    processes.at[3.0] = lambda: setattr(work, "interrupted", True)
+    work.run()
+    assert told.heard == ["+a", "+b", "-a ok", "+deaf", "-b interrupted", "-deaf interrupted"]
+    assert [number for _, _, number in processes.signals] == [signal.SIGTERM, signal.SIGTERM, signal.SIGKILL]
+
+
+def test_what_an_earlier_try_left_is_removed_before_the_next(tmp_path: Path) -> None:
+    leave_record(tmp_path, "interrupted", "a")
+    processes = Processes(tmp_path, {"a": 1})
+    work, _ = schedule(processes)
+    work.run()
+    assert read_outcomes(tmp_path)["a"].status == "ok"

@@ -1,0 +1,109 @@
+"""The client of the program that starts cells, with that program as it is where nothing can be forked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, ServerError
+
+SPAWNING = (sys.executable, "-m", "lm_profiler.commands.cell_server", "--spawn")
+SLOW = ["fit", "--help"]  # it loads torch first: seconds in which it can be killed
+
+
+def events_until_end(server: CellServer, cells: int = 1) -> list[CellStarted | CellEnded]:
+    events: list[CellStarted | CellEnded] = []
+    while sum(isinstance(event, CellEnded) for event in events) < cells:
+        events += server.events(60)
+    return events
+
+
+def until_it_runs(server: CellServer, cell: str) -> None:
+    while CellStarted(cell) not in server.events(60):
+        pass
+
+
+def descendants() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def test_a_cell_runs_and_tells_its_exit_code(tmp_path: Path) -> None:
+    with CellServer(SPAWNING) as server:
+        server.start("good", ["--version"], tmp_path / "good.txt", {})
+        assert events_until_end(server) == [CellStarted("good"), CellEnded("good", 0)]
+        server.start("bad", ["fit", "--config=nowhere"], tmp_path / "bad.txt", {})
+        assert events_until_end(server) == [CellStarted("bad"), CellEnded("bad", 2)]
+        assert server.events(0) == []
+    assert (tmp_path / "good.txt").read_text().startswith("lm_profiler ")
+    assert "given nowhere" in (tmp_path / "bad.txt").read_text()
+    assert descendants() == []
+
+
+def test_cells_run_side_by_side_and_signals_go_to_the_right_one(tmp_path: Path) -> None:
+    with CellServer(SPAWNING) as server:
+        server.start("a", SLOW, tmp_path / "a.txt", {})
+        server.start("b", ["--version"], tmp_path / "b.txt", {})
+        server.signal("a", signal.SIGKILL)
+        server.signal("nobody", signal.SIGKILL)
+        ended = {e.cell: e.code for e in events_until_end(server, 2) if isinstance(e, CellEnded)}
+    assert ended == {"a": -signal.SIGKILL, "b": 0}
+
+
+def test_nothing_outlives_the_client(tmp_path: Path) -> None:
+    with CellServer(SPAWNING) as server:
+        server.start("a", SLOW, tmp_path / "a.txt", {})
+        until_it_runs(server, "a")
+        processes = descendants()
+        assert len(processes) >= 2
+    assert psutil.wait_procs(processes, timeout=5)[1] == []
+
+
+def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(tmp_path: Path) -> None:
+    with CellServer(SPAWNING) as server:
+        server.start("a", SLOW, tmp_path / "a.txt", {})
+        until_it_runs(server, "a")
+        (program,) = psutil.Process().children()
+        cells = program.children()
+        program.kill()
+        assert events_until_end(server) == [CellEnded("a", None, "the process that starts cells died (SIGKILL)")]
+        assert psutil.wait_procs(cells, timeout=5)[1] == []
+        server.start("b", ["--version"], tmp_path / "b.txt", {})
+        assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with CellServer((sys.executable, "-c", "raise SystemExit('no torch here')")) as server:
+        server.start("a", [], tmp_path / "a.txt", {})
+        with pytest.raises(ServerError, match=r"^the process that starts cells died \(exit code 1\): no torch here$"):
+            events_until_end(server)
+
+
+def test_a_cell_that_cannot_be_started_is_lost_alone(tmp_path: Path) -> None:
+    with CellServer(SPAWNING) as server:
+        server.start("a", ["--version"], tmp_path / "nowhere" / "a.txt", {})
+        assert events_until_end(server) == [CellEnded("a", None, "could not be started: No such file or directory")]
+        server.start("b", ["--version"], tmp_path / "b.txt", {})
+        assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
+
+
+def test_the_lock_is_held_until_the_program_is_gone(tmp_path: Path) -> None:
+    lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        with CellServer(SPAWNING, lock) as server:
+            server.start("a", SLOW, tmp_path / "a.txt", {})
+            until_it_runs(server, "a")
+            (program,) = psutil.Process().children()
+            assert any(file.path == str(tmp_path / "lock") for file in program.open_files())
+    finally:
+        os.close(lock)
+
+
+def test_the_program_ends_by_itself_when_nobody_asks_any_more() -> None:
+    done = subprocess.run(SPAWNING, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
