@@ -16,4 +16,11 @@ from lm_profiler.callbacks.ready_made import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.callbacks.trace import TraceOptions
 
-__all__ = ["MemoryOptions", "NumericsOptions", "StageOptions", "TraceOptions", "TrainingProfiler", "profiling_callbacks"]
+__all__ = [
+    "MemoryOptions",
+    "NumericsOptions",
+    "StageOptions",
+    "TraceOptions",
+    "TrainingProfiler",
+    "profiling_callbacks",
+]

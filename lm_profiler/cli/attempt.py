@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import first_line, status_of
 from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
@@ -117,9 +118,9 @@ class Attempt:
         if launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", launch.config_yaml)
         record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb)
-        write_run(self.folder, record)
-        with suppress(OSError):  # the record stands; a full disk must not hide what it says
-            write_hparams(Entry(self.folder, record))
+        folder = self.folder
+        write_run(folder, record)
+        found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])  # the record stands without
 
     def _where(self) -> str:
         return f"; written to {self.folder}" if self.folder is not None else ""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from lm_profiler.cli.endings import FAILED, OK, say
 from lm_profiler.cli.usage import UsageError, explain
+from lm_profiler.commands.remedies import remedies
+from lm_profiler.commands.report_kernels import kernel_table, print_each
 from lm_profiler.commands.report_output import format_of, writable, write
 from lm_profiler.commands.report_table import LAYOUTS, make_table
-from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Collection, Entry, collect
-from lm_profiler.report.formats import SUFFIXES, plain
+from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain
 from lm_profiler.report.terminal import print_run
 
 _DESCRIPTION = """\
@@ -33,7 +35,7 @@ for example:
   python -m lm_profiler report logs --layout warmups     a row for each pass and warm-up
   python -m lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "format", "output")
+_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "kernels", "format")
 """Options that ask for a table, of a single run, too."""
 
 
@@ -53,10 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = _options(arguments)
     found = _collect(options.runs)
-    try:
-        problems = _show(found, options)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    problems = _show(found, options)
     for problem in [*found.problems, *problems]:
         say(f"warning: {problem}")
     return OK if len(problems) < len(found.entries) else FAILED
@@ -85,9 +84,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--format", type=_one_of(formats), metavar="|".join(formats), help="else as FILE's suffix says")
     add("--output", type=Path, metavar="FILE", help="write to FILE")
     options = parser.parse_intermixed_args(list(arguments))
-    _check_together(options)
-    if options.plot is None and (options.format or options.output):
+    if options.plot is None:
         options.format = format_of(options.format, options.output)
+    _check_together(options)
     return options
 
 
@@ -126,6 +125,8 @@ def _check_together(options: argparse.Namespace) -> None:
         raise UsageError("value: expected --pivot ROWS ACROSS, given none")
     if options.by is not None and not options.plot:
         raise UsageError("by: expected --plot KIND, given none")
+    if options.kernels and (options.format not in (None, "terminal", *FOR_PROGRAMS)):
+        raise UsageError(f"format: expected terminal, {', '.join(FOR_PROGRAMS)} with --kernels, given {options.format}")
     if options.plot and options.output is None:
         raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
 
@@ -148,40 +149,29 @@ def _show(found: Collection, options: argparse.Namespace) -> list[str]:
     entries = found.entries
     if not entries:
         return []
-    if options.kernels:
-        return _print_kernels(entries)
     if options.plot is not None:
-        from lm_profiler.report.plots import save_plot
-
-        with writable(options.output):
-            save_plot(options.plot, entries, options.output, options.by)
+        _plot(entries, options)
         return []
     record = entries[0].record
     if len(entries) == 1 and record is not None and not any(getattr(options, name) for name in _OF_TABLES):
         print_run(record, entries[0].folder)
+        for line in remedies(entries):
+            print(plain(line))
         return []
-    table, problems = make_table(entries, options)
+    if options.kernels and options.format in (None, "terminal"):
+        return print_each(entries)
+    table, problems = kernel_table(entries) if options.kernels else make_table(entries, options)
     if table is not None:
-        write(found, table, options.format, options.output)
+        failed = [] if options.kernels else remedies(entries)
+        write(found, replace(table, below=[*table.below, *failed]), options.format, options.output)
     return problems
 
 
-def _print_kernels(entries: Sequence[Entry]) -> list[str]:
-    from lm_profiler.record.kernels import kernel_files, read_kernels
-    from lm_profiler.report.kernels import print_kernels
+def _plot(entries: Sequence[Entry], options: argparse.Namespace) -> None:
+    from lm_profiler.report.plots import save_plot
 
-    problems = []
-    for entry in entries:
-        files = kernel_files(entry.folder)
-        if not files:
-            problems.append(f"{entry.folder}: no table of kernels: nothing was traced, or the trace is another tool's")
-            continue
+    with writable(options.output):
         try:
-            kernels = read_kernels(files[0])
-        except RecordError as error:
-            problems.append(str(error))
-            continue
-        if len(entries) > 1:
-            print(plain(str(entry.folder)))
-        print_kernels(kernels)
-    return problems
+            save_plot(options.plot, entries, options.output, options.by)
+        except ValueError as error:
+            raise UsageError(str(error)) from None

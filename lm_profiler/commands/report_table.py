@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from lm_profiler.cli.usage import UsageError
 from lm_profiler.report.blocks import blocks
 from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import Column
 from lm_profiler.report.formats import FOR_PROGRAMS
 from lm_profiler.report.layouts import devices, warmup_rows, wide
 from lm_profiler.report.merged import by_facts, repeats_together
@@ -23,7 +25,7 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
 
     Raises:
-        ValueError: there is no such column, or too many settings of warm-up.
+        UsageError: there is no such column, or too many settings of warm-up.
     """
     if options.layout == "wide":
         return wide(entries), []
@@ -32,13 +34,20 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     if options.layout is not None or options.warmup is not None:
         return _of_steps(entries, options)
     if options.pivot is not None:
-        down, across = (columns_named(names, entries) for names in options.pivot)
-        [value] = columns_named([options.value or "step_s"], entries)
+        down, across = (_columns(names, entries) for names in options.pivot)
+        [value] = _columns([options.value or "step_s"], entries)
         return pivot(entries, down, across, value), []
-    columns = columns_named(options.columns, entries) if options.columns else None
-    by = columns_named(options.group_by or (), entries)
+    columns = _columns(options.columns, entries) if options.columns else None
+    by = _columns(options.group_by or (), entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by), []
+
+
+def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    try:
+        return columns_named(names, entries)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _of_steps(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
@@ -46,7 +55,7 @@ def _of_steps(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Ta
     blocked = options.layout == "blocks"
     settings = options.warmup
     if blocked and settings is not None and len(settings) > 1:
-        raise ValueError(f"warmup: expected one number with --layout blocks, given {len(settings)}")
+        raise UsageError(f"warmup: expected one number with --layout blocks, given {len(settings)}")
     died = [entry for entry in entries if blocked and entry.status != "ok"]
     good, problems = readable([entry for entry in entries if entry not in died])
     shown = [entry for entry in entries if entry in good or entry in died]

@@ -17,9 +17,9 @@ from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
 from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError, check_config_files
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.collection import collect
-from lm_profiler.sweep.cluster import Jobs
+from lm_profiler.sweep.cluster import ClusterError, Jobs
 from lm_profiler.sweep.display import Display, print_end
-from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.folder import FolderError, SweepFolder
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
 from lm_profiler.sweep.request import Request, read_request
 from lm_profiler.sweep.schedule import Schedule
@@ -48,9 +48,9 @@ goes on with what is missing. A cell whose folder is removed is missing again.
 
 for example: python -m lm_profiler sweep --config configs/demo.yaml --grid.data.context_length 64,128,256"""
 
-_FORKING = (sys.executable, "-m", "lm_profiler.commands.cell_server")
-SPAWNING = (*_FORKING, "--spawn")
-SERVER = _FORKING if sys.platform == "linux" else SPAWNING
+FORKING = (sys.executable, "-m", "lm_profiler.commands.cell_server")
+SPAWNING = (*FORKING, "--spawn")
+SERVER = FORKING if sys.platform == "linux" else SPAWNING
 """The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
 
 _FINE = ("ok", "oom", "refused")
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> int:
         with SweepFolder(sweep_folder(request), plan) as folder:
             folder.take_over()
             return _ending(folder, _run(request, folder))
-    except ValueError as error:
+    except (FolderError, ClusterError) as error:
         raise UsageError(str(error)) from None
     except ServerError as error:
         say(str(error))
@@ -87,8 +87,13 @@ def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
         check_config_files(["--config", arguments[0]])
     try:
         request = read_request(arguments)
-        swept = [*request.grid.get("config", ()), *(entry["config"] for entry in request.list if "config" in entry)]
-        check_config_files([f"--config={path}" for path in (request.config, *swept) if path is not None])
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    swept = [*request.grid.get("config", ()), *(entry["config"] for entry in request.list if "config" in entry)]
+    for path in (request.config, *swept):
+        if path is not None:
+            check_config_files([f"--config={path}"])
+    try:
         return request, plan_of(request, shlex.join(("python", "-m", "lm_profiler", "sweep", *arguments)))
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -97,23 +102,23 @@ def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
 def _run(request: Request, folder: SweepFolder) -> bool:
     """Run what is missing; returns whether it was interrupted."""
     missing = folder.missing()
-    devices = request.devices or (None,)
-    cells, done = len(folder.plan.cells), len(folder.plan.cells) - len(missing)
+    if not missing:
+        return False
+    here = request.launcher is None
+    cells, devices = len(folder.plan.cells), request.devices or (None,)
+    display = Display(cells, cells - len(missing), len(devices) if here else None)
     with CellServer(SERVER, folder.lock) as server:
-        if request.launcher is not None:
-            jobs = Jobs(folder.path, SPAWNING, request.launcher, request.cluster, request.timeout_s or 0.0)
+        work = (
+            Schedule(folder.path, missing, server, display, devices, request.timeout_s)
+            if here
+            else Jobs(folder.path, missing, SPAWNING, display, request)
+        )
         if folder.is_new:
             _check_options(server, folder.plan)
         folder.begin()
-        if request.launcher is not None:
-            with Display(cells, done, None) as display, _interrupting(jobs):
-                jobs.run(missing, display)
-            return jobs.interrupted
-        with Display(cells, done, len(devices)) as display:
-            schedule = Schedule(folder.path, missing, server, display, devices, request.timeout_s)
-            with _interrupting(schedule):
-                schedule.run()
-    return schedule.interrupted
+        with display, _interrupting(work):
+            work.run()
+    return work.interrupted
 
 
 @contextmanager

@@ -23,7 +23,14 @@ FOLDER = "summary"
 run for those of all where a run lists its metrics itself. In a folder of their own the main figures stand alone."""
 
 _MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
-_FIGURES = (TIMES["step"], TIMES["forward"], TIMES["backward"], TOKENS_PER_S, MFU)
+_FIGURES = {
+    "median_step_ms": TIMES["step"],
+    "median_forward_ms": TIMES["forward"],
+    "median_backward_ms": TIMES["backward"],
+    "mfu_percent": MFU,
+    "tokens_per_s": TOKENS_PER_S,
+}
+"""By names of which the step's is among the first five: TensorBoard shows no more until it is asked."""
 
 
 def write_hparams(entry: Entry) -> None:
@@ -61,11 +68,11 @@ def settings(entry: Entry) -> dict[str, bool | int | float | str]:
 
 
 def figures(entry: Entry) -> dict[str, float]:
-    """The main figures, medians and the peak, by the tags of what they sum up; what is unknown is left out."""
-    allocated, resident = MEMORY["allocated_peak"], MEMORY["resident_peak"]
-    peak = allocated if COLUMNS[allocated.name].get(entry) is not None else resident
-    known = ((quantity, COLUMNS[quantity.name].get(entry)) for quantity in (*_FIGURES, peak))
-    return {f"{FOLDER}/{quantity.tag}": value * quantity.scale for quantity, value in known if value is not None}
+    """The main figures by their tags, in the units that those say; what is unknown is left out."""
+    reading = "allocated_peak" if COLUMNS[MEMORY["allocated_peak"].name].get(entry) is not None else "resident_peak"
+    quantities = {**_FIGURES, f"{reading}_gib": MEMORY[reading]}
+    known = ((name, quantity, COLUMNS[quantity.name].get(entry)) for name, quantity in quantities.items())
+    return {f"{FOLDER}/{name}": value * quantity.scale for name, quantity, value in known if value is not None}
 
 
 def markdown(entry: Entry) -> str:

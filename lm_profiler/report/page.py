@@ -6,6 +6,7 @@ import base64
 import hashlib
 import html
 import json
+import shlex
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -157,8 +158,6 @@ def _said(entry: Entry) -> list[str]:
 def _command(entry: Entry) -> str:
     if entry.record is not None:
         return entry.record.command
-    import shlex
-
     return shlex.join(("python", "-m", "lm_profiler", *entry.cell.arguments)) if entry.cell is not None else ""
 
 
@@ -166,7 +165,8 @@ def _command(entry: Entry) -> str:
 
 
 def _plotly() -> str:
-    return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    script = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return script.replace("</script", "<\\/script")  # the same text in JavaScript, and no end of the element in HTML
 
 
 def _ours(name: str) -> str:

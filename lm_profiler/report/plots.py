@@ -166,7 +166,8 @@ def _steps(groups: Groups) -> Figure:
         axes.remove()
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("time of the step (ms)", fontsize=9)
-    _legend(figure, [("warm-up", _WARMUP), ("also left out: not steady yet", _CUT)])
+    cut = any(e.record is not None and e.record.steadiness is not None and e.record.steadiness.cut for _, e in runs)
+    _legend(figure, [("warm-up", _WARMUP), *([("also left out: not steady yet", _CUT)] * cut)])
     return figure
 
 

@@ -7,13 +7,15 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.folder import is_done
 from lm_profiler.sweep.outcome import Ended, record_outcome
+from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import GRACE_S, Schedule, Watcher
 from lm_profiler.sweep.server import CellServer
 
@@ -30,64 +32,57 @@ class ClusterError(ValueError):
 
 
 class Jobs:
-    """The cells of the sweep in ``folder`` as jobs.
+    """The ``cells`` of the sweep in ``folder`` as jobs.
 
     Args:
         folder: The sweep's, seen from every machine under this path.
+        cells: What is to run.
         server: The program that starts a cell, without fork.
-        launcher: A cluster that submitit knows.
-        options: Parameters of its executor.
-        timeout_s: How long a cell may run.
+        watcher: Who is told.
+        request: Its launcher is a cluster that submitit knows; its timeout and options are that cluster's, too.
 
     Raises:
         ClusterError: submitit is not installed, or does not take these options.
     """
 
     def __init__(
-        self, folder: Path, server: Sequence[str], launcher: str, options: Mapping[str, Any], timeout_s: float
+        self,
+        folder: Path,
+        cells: Sequence[Cell],
+        server: Sequence[str],
+        watcher: Watcher,
+        request: Request,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        try:
-            import submitit
-        except ImportError:
-            raise ClusterError(
-                "launcher: expected submitit to be installed, given none; pip install 'lm_profiler[slurm]'"
-            ) from None
-        self._folder, self._server, self._timeout_s = folder.resolve(), tuple(server), timeout_s
-        minutes = math.ceil((timeout_s + GRACE_S + _MARGIN_S) / 60)
-        self._executor = submitit.AutoExecutor(folder=self._folder / _FOLDER, cluster=launcher)
-        try:
-            self._executor.update_parameters(**{"timeout_min": minutes, "name": folder.name, **options})
-        except (NameError, ValueError, TypeError, AssertionError) as error:
-            raise ClusterError(f"launcher: {str(error).splitlines()[0][:300]}") from None
+        self._folder, self._cells, self._server = folder.resolve(), cells, tuple(server)
+        self._watcher, self._sleep, self._timeout_s = watcher, sleep, request.timeout_s or 0.0
+        self._executor = _executor(self._folder, request)
         self.interrupted = False
         """Set it, from a signal's handler say, to wait no longer; the jobs go on."""
 
-    def run(self, cells: Sequence[Cell], watcher: Watcher, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Submit a job for each of ``cells``, and wait until all have an outcome."""
-        for cell in cells:  # what an interrupted try left would be taken for this one's
+    def run(self) -> None:
+        """Submit a job for each cell, and wait until all have an outcome."""
+        for cell in self._cells:  # what an interrupted try left would be taken for this one's
             (self._folder / cell.id / OUTCOME_FILE).unlink(missing_ok=True)
+        job = partial(self._executor.submit, run_job, self._folder)
         with self._executor.batch():
-            jobs = [self._executor.submit(run_job, self._folder, cell, self._server, self._timeout_s) for cell in cells]
-        waiting = list(zip(cells, jobs, strict=True))
-        for cell in cells:
-            watcher.began(cell, None)
+            waiting = [(cell, job(cell, self._server, self._timeout_s)) for cell in self._cells]
+        for cell in self._cells:
+            self._watcher.began(cell, None)
         while waiting and not self.interrupted:
-            for cell, job in list(waiting):
-                outcome = self._outcome(cell, job)
-                if outcome is not None:
-                    waiting.remove((cell, job))
-                    watcher.ended(cell, outcome)
-            watcher.tick()
+            for cell, running in [pair for pair in waiting if pair[1].done()]:
+                waiting.remove((cell, running))
+                self._watcher.ended(cell, self._outcome(cell, running))
+            self._watcher.tick()
             if waiting:
-                sleep(_POLL_S)
+                self._sleep(_POLL_S)
 
-    def _outcome(self, cell: Cell, job: Any) -> CellOutcome | None:
-        done = job.done()  # asked first: an outcome may come between the two questions
+    def _outcome(self, cell: Cell, job: Any) -> CellOutcome:
         outcome = read_outcome(self._folder, cell.id)
-        if outcome is None and done:
-            (self._folder / cell.id).mkdir(exist_ok=True)
-            outcome = record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
-        return outcome
+        if outcome is not None:
+            return outcome
+        (self._folder / cell.id).mkdir(exist_ok=True)
+        return record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
 
     def _ended(self, state: str, said: str | None) -> Ended:
         """How a cell ended whose job did not live to tell."""
@@ -97,6 +92,22 @@ class Jobs:
             return Ended(None, 0.0, timeout_s=self._timeout_s)
         lines = (said or "").strip().splitlines()
         return Ended(None, 0.0, lost=f"its job ended as {state}" + (f": {lines[-1][:300]}" if lines else ""))
+
+
+def _executor(folder: Path, request: Request) -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise ClusterError(
+            "launcher: expected submitit to be installed, given none; pip install 'lm_profiler[slurm]'"
+        ) from None
+    executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
+    minutes = math.ceil(((request.timeout_s or 0.0) + GRACE_S + _MARGIN_S) / 60)
+    try:
+        executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
+    except (NameError, ValueError, TypeError, AssertionError) as error:
+        raise ClusterError(f"launcher: {str(error).splitlines()[0][:300]}") from None
+    return executor
 
 
 def run_job(folder: Path, cell: Cell, server: Sequence[str], timeout_s: float) -> None:

@@ -22,7 +22,7 @@ _FIGURES = ("step_s", "tokens_per_s", "allocated_peak_bytes", "resident_peak_byt
 
 
 class Display:
-    """Tells how a sweep of ``cells`` goes on, ``done`` of them before it began; ``slots`` run side by side, if known."""
+    """Tells how a sweep goes on: ``done`` of its ``cells`` are, and ``slots``, if known, run side by side."""
 
     def __init__(
         self,

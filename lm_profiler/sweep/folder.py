@@ -55,10 +55,10 @@ class SweepFolder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Give it back; of a sweep that never began, nothing is left."""
-        if not (self.path / PLAN_FILE).exists():
-            with suppress(OSError):
-                (self.path / LOCK_FILE).unlink()
-                for folder in self._made:
+        if self.is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+            with suppress(OSError):  # another run has begun beside it meanwhile
+                for folder in self._made[1:]:
                     folder.rmdir()
         os.close(self.lock)
 

@@ -71,6 +71,7 @@ def _listed(logdir: Path, entry: Entry, columns: list[Column], found: Collection
         "run": name,
         "stamp": None if stamp is None else str(stamp),
         "overrides": dict(entry.overrides),
+        "point": None if entry.cell is None else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
         "values": {column.name: column.get(entry) for column in columns},
         "intervals": {column.name: span for column in columns if (span := column.interval(entry)) is not None},
     }

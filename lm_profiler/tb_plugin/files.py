@@ -51,6 +51,7 @@ def send(request: Request, root: Path, name: str, headers: Mapping[str, str] | N
     # Never "304 not modified", which has no type, and TensorBoard asks for one.
     type_ = _TYPES.get(path.suffix, "application/octet-stream")
     response = send_file(path, request.environ, mimetype=type_, conditional=False)
+    del response.headers["Content-Disposition"]  # the page says under which name it is saved
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers.update(headers or {})
     return response

@@ -22,14 +22,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "report")]  # neighbours, and runs made by hand
 
 from made_runs import made_entry  # noqa: E402
-from tab import Tab  # noqa: E402
+from tab import MARKUP, OpenTab, Tab  # noqa: E402
 
 ROOT = HERE.parents[1]
 LOCAL_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1"
 TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerator=cpu"]
-MARKUP = "<img src=x onerror=document.title='injected'>"
-
-OpenTab = Callable[..., Tab]
 
 
 @pytest.fixture(scope="session")

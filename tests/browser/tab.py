@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from playwright.sync_api import Frame, FrameLocator, Locator, Page
+
+MARKUP = "<img src=x onerror=document.title='injected'>"
+"""The name of a run, harmless as text."""
 
 
 @dataclass(frozen=True)
@@ -56,3 +60,7 @@ class Tab:
             " [name, { x: [...x], y: [...y], colour: marker.color }])), layout })"
         )
         return found
+
+
+OpenTab = Callable[..., Tab]
+"""Opens the tab, in the theme given (light)."""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MARKUP, OpenTab
 from playwright.sync_api import expect
-from tab import Tab
+from tab import MARKUP, OpenTab, Tab
 
 RUN = "demo/version_0"
 TABLE = "trace/rank0.kernels.json"

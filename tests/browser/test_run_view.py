@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MARKUP, OpenTab
 from made_runs import made_entry
 from playwright.sync_api import expect
+from tab import MARKUP, OpenTab
 
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.report.colours import PART_COLOURS
@@ -33,7 +33,7 @@ def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
     tab.choose_run(RUN)
     header, *rows = tab.table(tab.card("Time by phase"))
     median = next(i for i, title in enumerate(header) if title.startswith("median"))
-    shown = {row[0]: float(row[median].split(" ")[0]) for row in rows}
+    shown = {row[0]: float(row[median].split(" ")[0].replace(",", "")) for row in rows}
     assert {"data", "forward", "backward", "optimizer", "other", "step"} <= shown.keys()
     for part, ms in shown.items():
         exact = record["time"][part.replace("forward + backward", "forward_backward")]["median"] * 1e3
@@ -86,7 +86,11 @@ def test_the_clock_switches_where_there_are_two_and_names_are_text(open_tab: Ope
     tab.open_view("Run")
     tab.choose_run(MARKUP)  # made by hand: 5 ms of backward, half of that on the host
     card = tab.card("Time of each step")
-    assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
+    chart = tab.chart(card)
+    assert chart["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
+    [said] = chart["layout"]["annotations"]  # a first step of a second would leave nothing of the others' 10 ms
+    assert said["text"] == "warm-up, up to 1,008.0 ms"
+    assert chart["layout"]["yaxis"]["range"] == pytest.approx([0, 12.036])
     card.get_by_role("button", name="Host clock").click()
     assert tab.chart(card)["data"]["backward"]["y"] == pytest.approx([2.5] * 25)
     expect(tab.inside.locator("main")).to_contain_text(MARKUP)
@@ -103,7 +107,7 @@ def test_new_runs_and_damaged_folders_appear_when_tensorboard_reloads(open_tab: 
         made_entry(logdir / "later")
         (logdir / "damaged").mkdir()
         (logdir / "damaged" / "run.json").write_text("{")
-        tab.page.get_by_label("Reload", exact=False).first.click()
+        tab.page.locator("app-header-reload button").click()
         expect(chooser.locator("option")).to_have_count(3)
         tab.inside.get_by_text("1 folder is left out").click()
         expect(tab.inside.get_by_text("damaged/run.json")).to_be_visible()

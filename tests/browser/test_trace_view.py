@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import OpenTab
 from playwright.sync_api import Frame, expect
-from tab import Tab
+from tab import OpenTab, Tab
 
 from lm_profiler.record.quantities import PHASES
 

@@ -38,7 +38,7 @@ function themed() {
     margin: { l: 56, r: 16, t: 8, b: 40 },
     xaxis: axis,
     yaxis: axis,
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "normal" },
+    legend: { orientation: "h", x: 0, y: 1.08, yanchor: "bottom", traceorder: "normal" },
   };
 }
 

@@ -11,17 +11,34 @@ export const ofRun = false;
 const FIGURES = ["step_s", "forward_s", "backward_s", "tokens_per_s", "mfu", "allocated_peak_bytes", "resident_peak_bytes"];
 
 // What was chosen, kept when the runs are read again.
-const kept = { a: null, b: null, text: "", status: "", sorted: { by: "started", down: true }, figure: "step_s", x: null, series: null };
+const kept = {
+  a: null,
+  b: null,
+  repeats: true,
+  text: "",
+  status: "",
+  sorted: { by: "started", down: true },
+  figure: "step_s",
+  x: null,
+  series: null,
+};
 
 export async function show(root, { listing, colours, open }) {
   if (!listing.runs.length) {
     root.append(el("p", { class: "quiet" }, `No runs below ${listing.logdir} yet.`));
     return;
   }
+  for (const side of ["a", "b"]) if (!listing.runs.some(({ run }) => run === kept[side])) kept[side] = null;
   const options = swept(listing);
   const chart = scatter(listing, options, colours, kept);
   const against = el("div");
-  const compare = () => against.replaceChildren(sides(kept, colours, compare, () => long.render()));
+  const compare = () => {
+    against.replaceChildren(sides(kept, listing.runs, colours, changed));
+  };
+  const changed = () => {
+    long.render();
+    compare();
+  };
   const long = new LongTable(columns(listing, options, compare, open), listing.runs, kept.sorted, "runs and cells");
   root.append(card("Runs and cells", filters(listing, long, chart), long.element), against, chart.element);
   compare();
@@ -53,13 +70,15 @@ function columns(listing, options, compare, open) {
 
 const day = (iso) => (iso ? iso.slice(0, 16).replace("T", " ") : UNKNOWN);
 
-function choice(side, { run, stamp }, compare) {
+// Without a measured step there is nothing to compare.
+function choice(side, { run, values }, compare) {
   const choose = () => {
     kept[side] = run;
     compare();
   };
+  const disabled = (values.step_s ?? null) === null && "";
   const attributes = { name: side, "aria-label": `${run} as ${side.toUpperCase()}`, checked: kept[side] === run && "" };
-  return el("input", { type: "radio", ...attributes, disabled: stamp === null && "", onchange: choose });
+  return el("input", { type: "radio", ...attributes, disabled, onchange: choose });
 }
 
 function name({ run, stamp }, open) {

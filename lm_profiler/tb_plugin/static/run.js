@@ -2,7 +2,7 @@
 import { ask } from "./api.js";
 import { draw } from "./charts.js";
 import { button, card, choose, el, swatch, table } from "./dom.js";
-import { gib, number, UNKNOWN } from "./units.js";
+import { gib, ms, number, UNKNOWN } from "./units.js";
 
 export const title = "Run";
 export const ofRun = true;
@@ -32,8 +32,15 @@ function summary(run, { headline, verdict, lines, record }) {
     el("h2", {}, headline, el("span", { class: `status ${record.status}` }, record.status)),
     ...(verdict.length ? [el("p", { class: "verdict" }, verdictLine), el("p", {}, el("b", {}, "Next: "), next)] : []),
     el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: line.startsWith("note:") && "note" }, line))),
+    ...outOfMemory(record.failure),
     el("p", { class: "quiet" }, `${run} · started ${time(record.started)} · took ${number(record.duration_s, 1)} s`),
   );
+}
+
+// What an out-of-memory error says of the device's memory.
+function outOfMemory(failure) {
+  if (!failure?.out_of_memory) return [];
+  return [table(["", ""], Object.entries(failure.out_of_memory).map(([what, bytes]) => [what, gib(bytes)]), { figures: false })];
 }
 
 const time = (iso) => `${new Date(iso).toISOString().slice(0, 19).replace("T", " ")} UTC`;
@@ -50,8 +57,8 @@ function phases(columns, colours) {
 }
 
 function steps({ steps, record }, colours) {
+  if (!Object.keys(record.steps).length) return [];
   if (steps.error) return [card("Steps", el("p", { class: "error" }, steps.error))];
-  if (!steps.step.length) return [];
   const chart = el("div", { class: "chart" });
   const drawn = (clock) => drawSteps(chart, steps, clock, record, colours);
   const oneClock = record.environment?.device_type === "cpu";
@@ -63,7 +70,8 @@ function steps({ steps, record }, colours) {
 }
 
 function drawSteps(chart, steps, clock, record, colours) {
-  const data = Object.entries(colours.parts).map(([part, color]) => ({
+  const occurring = Object.entries(colours.parts).filter(([part]) => steps[clock][part].some((seconds) => seconds > 0));
+  const data = occurring.map(([part, color]) => ({
     type: "bar",
     name: part,
     x: steps.step,
@@ -71,23 +79,28 @@ function drawSteps(chart, steps, clock, record, colours) {
     marker: { color },
     hovertemplate: `${part}: %{y:.3f} ms<extra>step %{x}</extra>`,
   }));
+  const { range, ...marked } = warmup(steps, steps[clock].step, record, colours);
   return draw(chart, data, {
     barmode: "stack",
     bargap: 0.1,
     xaxis: { title: { text: "step" } },
-    yaxis: { title: { text: `time on the ${clock}’s clock (ms)` }, rangemode: "tozero" },
-    ...warmup(steps, record, colours),
+    yaxis: { title: { text: `time on the ${clock}’s clock (ms)` }, range, rangemode: "tozero" },
+    ...marked,
   });
 }
 
-// Shades the steps that are in no summary: the warm-up asked for, and what the steadiness left out besides.
-function warmup(steps, record, colours) {
+// Shades the steps that are in no summary: the warm-up asked for, and what the steadiness left out besides. Where they
+// are far slower, as with a compiler, their bars are cut off so that the others can be read.
+function warmup(steps, seconds, record, colours) {
   const count = steps.stage.filter((stage) => stage === "warmup").length + (record.steadiness?.cut ?? 0);
   if (!count) return {};
+  const [slowest, steady] = [seconds.slice(0, count), seconds.slice(count)].map((some) => Math.max(0, ...some));
+  const cut = steady > 0 && slowest > 2 * steady;
   const x = { xref: "x", x0: steps.step[0] - 0.5, x1: steps.step[count - 1] + 0.5 };
   const area = { type: "rect", ...x, yref: "paper", y0: 0, y1: 1, fillcolor: colours.pale, opacity: 0.25, line: { width: 0 } };
-  const text = { text: "warm-up", x: x.x0, xanchor: "left", y: 1, yref: "paper", yanchor: "top", showarrow: false };
-  return { shapes: [area], annotations: [text] };
+  const said = cut ? `warm-up, up to ${ms(slowest, 1)}` : "warm-up";
+  const text = { text: said, x: x.x0, xanchor: "left", y: 1, yref: "paper", yanchor: "bottom", showarrow: false };
+  return { shapes: [area], annotations: [text], range: cut ? [0, 1.2e3 * steady] : undefined };
 }
 
 const PEAKS = { allocated_peak: "peak allocated", reserved_peak: "peak reserved", resident_peak: "peak resident" };

@@ -2,26 +2,46 @@
 import { ask } from "./api.js";
 import { button, card, el, swatch, table } from "./dom.js";
 
-// `chosen` holds the runs a and b; `again` is called when they were swapped, after `swapped`.
-export function sides(chosen, colours, again, swapped) {
+// `chosen` holds the runs a and b of `runs`, and whether their repeats are wanted; `changed` is called when it changes.
+export function sides(chosen, runs, colours, changed) {
   const { a, b } = chosen;
-  if (!a || !b) {
+  if (!a || !b || a === b) {
     return card("B against A", el("p", { class: "quiet" }, "Choose one run as A and another one as B in the table above."));
   }
-  const swap = () => {
-    Object.assign(chosen, { a: b, b: a });
-    swapped();
-    again();
+  const change = (changes) => {
+    Object.assign(chosen, changes);
+    changed();
   };
-  const who = el("p", {}, el("b", {}, "A: "), a, el("br"), el("b", {}, "B: "), b);
+  const [one, other] = repeats(runs, a, b);
+  const single = one.length === 1 && other.length === 1;
+  const tick = el("input", { type: "checkbox", checked: chosen.repeats && "" });
+  tick.addEventListener("change", () => change({ repeats: tick.checked }));
+  const bar = el(
+    "div",
+    { class: "filters" },
+    el("p", {}, el("b", {}, "A: "), a, el("br"), el("b", {}, "B: "), b),
+    button("Swap", () => change({ a: b, b: a }), { class: "plain" }),
+    ...(single ? [] : [el("label", {}, tick, `with all repeats (${one.length} and ${other.length} runs)`)]),
+  );
   const body = el("div", {}, el("p", { class: "quiet" }, "Comparing …"));
-  compare(body, a, b, colours);
-  return card("B against A", el("div", { class: "filters" }, who, button("Swap", swap, { class: "plain" })), body);
+  const [runsA, runsB] = chosen.repeats ? [one, other] : [[a], [b]];
+  compare(body, [...runsA.map((run) => ["a", run]), ...runsB.map((run) => ["b", run])], colours);
+  return card("B against A", bar, body);
 }
 
-async function compare(body, a, b, colours) {
+// All runs of A's cell and of B's; of repeats of one cell these two alone.
+function repeats(runs, a, b) {
+  const [pointA, pointB] = [a, b].map((name) => runs.find(({ run }) => run === name).point);
+  const of = (name, point) => {
+    if (point === null || pointA === pointB) return [name];
+    return runs.filter((run) => run.point === point && run.stamp !== null).map(({ run }) => run);
+  };
+  return [of(a, pointA), of(b, pointB)];
+}
+
+async function compare(body, query, colours) {
   try {
-    const found = await ask("compare", { a, b });
+    const found = await ask("compare", query);
     if (found.unlike.length) body.replaceChildren(...refusal(found, () => body.replaceChildren(...comparison(found, colours))));
     else body.replaceChildren(...comparison(found, colours));
   } catch (error) {

@@ -17,10 +17,10 @@ export async function show(root, { run }) {
     root.append(el("p", { class: "quiet" }, "This run has no trace: it was asked for none, or died before its trace stage."));
     return;
   }
-  const chooser = el("select", {}, ...traces.map(({ file, bytes }) => option(file, `${file} (${size(bytes)})`)));
+  const chooser = el("select", { "aria-label": "Trace" }, ...traces.map(({ file, bytes }) => option(file, `${file} (${size(bytes)})`)));
   const download = el("a", {}, "Download");
   const place = el("div", { class: "perfetto" });
-  root.append(el("div", { class: "bar" }, el("label", { class: "choice" }, "Trace", chooser), download), place);
+  root.append(el("div", { class: "bar" }, chooser, download), place);
   const open = () => {
     const file = chooser.value;
     download.href = address("trace", { run, file });

@@ -1,0 +1,211 @@
+"""The Compare view: every run in one table, two of them side by side, any figure against any option.
+
+Runs made by hand: forward 3 ms (or what they are given), backward 5 ms, other 2 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry
+from playwright.sync_api import Locator, expect
+from tab import MARKUP, OpenTab, Tab
+
+from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
+
+RUN = "demo/version_0"
+FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
+"""By attention and context length; None ran out of memory."""
+
+
+@pytest.fixture(scope="module")
+def sweep(logdir: Path) -> Iterator[Path]:
+    """A sweep of two repeats, in which one cell ran out of memory and left no run."""
+    folder, cells = logdir / "sweep", []
+    for (attention, context), forward_s in FORWARD_S.items():
+        for repeat in range(2):
+            cell = f"{attention},{context},r{repeat}"
+            overrides = {"model.attention": attention, "data.context_length": str(context)}
+            cells.append(Cell(id=cell, overrides=overrides, repeat=repeat, arguments=["fit"]))
+            run = f"{cell}/version_0" if forward_s else None
+            (folder / cell).mkdir(parents=True)
+            if forward_s:
+                made_entry(folder / cell / "version_0", overrides, name=cell, forward_s=forward_s * (1 + repeat / 1000))
+            outcome = CellOutcome(
+                cell=cell,
+                status="ok" if forward_s else "oom",
+                reason=None if forward_s else "no memory left",
+                run=run,
+                ended="2026-01-02T03:04:05+00:00",
+                duration_s=1.0,
+                exit_code=0,
+            )
+            write_outcome(folder, outcome)
+    write_plan(folder, SweepPlan(name="sweep", command="sweep", verb="fit", seed=0, cells=cells))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def compare(open_tab: OpenTab) -> Callable[..., Tab]:
+    """Opens the view; with two runs as A and B, compares them."""
+
+    def open_(a: str | None = None, b: str | None = None, theme: str = "light") -> Tab:
+        tab = open_tab(theme)
+        tab.open_view("Compare")
+        for side, run in (("A", a), ("B", b)):
+            if run is not None:
+                tab.inside.get_by_label(f"{run} as {side}", exact=True).check()
+        return tab
+
+    return open_
+
+
+def run_of(attention: str, context: int, repeat: int = 0) -> str:
+    return f"sweep/{attention},{context},r{repeat}/version_0"
+
+
+def rows_of(tab: Tab, card: Locator) -> list[dict[str, str]]:
+    header, *rows = tab.table(card)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_every_run_and_cell_is_listed_with_its_figures(compare: Callable[..., Tab], logdir: Path, sweep: Path) -> None:
+    tab = compare()
+    listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
+    assert len(listed) == 10
+    record = json.loads((logdir / RUN / "run.json").read_text())
+    assert float(listed[RUN]["step (ms)"].replace(",", "")) == pytest.approx(
+        record["time"]["step"]["median"] * 1e3, abs=6e-4
+    )
+    assert listed[RUN]["peak allocated (GiB)"] == "unknown"
+    assert float(listed[run_of("math", 128)]["step (ms)"]) == pytest.approx(11.0, rel=0.01)
+    oom = listed["sweep/math,256,r0"]
+    expect(tab.inside.get_by_label("sweep/math,256,r0 as A")).to_be_disabled()
+    assert (oom["status"], oom["context"], oom["attention"], oom["step (ms)"]) == ("oom", "256", "math", "unknown")
+    assert MARKUP in listed
+    assert tab.inside.locator("img").count() == 0
+    assert "injected" not in (tab.page.title(), tab.frame.title())
+
+
+def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare()
+    card = tab.card("Runs and cells")
+    by_step = card.get_by_role("button", name="step (ms)")
+    for take_largest in (True, False):
+        by_step.click()
+        texts = [row["step (ms)"] for row in rows_of(tab, card)]
+        assert texts[-2:] == ["unknown"] * 2  # either way
+        figures = [float(text.replace(",", "")) for text in texts[:-2]]
+        assert figures == sorted(figures, reverse=take_largest)
+    card.get_by_label("Filter").fill("128 MATH")
+    assert {row["run"] for row in rows_of(tab, card)} == {run_of("math", 128, repeat) for repeat in range(2)}
+    card.get_by_label("Filter").fill("")
+    card.get_by_label("Status").select_option("oom")
+    assert {row["run"] for row in rows_of(tab, card)} == {f"sweep/math,256,r{repeat}" for repeat in range(2)}
+    expect(card).to_contain_text("2 of 10 runs and cells shown")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_two_runs_are_compared_by_part_after_what_differs(
+    compare: Callable[..., Tab], sweep: Path, theme: str, screenshot: Any
+) -> None:
+    tab = compare(run_of("sdpa", 128), run_of("math", 128), theme)
+    card = tab.card("B against A")
+    expect(card).to_contain_text("with all repeats (2 and 2 runs)")
+    card.get_by_label("with all repeats").uncheck()
+    expect(card).to_contain_text("verdict: SLOWER: B's step against A's +10.0%")
+    differences, parts = (card.locator("table").nth(i) for i in range(2))
+    assert [row[1:] for row in tab.table(differences) if row[0] == "model.attention"] == [["sdpa", "math"]]
+    rows = {row[0]: row[1:] for row in tab.table(parts)}
+    assert rows["step"][:4] == ["10.000", "11.000", "+1.000", "+10.0%"]
+    ratio, *interval = (float(text.strip("[],")) for text in rows["step"][4].split())
+    assert interval[0] <= ratio <= interval[1]
+    assert ratio == pytest.approx(1.1, abs=0.01)
+    verdicts = {part: cells[-1] for part, cells in rows.items()}
+    assert verdicts["step"] == verdicts["forward"] == "SLOWER"
+    assert verdicts["backward"] == "SAME"
+    card.evaluate("card => card.scrollIntoView()")
+    screenshot(tab, f"compare-{theme}")
+
+
+def test_a_swap_turns_the_verdict_around(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare(run_of("sdpa", 128), run_of("math", 128))
+    card = tab.card("B against A")
+    expect(card).to_contain_text("verdict: SLOWER")
+    card.get_by_role("button", name="Swap").click()
+    expect(card).to_contain_text("verdict: FASTER")
+    expect(tab.inside.get_by_label(f"{run_of('sdpa', 128)} as B", exact=True)).to_be_checked()
+
+
+def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab]) -> None:
+    tab = compare(RUN, MARKUP)
+    card = tab.card("B against A")
+    expect(card).to_contain_text("Not the same work on the same device")
+    assert ["device", "a GPU"] in [[row[0], row[2]] for row in tab.table(card.locator("table"))]
+    expect(card).not_to_contain_text("verdict")
+    card.get_by_role("button", name="Compare all the same").click()
+    expect(card).to_contain_text("verdict:")
+    assert tab.inside.locator("img").count() == 0
+
+
+def test_a_run_is_not_compared_with_itself(compare: Callable[..., Tab]) -> None:
+    tab = compare(RUN, RUN)
+    expect(tab.card("B against A")).to_contain_text("another one as B")
+
+
+def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
+    compare: Callable[..., Tab], sweep: Path, screenshot: Any
+) -> None:
+    tab = compare()
+    tab.inside.get_by_label("Filter").fill("sweep/ r0")
+    card = tab.card("Figure against option")
+    card.get_by_label("Figure", exact=True).select_option(label="forward")
+    card.get_by_label("against").select_option(label="context")
+    card.get_by_label("by", exact=True).select_option(label="attention")
+    expect(card.locator(".legendtext").last).to_have_text("no figure")
+    chart = tab.chart(card)
+    assert chart["data"].keys() == {"attention math", "attention sdpa", "no figure"}
+    assert chart["data"]["attention sdpa"]["x"] == ["128", "256"]
+    assert chart["data"]["attention sdpa"]["y"] == pytest.approx([3.0, 6.0], rel=0.01)
+    assert chart["data"]["attention math"]["x"] == ["128"]
+    assert chart["data"]["no figure"] | {"colour": ""} == {"x": ["256"], "y": [0], "colour": ""}
+    expect(card.locator(".textpoint")).to_have_text("oom")
+    record = json.loads((sweep / "math,128,r0" / "version_0" / "run.json").read_text())["time"]["forward"]
+    bars = card.locator(".js-plotly-plot").evaluate("({ data }) => data.find((d) => d.name.endsWith('math')).error_y")
+    assert bars["array"] == pytest.approx([(record["ci_high"] - record["median"]) * 1e3])
+    assert bars["arrayminus"] == pytest.approx([(record["median"] - record["ci_low"]) * 1e3])
+    card.scroll_into_view_if_needed()
+    screenshot(tab, "compare-chart-light")
+
+
+def test_a_run_opens_by_its_name(compare: Callable[..., Tab]) -> None:
+    tab = compare()
+    tab.inside.get_by_role("button", name=RUN, exact=True).click()
+    expect(tab.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    expect(tab.inside.get_by_label("Run", exact=True)).to_have_value(RUN)
+
+
+def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
+    compare: Callable[..., Tab], logdir: Path
+) -> None:
+    first = made_entry(logdir / "many" / "0").folder
+    try:
+        for number in range(1, 1000):
+            (logdir / "many" / str(number)).mkdir()
+            for name in ("run.json", "steps.csv"):
+                (logdir / "many" / str(number) / name).hardlink_to(first / name)
+        tab = compare()
+        card = tab.card("Runs and cells")
+        expect(card.locator("tbody tr")).to_have_count(100)
+        card.get_by_role("button", name="Show more").click()
+        expect(card.locator("tbody tr")).to_have_count(200)
+        card.get_by_label("Filter").fill("many/999")
+        expect(card.locator("tbody tr")).to_have_count(1)
+    finally:
+        shutil.rmtree(logdir / "many")
