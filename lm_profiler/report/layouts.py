@@ -36,11 +36,17 @@ def names(entries: Sequence[Entry]) -> list[str]:
 
 
 def wide(entries: Sequence[Entry]) -> Table:
-    """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well."""
+    """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well.
+
+    A sweep's repeats are rows of their own, told apart by a last column.
+    """
     called, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
+    repeated = any(entry.cell is not None and entry.cell.repeat for entry in entries)
     body = [{**_wide_facts(entry, called, alone), **_wide_times(entry)} for entry in entries]
     for entry, row in zip(entries, body, strict=True):
         row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
+        if repeated:
+            row["repeat"] = fact_cell([entry], COLUMNS["repeat"])
     words = ("device", "compile", "model", "dtype", "status")
     headings = [Heading(title, title, title not in words) for title in body[0]]
     each = [[entry] for entry in entries]
@@ -131,9 +137,10 @@ def devices(entries: Sequence[Entry]) -> Table:
         for row, group in rows.items()
     ]
     groups = list(cells.values())
-    shown = [*down, COLUMNS["device"], COLUMNS["parameters"]]
+    shown = [*down, COLUMNS["device"]]
     how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "medians"]
-    return Table(headings, body, same_in_all(groups, shown), [*how, *notes(groups, shown)])
+    same = same_in_all(groups, [*shown, COLUMNS["parameters"]])
+    return Table(headings, body, same, [*how, *notes(groups, shown)])
 
 
 _DEVICE_TIMES = {

@@ -13,6 +13,15 @@ import pytest
 from tabled import write, write_sweep
 
 from lm_profiler.__main__ import main
+from lm_profiler.record.kernels import (
+    KernelRow,
+    KernelTable,
+    KindTime,
+    PhaseKernels,
+    Rest,
+    kernels_file,
+    write_kernels,
+)
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 
@@ -149,6 +158,34 @@ def test_parquet_without_pyarrow_names_the_extra(
     assert report(logs, "--output", tmp_path / "t.parquet") == 2
     assert "pip install 'lm_profiler[parquet]'" in capsys.readouterr().err
     assert not (tmp_path / "t.parquet").exists()
+
+
+def test_plots_and_pages_are_written_where_they_are_asked_for(logs: Path, tmp_path: Path):
+    assert report(logs, "--plot", "phases", "--output", tmp_path / "phases.svg") == 0
+    assert report(logs, "--pivot", "size", "precision", "--output", tmp_path / "page.html") == 0
+    assert "<svg" in (tmp_path / "phases.svg").read_text()
+    assert "32-true" in (tmp_path / "page.html").read_text()
+
+
+def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    traced = logs / "alone" / "version_0"
+    times = PhaseKernels(busy_s=0.6, idle_s=0.4, overlap_s=0.0, kinds={"matmul": KindTime(count=8, total_s=0.6)})
+    unknown = dict.fromkeys(("operator", "module", "module_type"))
+    row = KernelRow(phase="forward", kind="matmul", name="mm", count=8, total_s=0.6, **unknown)
+    facts = {"memory_bound_share": None, "communication_share": None, "rest": Rest(rows=0, count=0, total_s=0.0)}
+    table = KernelTable(source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], **facts)
+    (traced / "trace").mkdir()
+    write_kernels(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"), table)
+    assert report(logs / "alone", "--kernels") == 0
+    assert "300.000" in capsys.readouterr().out  # milliseconds of one of the two steps
+    assert report(logs, "--kernels", "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    [found] = csv.DictReader(io.StringIO(out))
+    assert (found["folder"], found["name"], found["calls"], found["time_s"]) == (str(traced), "mm", "4.0", "0.3")
+    assert f"{logs / 'sweep' / 'cell0' / 'version_0'}: no table of kernels" in err
+    assert report(logs / "sweep", "--kernels") == 1
 
 
 def test_nobody_waits_for_torch_lightning_pandas_or_matplotlib(logs: Path):

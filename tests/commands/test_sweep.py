@@ -20,6 +20,7 @@ from lm_profiler.__main__ import main
 from lm_profiler.record.run import read_run
 from lm_profiler.record.sweep import CellOutcome, read_outcomes
 
+ROOT = Path(__file__).parents[2]
 BASE = {
     "model": {"class_path": "cells_module.Users"},
     "data": None,
@@ -103,6 +104,18 @@ def test_a_dry_run_prints_calls_for_a_shell_and_loads_neither_torch_nor_lightnin
         for repeat in (0, 1)
     )  # fmt: skip
     assert not (here / "logs").exists()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "sweeps").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_sweep_below_configs_says_what_it_is_for_and_can_be_planned(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+    assert main(["sweep", str(file), "--dry_run"]) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) > 1
 
 
 def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from tabled import run
 
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.sweep import Cell
 from lm_profiler.report.blocks import blocks
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.formats import markdown, terminal
@@ -82,6 +84,12 @@ def test_wide():
     figures = ["0.2", "0.141421", "0.4", "0.141421", "0.6", "0.282843"]
     assert lines[2] == ["cuda", "4", "False", "small", "512", "32-true", *figures, "ok"]
     assert lines[3] == ["cuda", "4", "True", "xl", "512", "32-true", *[""] * 6, "oom"]
+
+
+def test_wide_tells_repeats_apart():
+    cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
+    rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
+    assert [row["repeat"] for row in rows] == [0, 1]
 
 
 def attention_alone() -> Entry:

@@ -79,10 +79,11 @@ def test_the_end_lists_every_cell_with_its_reason() -> None:
         Entry(Path("s/b"), None, CELLS[1], None),
     ]
     print_end(entries, Console(file=file, width=100))
-    head, first, second = (line.split(maxsplit=2) for line in file.getvalue().splitlines())
+    lines = (line.split(maxsplit=2) for line in file.getvalue().splitlines())
+    head, first, second = ([word.strip() for word in line] for line in lines)
     assert head == ["cell", "status", "reason"]
-    assert [word.strip() for word in first] == ["a[b]", "timeout", "ran longer than 9 s"]
-    assert [word.strip() for word in second] == ["b", "missing"]
+    assert first == ["a[b]", "timeout", "ran longer than 9 s"]
+    assert second == ["b", "missing"]
 
 
 @pytest.mark.parametrize("seconds,shown", [(0.04, "0.0 s"), (59.94, "59.9 s"), (75.4, "1:15"), (3723, "1:02:03")])
