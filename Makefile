@@ -14,15 +14,15 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test setup lint format type imports unit wheel bench
+.PHONY: help demo test setup lint format type imports unit test-browser wheel bench
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
 
 demo: $(INSTALLED)  ## set up, then profile a small model on this machine (ARGS="--model.size=small")
 	$(BIN)/python -m lm_profiler fit --config configs/demo.yaml $(ARGS)
 
-test: lint type imports unit  ## set up, then every check that CI runs
+test: lint type imports unit test-browser  ## set up, then every check that CI runs
 
 setup: $(INSTALLED_DEV)  ## create .venv and install the package and the tools into it
 
@@ -42,6 +42,15 @@ imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
 
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+CHROMIUM = command -v chromium || command -v chromium-browser
+
+test-browser: $(INSTALLED_DEV)  ## the TensorBoard tab in a real Chromium (SCREENSHOTS=folder keeps pictures)
+	@{ $(CHROMIUM); } >/dev/null || { \
+	  [ "$$(id -u)" = 0 ] && sudo= || sudo="sudo -n"; \
+	  echo "installing Chromium"; $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; } || { \
+	  echo "make test-browser needs Chromium: install your system's package, for Debian: apt-get install chromium" >&2; exit 1; }
+	$(BIN)/python -m pytest tests/browser
 
 wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dist/
 	$(BIN)/python -m pytest tests/test_packaging.py

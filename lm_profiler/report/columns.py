@@ -119,6 +119,11 @@ def _precision(entry: Entry) -> str | None:
     return full_name(given) if known else None
 
 
+def _parameters(record: RunRecord) -> int | None:
+    """None also for a run that died before its model was built."""
+    return None if record.model is None else record.model.parameters or None
+
+
 def _time(part: str, clock: str) -> Column:
     quantity = (HOST_TIMES if clock == "host" else TIMES)[part]
 
@@ -161,7 +166,7 @@ _FACTS = (
     Column("device", "device", _device),
     Column("size", "size", _of_option("model.size"), option="model.size"),
     *(Column(name, name, _dimension(name), option=f"model.{name}") for name in DIMENSIONS),
-    Column("parameters", "parameters", _of_record(lambda record: record.model and record.model.parameters)),
+    Column("parameters", "parameters", _of_record(_parameters)),
     Column("precision", "precision", _precision, option="trainer.precision"),
     *(
         Column(name, title, _of_option(path), option=path)

@@ -17,6 +17,8 @@ def kernel_answers(table: KernelTable) -> list[tuple[str, str]]:
 
     Names come from the table's rows alone: of what was left out (``rest``) they know nothing.
     """
+    if not _phases_s(table, table.phases):
+        return []  # nothing was traced
     answers = [*_largest(table), ("matrix products", _matmul(table))]
     return answers + [(f"attention, {phase}", line) for phase in _PASSES if (line := _attention(table, phase))]
 
@@ -48,7 +50,7 @@ def _matmul(table: KernelTable) -> str:
 
 
 def _shares(table: KernelTable, kind: Kind) -> str:
-    passes = [phase for phase in _PASSES if phase in table.phases]
+    passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
     parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
     shares = [f"{_kind_s(table, phases, kind) / _phases_s(table, phases):.1%} of {name}" for name, phases in parts]
     return ", ".join(shares)
