@@ -203,7 +203,11 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_is_allocated(
     assert record.status == "refused"
     assert record.failure is not None
     assert "24.0 GiB" in record.failure.message
-    assert {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()} == {"run.json", "config.yaml"}
+    assert {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()} == {
+        "run.json",
+        "config.yaml",
+        "summary",
+    }
 
 
 def test_every_remedy_that_it_prints_can_be_pasted(
