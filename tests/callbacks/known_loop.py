@@ -256,7 +256,7 @@ def assert_waited(rows: Sequence[StepRow], part: str, waits: Sequence[int]) -> N
 def excess_s(off_s: Sequence[float]) -> float:
     """By how much the steps are too long in general; none may be too short.
 
-    The least of all: other processes on the machine lengthen steps, on a busy one most of them, and can never shorten one.
+    The least: other processes lengthen steps, on a busy machine most of them, and can never shorten one.
     """
     assert min(off_s) > -1e-6
     return min(off_s)
