@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -21,6 +22,13 @@ MARGIN = 0.01
 FEWEST_VALUES = 6
 """Below six values a side the bootstrap's interval is no wider than the data: nothing is claimed."""
 
+CONFIDENCE = 0.97
+"""Of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries, and steps that
+are not what a model of them says take their share of that."""
+
+PROCESS_SPREAD = 0.01
+"""By how much (std of the logarithm) processes of one program are taken to differ where only one of each has run."""
+
 _RESAMPLES = 10_000
 _LARGEST_LAG1 = 0.9
 
@@ -34,37 +42,44 @@ class RatioInterval:
     ratio: float
     low: float
     high: float
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
 
 def ratio_interval(
-    a: Runs, b: Runs, confidence: float = 0.95, resamples: int = _RESAMPLES, seed: int = 0
+    a: Runs,
+    b: Runs,
+    confidence: float = CONFIDENCE,
+    process_spread: float = PROCESS_SPREAD,
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
 ) -> RatioInterval | None:
     """Ratio of medians, B over A. ``a`` and ``b`` are seconds, one run's or a list of runs' (repeats).
 
-    Of one run against one, a percentile bootstrap over their steps: it speaks of these two processes only. With
-    repeats, what the runs' own medians say, see ``repeats_interval``. None where nothing can be said: fewer than six
-    steps in a single run, a time that is not positive.
+    Of one run against one, a percentile bootstrap over their steps, widened by `process_spread`, which their steps
+    cannot show: a process keeps its memory layout, its cores and its neighbours from its first step to its last
+    (Kalibera & Jones 2013, ISMM, section 4). With repeats, what the runs' own medians say, see ``repeats_interval``.
+    None where nothing can be said: fewer than six steps in a single run, a time that is not positive.
 
     Raises:
         ValueError: for NaN or infinite values.
     """
     runs_a, runs_b = _as_runs(a), _as_runs(b)
     if len(runs_a) == len(runs_b) == 1:
-        return _steps_interval(runs_a[0], runs_b[0], confidence, resamples, seed)
+        return _steps_interval(runs_a[0], runs_b[0], confidence, process_spread, resamples, seed)
     if not runs_a or not runs_b:
         return None
     medians_a, medians_b = ([float(np.median(run)) for run in runs] for runs in (runs_a, runs_b))
     return repeats_interval(medians_a, medians_b, confidence)
 
 
-def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> RatioInterval | None:
-    """Ratio of geometric means, B over A, of one figure a run, with Welch's t interval of the logarithms.
+def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval | None:
+    """Ratio of geometric means, B over A, of one figure a run, with Student's t interval of the logarithms.
 
     Runs differ by more than their steps do, and two or three runs say little about by how much: Student's quantile
-    knows that, a bootstrap of so few does not (Georges et al., OOPSLA 2007, section 3; Welch 1947, Biometrika 34:28).
-    A side with a single run is taken to scatter as the other does. None for one run against one, or a figure that is
-    not positive.
+    knows that, a bootstrap of so few does not (Georges et al., OOPSLA 2007, section 3). Both sides are taken to
+    scatter alike, which lets a side with a single run borrow from the other, and holds the stated share of false
+    alarms for any numbers of runs; Welch's interval does not where one side has two. None for one run against one,
+    or a figure that is not positive.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -74,7 +89,7 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
         return None
     x, y = np.log(x), np.log(y)
     middle = float(y.mean() - x.mean())
-    half_width = _welch_half_width(x, y, confidence)
+    half_width = _half_width(x, y, confidence)
     return RatioInterval(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width), confidence)
 
 
@@ -98,12 +113,13 @@ def change(interval: RatioInterval | None, margin: float = MARGIN) -> Change:
 def minimum_detectable_effect(interval: RatioInterval, margin: float = MARGIN) -> float:
     """The smallest true change, as a share, that ``change`` would call in four of five tries with data like these.
 
-    The change must clear the interval with a power of 80 %: (1.960 + 0.842) / 1.960 half widths for a normal estimate
-    at 95 % (Lehr 1992, Statistics in Medicine 11:1099, by the same quantiles). Nothing under the ``margin`` is called,
-    and between A and A what was seen is seen again.
+    The change must clear the interval with a power of 80 %: (z + 0.842) / z half widths for a normal estimate, where z
+    is the quantile that belongs to the interval's confidence (Lehr 1992, Statistics in Medicine 11:1099). Nothing under
+    the ``margin`` is called, and between A and A what was seen is seen again.
     """
     half_width = (interval.high - interval.low) / 2.0
-    return max(margin, abs(interval.ratio - 1.0), (1.959964 + 0.841621) / 1.959964 * half_width)
+    z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
+    return max(margin, abs(interval.ratio - 1.0), (z + NormalDist().inv_cdf(0.8)) / z * half_width)
 
 
 def _as_runs(values: Runs) -> list[NDArray[np.float64]]:
@@ -113,12 +129,18 @@ def _as_runs(values: Runs) -> list[NDArray[np.float64]]:
 
 
 def _steps_interval(
-    a: NDArray[np.float64], b: NDArray[np.float64], confidence: float, resamples: int, seed: int
+    a: NDArray[np.float64],
+    b: NDArray[np.float64],
+    confidence: float,
+    process_spread: float,
+    resamples: int,
+    seed: int,
 ) -> RatioInterval | None:
     if min(a.size, b.size) < FEWEST_VALUES or min(a.min(), b.min()) <= 0.0:
         return None
     rng = np.random.default_rng(seed)
-    off = _deviations(rng, b, resamples) - _deviations(rng, a, resamples)
+    processes = process_spread * math.sqrt(2.0) * rng.standard_normal(resamples)
+    off = _deviations(rng, b, resamples) - _deviations(rng, a, resamples) + processes
     tail = (1.0 - confidence) / 2.0
     low, high = (math.exp(q) for q in np.quantile(off, [tail, 1.0 - tail]))
     ratio = float(np.median(b) / np.median(a))
@@ -152,17 +174,9 @@ def _resampled_medians(rng: np.random.Generator, ordered: NDArray[np.float64], r
     return np.asarray((low + high) / 2.0, dtype=np.float64)
 
 
-def _welch_half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:
+def _half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:
     from scipy.special import stdtrit  # here: whoever compares single runs need not wait for it
 
-    spread = [float(side.var(ddof=1)) if side.size > 1 else None for side in (x, y)]
-    if None in spread:
-        known = next(variance for variance in spread if variance is not None)
-        squared_error = known * (1.0 / x.size + 1.0 / y.size)
-        freedom = float(x.size + y.size - 2)
-    else:
-        parts = [variance / side.size for variance, side in zip(spread, (x, y), strict=True) if variance is not None]
-        squared_error = sum(parts)
-        weights = sum(part**2 / (side.size - 1) for part, side in zip(parts, (x, y), strict=True))
-        freedom = squared_error**2 / weights if weights else 1.0
-    return float(stdtrit(freedom, (1.0 + confidence) / 2.0)) * math.sqrt(squared_error)
+    freedom = x.size + y.size - 2
+    variance = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y)) / freedom
+    return float(stdtrit(freedom, (1.0 + confidence) / 2.0)) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))

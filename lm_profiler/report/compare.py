@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lm_profiler.analysis.comparison import (
+    CONFIDENCE,
+    PROCESS_SPREAD,
     Change,
     RatioInterval,
     change,
@@ -18,8 +20,6 @@ from lm_profiler.record.quantities import MEMORY, PARTS
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.differences import Difference, in_config, in_environment, unlike
 from lm_profiler.report.sides import NotComparable, Side, read_side, typical
-
-CONFIDENCE = 0.95
 
 _RESIDENT_SCATTER = 0.05
 """How far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %."""
@@ -71,7 +71,7 @@ class RateChange:
 class Comparison:
     """What ``compare`` finds.
 
-    The step's interval holds with 95 %; those of the other parts hold with 95 % all together (Bonferroni).
+    The step's interval holds with ``CONFIDENCE``; those of the other parts hold with it all together (Bonferroni).
 
     Attributes:
         a: The folders of A's runs.
@@ -180,7 +180,7 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
 def _scatter(a: int, b: int) -> list[str]:
     """What so many runs a side cannot say."""
     if a == b == 1:
-        return ["one run against one: differences between processes are not counted; use repeats"]
+        return [f"one run against one: equal processes are taken to differ by {PROCESS_SPREAD:.0%} (std); use repeats"]
     if single := "A" if a == 1 else "B" if b == 1 else "":
         return [f"{single} is a single run: taken to scatter as the other side's do"]
     if min(a, b) == 2:

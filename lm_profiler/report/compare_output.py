@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lm_profiler.analysis.comparison import MARGIN, RatioInterval
+from lm_profiler.analysis.comparison import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S
 from lm_profiler.report.compare import Comparison, PartChange
 from lm_profiler.report.differences import Difference
 
-HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", "B / A [95 % interval]", "verdict")
+_SURE = f"{CONFIDENCE * 100:.0f} %"
+HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
 _STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
 _WIDTH = 120
 _SHOWN = 3  # phases that a verdict names
@@ -103,7 +104,7 @@ def closing(comparison: Comparison) -> list[str]:
     lines = [f"verdict: {verdict_line(comparison)}"]
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
-        "note: the step's interval holds with 95 %, those of its parts with 95 % all together; "
+        f"note: the step's interval holds with {_SURE}, those of its parts with {_SURE} all together; "
         f"a change of less than {MARGIN:.0%} is not called one"
     )
     if comparison.step.verdict == "UNCLEAR":

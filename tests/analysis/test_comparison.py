@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from lm_profiler.analysis import RatioInterval, change, ratio_interval
-from lm_profiler.analysis.comparison import _resampled_medians, repeats_interval
+from lm_profiler.analysis.comparison import PROCESS_SPREAD, _resampled_medians, repeats_interval
 from lm_profiler.analysis.simulation import autocorrelated, independent, spiky
 
 
@@ -19,7 +19,7 @@ def test_ratio_is_that_of_the_medians_and_b_is_on_top():
 def test_interval_is_near_scipys_bootstrap():
     rng = np.random.default_rng(5)
     a, b = independent(rng, 60).times_s, 1.1 * independent(rng, 60).times_s
-    found = ratio_interval(a, b, resamples=4000)
+    found = ratio_interval(a, b, confidence=0.95, process_spread=0.0, resamples=4000)
     theirs = stats.bootstrap(
         (a, b),
         lambda x, y, axis: np.median(y, axis=axis) / np.median(x, axis=axis),
@@ -62,20 +62,30 @@ def test_a_against_a_is_seldom_called_different(kind, n):
     assert np.mean([word in ("FASTER", "SLOWER") for word in words]) < 0.05
 
 
-def test_five_percent_is_found():
+def test_processes_that_differ_as_assumed_are_seldom_called_different():
+    rng = np.random.default_rng(14)
+
+    def process():
+        return np.exp(PROCESS_SPREAD * rng.standard_normal()) * independent(rng, 20).times_s
+
+    words = [change(ratio_interval(process(), process(), resamples=500, seed=i)) for i in range(400)]
+    assert np.mean([word in ("FASTER", "SLOWER") for word in words]) < 0.05
+
+
+def test_six_percent_is_found():
     rng = np.random.default_rng(12)
     words = [
-        change(ratio_interval(independent(rng, 20).times_s, 1.05 * independent(rng, 20).times_s, resamples=500))
+        change(ratio_interval(independent(rng, 20).times_s, 1.06 * independent(rng, 20).times_s, resamples=500))
         for _ in range(100)
     ]
     assert words.count("SLOWER") >= 95
 
 
-def test_repeats_are_judged_by_welchs_test_on_the_logarithms_of_their_medians():
+def test_repeats_are_judged_by_students_test_on_the_logarithms_of_their_medians():
     rng = np.random.default_rng(13)
     a, b = ([level * independent(rng, 9).times_s for level in levels] for levels in ((1.0, 1.05, 0.95), (1.2, 1.3)))
     logs_a, logs_b = ([np.log(np.median(run)) for run in runs] for runs in (a, b))
-    theirs = stats.ttest_ind(logs_b, logs_a, equal_var=False).confidence_interval(0.9)
+    theirs = stats.ttest_ind(logs_b, logs_a, equal_var=True).confidence_interval(0.9)
     found = ratio_interval(a, b, confidence=0.9)
     assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
     assert found.ratio == pytest.approx(np.exp(np.mean(logs_b) - np.mean(logs_a)))
@@ -84,7 +94,7 @@ def test_repeats_are_judged_by_welchs_test_on_the_logarithms_of_their_medians():
 def test_a_single_run_is_taken_to_scatter_as_the_others_do():
     others, one = [0.10, 0.11, 0.105, 0.1], [0.12]
     s = np.std(np.log(others), ddof=1)
-    reach = stats.t.ppf(0.975, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
+    reach = stats.t.ppf(0.985, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
     ratio = 0.12 / stats.gmean(others)
     found, turned = repeats_interval(others, one), repeats_interval(one, others)
     assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
@@ -105,7 +115,8 @@ def test_medians_are_drawn_as_if_the_steps_had_been(n):
 
 def test_steps_that_resemble_their_neighbours_widen_the_interval():
     level = np.repeat([1.0, 1.1, 1.0, 1.1, 1.0, 1.1], 10)  # the same values, in blocks and in turn
-    blocks, in_turn = ratio_interval(level, level), ratio_interval(np.tile([1.0, 1.1], 30), np.tile([1.0, 1.1], 30))
+    turns = np.tile([1.0, 1.1], 30)
+    blocks, in_turn = (ratio_interval(steps, steps, process_spread=0.0) for steps in (level, turns))
     assert np.log(blocks.high) > 2.0 * np.log(in_turn.high)
 
 

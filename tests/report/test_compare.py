@@ -211,7 +211,7 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
 @pytest.mark.parametrize(
     "a,b,said",
     [
-        (1, 1, "one run against one: differences between processes are not counted; use repeats"),
+        (1, 1, "one run against one: equal processes are taken to differ by 1% (std); use repeats"),
         (1, 3, "A is a single run: taken to scatter as the other side's do"),
         (2, 3, "two runs say little about how runs scatter: with three a side intervals are several times narrower"),
         (3, 3, None),
