@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import nn
 
 from lm_profiler.record.run import ModelFacts
 
@@ -21,4 +23,14 @@ def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
         precision=str(trainer.precision),
         optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
         accumulate_grad_batches=trainer.accumulate_grad_batches,
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` itself was handed to torch.compile, in any of its ways, or to TorchScript."""
+    return (
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or getattr(module, "_compiler_ctx", None) is not None  # Lightning compiled the steps themselves
+        or isinstance(module, torch.jit.ScriptModule)
     )

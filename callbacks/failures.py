@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from traceback import walk_tb
 
@@ -11,24 +10,17 @@ import torch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lm_profiler.measure.history import memory_history_of, oom_cause
+from lm_profiler.measure.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Failure, OutOfMemory, Status
-
-# The CPU allocator raises a plain RuntimeError; CUDA's has a type of its own.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+from lm_profiler.record.run import Failure, Status
 
 
 def status_of(error: BaseException) -> Status:
     """``oom``, ``interrupted`` or ``failed``."""
     if isinstance(error, (KeyboardInterrupt, SIGTERMException)):
         return "interrupted"
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return "oom"
-    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
-        return "oom"
-    return "failed"
+    return "oom" if is_out_of_memory(error) else "failed"
 
 
 def raised_by_data(error: BaseException) -> bool:
@@ -55,19 +47,18 @@ def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
 
 def failure_of(error: BaseException, phase: str, step: int, device: torch.device) -> Failure:
     """The failure for the record, with what an out-of-memory error says of its cause."""
-    cause = oom_cause(error, device) if status_of(error) == "oom" else None
     return Failure(
         phase=phase,
         step=step if phase != "setup" else None,
         type=type(error).__name__,
         message=first_line(error),
-        out_of_memory=None if cause is None else OutOfMemory(**asdict(cause)),
+        out_of_memory=oom_cause(error, device),
     )
 
 
-def keep_snapshot(device: torch.device, folder: Path) -> None:
+def keep_snapshot(device: torch.device, path: Path) -> None:
     """Leave the allocator's state as it was when memory ran out, for memory_viz, where it keeps one."""
     history = memory_history_of(device)
     if history is not None:
         with suppress(OSError, RuntimeError):  # a record without a snapshot is better than none
-            history.dump(folder / "memory_snapshot.pickle")
+            history.dump(path)

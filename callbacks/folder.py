@@ -10,6 +10,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lm_profiler.record.files import claim_run_dir
 
 
+def snapshot_file(folder: Path, rank: int) -> Path:
+    """Of the allocator of one rank."""
+    return folder / ("memory_snapshot.pickle" if rank == 0 else f"memory_snapshot.rank{rank}.pickle")
+
+
 def run_folder(trainer: Trainer, name: str) -> Path:
     """The folder of this run, made by rank 0 and known to all: the logger's, or a new one under default_root_dir.
 

@@ -14,8 +14,9 @@ from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.trace import Tracer
 from lm_profiler.measure.history import memory_history_of
 from lm_profiler.measure.recompiles import recompilations, recompiled_since
-from lm_profiler.measure.syncs import SyncPoint, sync_detector_of
-from lm_profiler.measure.telemetry import TelemetryReading, telemetry_of
+from lm_profiler.measure.syncs import sync_detector_of
+from lm_profiler.measure.telemetry import telemetry_of
+from lm_profiler.record.run import Sync, Telemetry
 
 
 class Instrument(Protocol):
@@ -25,7 +26,7 @@ class Instrument(Protocol):
         """``stage`` starts with the next step."""
 
     def end(self, stage: str) -> None:
-        """``stage`` is over, and the device has finished it."""
+        """``stage`` is over; of ``measure``, on the device too."""
 
 
 class TelemetryWatch:
@@ -33,7 +34,7 @@ class TelemetryWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._telemetry = telemetry_of(device)
-        self.reading: TelemetryReading | None = None
+        self.reading: Telemetry | None = None
 
     def begin(self, stage: str) -> None:
         if stage == "measure" and self._telemetry is not None:
@@ -66,7 +67,7 @@ class SyncWatch:
 
     def __init__(self, device: torch.device) -> None:
         self._detector = sync_detector_of(device)
-        self.points: tuple[SyncPoint, ...] | None = None
+        self.points: list[Sync] | None = None
 
     def begin(self, stage: str) -> None:
         if stage == "memory" and self._detector is not None:
@@ -78,13 +79,13 @@ class SyncWatch:
 
 
 class HistoryWatch:
-    """The allocator's history of the ``memory`` stage, when asked for, as ``memory_snapshot.pickle``."""
+    """The allocator's history of the ``memory`` stage, when asked for, in ``path``."""
 
-    def __init__(self, device: torch.device, folder: Path, wanted: bool) -> None:
+    def __init__(self, device: torch.device, path: Path, wanted: bool) -> None:
         self._history = memory_history_of(device) if wanted else None
         if wanted and self._history is None:
             raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
-        self._path = folder / "memory_snapshot.pickle"
+        self._path = path
 
     def begin(self, stage: str) -> None:
         if stage == "memory" and self._history is not None:
@@ -92,8 +93,10 @@ class HistoryWatch:
 
     def end(self, stage: str) -> None:
         if stage == "memory" and self._history is not None:
-            self._history.dump(self._path)
-            self._history.stop()
+            try:
+                self._history.dump(self._path)
+            finally:
+                self._history.stop()
 
 
 @dataclass(frozen=True)

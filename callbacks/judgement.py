@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.analysis import Settings
 from lm_profiler.analysis.peaks import matmul_dtype, peak
 from lm_profiler.analysis.steadiness import steadiness
 from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
+from lm_profiler.callbacks.facts import is_compiled
 from lm_profiler.measure.ceiling import Ceiling
-from lm_profiler.measure.flops import StepFlops
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import Flops, Steadiness, TimeSummary, Utilisation, Verdict
@@ -49,7 +50,7 @@ def torch_dtype(dtype: str | None) -> torch.dtype | None:
 
 
 def judge_utilisation(
-    flops: StepFlops | None,
+    flops: Flops | None,
     step_s: float | None,
     device_name: str,
     dtype: str | None,
@@ -69,7 +70,7 @@ def judge_utilisation(
     if reached is not None and reached > _BEYOND:
         own = reached = None  # a step cannot beat the machine: something else was using it meanwhile
     return Utilisation(
-        flops=Flops(forward=flops.forward, backward=flops.backward, recomputation=flops.recomputation),
+        flops=flops,
         dtype=dtype,
         peak_flops_per_s=rate,
         peak_source=source,
@@ -118,21 +119,42 @@ def _means(times: Mapping[str, TimeSummary]) -> dict[str, float]:
     return {phase: mean for phase, mean in means if mean is not None}
 
 
-def settings_of(trainer: Trainer, module: LightningModule, tokens_per_batch: int | None, recomputes: bool) -> Settings:
+def settings_of(
+    trainer: Trainer,
+    module: LightningModule,
+    tokens_per_batch: int | None,
+    recomputes: bool | None,
+    memory_free_share: float | None,
+) -> Settings:
     """What is switched on already, so that nobody is told to switch it on."""
     loader = _loader(trainer)
-    optimizers = trainer.optimizers
     on_cuda = trainer.strategy.root_device.type == "cuda"
     return Settings(
         precision=str(trainer.precision),
         tf32=torch.get_float32_matmul_precision() != "highest" if on_cuda else None,
-        compiled=any(getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod") for m in module.modules()),
+        compiled=any(is_compiled(m) for m in module.modules()),
         num_workers=getattr(loader, "num_workers", None),
-        pin_memory=getattr(loader, "pin_memory", None),
-        fused_optimizer=all(bool(o.defaults.get("fused")) for o in optimizers) if optimizers else None,
+        pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,
+        fused_optimizer=_are_fused(trainer),
         checkpointing=recomputes,
         tokens_per_batch=tokens_per_batch,
+        memory_free_share=memory_free_share,
     )
+
+
+def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:
+    """Share of the device's memory that the peak of its tensors left free; None on the CPU."""
+    return None if peak_bytes is None or not device_bytes else 1.0 - peak_bytes / device_bytes
+
+
+def _are_fused(trainer: Trainer) -> bool | None:
+    """None where they cannot be: without an optimizer, for one that has no fused kernel, or where Lightning refuses."""
+    optimizers = trainer.optimizers
+    if not optimizers or any("fused" not in optimizer.defaults for optimizer in optimizers):
+        return None
+    if trainer.gradient_clip_val and isinstance(trainer.precision_plugin, MixedPrecision):
+        return None  # it cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients)
+    return all(optimizer.defaults["fused"] for optimizer in optimizers)
 
 
 def _loader(trainer: Trainer) -> Any:

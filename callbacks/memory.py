@@ -10,11 +10,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.stages import require
-from lm_profiler.measure.history import AllocatorFacts, allocator_facts
+from lm_profiler.measure.history import allocator_facts
 from lm_profiler.measure.holdings import HeldAtPeak, HoldingsReader
-from lm_profiler.measure.levels import Levels, LevelsReader
+from lm_profiler.measure.levels import LevelsReader
 from lm_profiler.measure.memory import PartPeaks, Probe
 from lm_profiler.measure.timeline import Timeline
+from lm_profiler.record.run import AllocatorReading, MemoryLevels
 from lm_profiler.record.steps import Peaks
 
 
@@ -63,8 +64,8 @@ class MemoryReader:
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
         self.by_part: dict[str, Peaks] = {}
         self.held: dict[str, HeldAtPeak] = {}
-        self.levels: Levels | None = None
-        self.allocator: AllocatorFacts | None = None
+        self.levels: MemoryLevels | None = None
+        self.allocator: AllocatorReading | None = None
 
     def begin(self, stage: str) -> None:
         self._probe.reset()

@@ -12,6 +12,8 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
+from lm_profiler.callbacks.facts import is_compiled
+
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""
 
@@ -28,8 +30,6 @@ class ModuleRanges:
 
     def attach(self, module: nn.Module) -> None:
         """Until ``detach``."""
-        if getattr(module, "_compiler_ctx", None) is not None:  # Lightning compiled the steps themselves
-            return
         for path, child in _callable_below(module):
             name = f"module: {path} ({type(child).__name__})"
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
@@ -70,16 +70,11 @@ class ModuleRanges:
 
 def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Path and module of all that are called below ``module``, each once."""
-    left_alone = {inside for found in module.modules() if _is_compiled(found) for inside in found.modules()}
+    left_alone = {inside for found in module.modules() if is_compiled(found) for inside in found.modules()}
     for path, found in module.named_modules(memo=left_alone):
         # A list of modules has no forward pass of its own.
         if path and type(found).forward is not nn.Module.forward:
             yield _plain(path), found
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    compiled = hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-    return compiled or isinstance(module, torch.jit.ScriptModule)
 
 
 def _plain(path: str) -> str:

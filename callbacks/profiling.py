@@ -16,21 +16,20 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import failure_of, keep_snapshot, phase_of, status_of
-from lm_profiler.callbacks.folder import run_folder
+from lm_profiler.callbacks.folder import run_folder, snapshot_file
+from lm_profiler.callbacks.hardware import Hardware, look_at_hardware
 from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
-from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
 from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.ranks import gather
-from lm_profiler.callbacks.recorder import Hardware, Launch, Recorder
+from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
 from lm_profiler.callbacks.work import Work
-from lm_profiler.measure.ceiling import matmul_ceiling
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import Timeline
@@ -89,6 +88,9 @@ class TrainingProfiler(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        if sum(isinstance(callback, TrainingProfiler) for callback in callbacks) > 1:
+            raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
         assert trainer.state.fn is not None
         self._verb = _VERBS[trainer.state.fn]
         launch = self._launch or Launch()
@@ -137,7 +139,7 @@ class TrainingProfiler(Callback):
             ),
             compiles=CompileWatch(),
             syncs=SyncWatch(device),
-            history=HistoryWatch(device, folder, self._memory.history),
+            history=HistoryWatch(device, snapshot_file(folder, trainer.global_rank), self._memory.history),
             tracer=Tracer(self._trace, device, timeline, folder, trainer.global_rank, lambda: trainer.lightning_module),
             telemetry=TelemetryWatch(device),
         )
@@ -225,10 +227,11 @@ class TrainingProfiler(Callback):
         status, device = status_of(exception), trainer.strategy.root_device
         failure = failure_of(exception, phase, session.steps + 1, device)
         if status == "oom":
-            keep_snapshot(device, self.folder)
+            keep_snapshot(device, snapshot_file(self.folder, trainer.global_rank))
         self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._finish_early()  # a loop that had nothing to do told nobody that it ended
         self._take_out(trainer)
         trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
@@ -246,28 +249,15 @@ class TrainingProfiler(Callback):
         if trainer.is_global_zero:
             # First what is certain: neither an error nor a signal in what is looked at afterwards can lose it.
             self.record = self._recorder.write(measured, status, failure)
-            hardware = self._hardware(session) if failure is None and measured.rows else Hardware()
+            hardware = Hardware()
+            if failure is None and measured.rows:
+                tracer = session.instruments.tracer
+                hardware = look_at_hardware(trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
             self.record = self._recorder.complete(measured, self.record, hardware)
             if not self._quiet:
                 print_run(self.record, self.folder)
         elif failure is None:
             found("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
-
-    def _hardware(self, session: Session) -> Hardware:
-        """Work and machine, looked at when all timing is over."""
-        notes: list[str] = []
-        trainer = self._trainer
-        module, device = trainer.lightning_module, trainer.strategy.root_device
-        dtype = torch_dtype(run_dtype(trainer))
-        return Hardware(
-            flops=found("FLOPs", lambda: self._work.flops_per_step(trainer, module), notes),
-            ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
-            peak_flops_per_s=self._peak_flops_per_s,
-            samples=found("samples", lambda: self._work.samples_per_step(trainer), notes),
-            kernels=found("kernels", session.instruments.tracer.kernels, notes),
-            numerics=found("numerics", lambda: self._audit.facts(trainer, module), notes),
-            notes=notes,
-        )
 
     def _take_out(self, trainer: Trainer) -> None:
         """Leave the loop as it was; what is left of training pays nothing."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.distributed
 
-from lm_profiler.callbacks.recorder import Measured
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, largest
 
@@ -21,22 +22,15 @@ def gather(measured: Measured) -> Measured:
 
 
 def merge(measured: Sequence[Measured]) -> Measured:
-    """One ``Measured`` of several ranks', rank 0's first."""
-    return Measured(
+    """One ``Measured`` of several ranks', rank 0's first, whose own the rest is."""
+    return replace(
+        measured[0],
         rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
         part_peaks={
             part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured)
             for part in PARTS
             if any(part in m.part_peaks for m in measured)
         },
-        planned=measured[0].planned,
-        between_steps_s=measured[0].between_steps_s,
-        device_idle=measured[0].device_idle,
         recompilations=sum(m.recompilations for m in measured),
-        held=measured[0].held,
-        levels=measured[0].levels,
-        allocator=measured[0].allocator,
-        telemetry=measured[0].telemetry,
-        syncs=measured[0].syncs,
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

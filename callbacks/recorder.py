@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,29 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lm_profiler.callbacks.events import EventsLogger
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.facts import model_facts
-from lm_profiler.callbacks.judgement import judge, judge_steadiness, judge_utilisation, run_dtype, settings_of
-from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.callbacks.hardware import Hardware
+from lm_profiler.callbacks.judgement import (
+    free_share,
+    judge,
+    judge_steadiness,
+    judge_utilisation,
+    run_dtype,
+    settings_of,
+)
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.work import batches_per_step
 from lm_profiler.measure.environment import device_name, environment
-from lm_profiler.measure.flops import StepFlops
-from lm_profiler.measure.history import AllocatorFacts
-from lm_profiler.measure.holdings import HeldAtPeak, by_cause
-from lm_profiler.measure.levels import Levels
-from lm_profiler.measure.syncs import SyncPoint
-from lm_profiler.measure.telemetry import TelemetryReading, clock_share
+from lm_profiler.measure.holdings import by_cause
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
-    AllocatorReading,
     Environment,
     Failure,
-    MemoryCauses,
     MemoryFacts,
-    MemoryLevels,
     MemoryReading,
-    NumericsFacts,
     RunRecord,
     Status,
-    Sync,
     Telemetry,
     Throughput,
     TimeSummary,
@@ -75,42 +74,6 @@ class Launch:
             "overrides": dict(self.overrides),
             "config": dict(self.config) if self.config is not None else None,
         }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """All that a run has to say when it ends, of every rank."""
-
-    rows: Sequence[StepRow]
-    part_peaks: Mapping[str, Peaks]
-    planned: Mapping[str, int]
-    between_steps_s: float | None
-    device_idle: float | None
-    """Share of the measured phases at whose beginning the device had nothing left to do."""
-    recompilations: int
-    notes: Sequence[str]
-    held: Mapping[str, HeldAtPeak] = field(default_factory=dict)
-    levels: Levels | None = None
-    allocator: AllocatorFacts | None = None
-    telemetry: TelemetryReading | None = None
-    syncs: Sequence[SyncPoint] | None = None
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What was found out about work and machine after the run; None is unknown."""
-
-    flops: StepFlops | None = None
-    """Of a step, over all ranks."""
-    ceiling: Ceiling | None = None
-    peak_flops_per_s: float | None = None
-    """Of one device, where the user says it."""
-    samples: int | None = None
-    """Of a step, over all ranks."""
-    numerics: NumericsFacts | None = None
-    kernels: KernelTable | None = None
-    """Of rank 0's trace."""
-    notes: Sequence[str] = ()
 
 
 class Recorder:
@@ -152,9 +115,11 @@ class Recorder:
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
         tokens = throughput(steady, times, hardware.samples)
         utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
+        surroundings, memory = found("environment", self._environment, notes), _memory(timed, measured)
+        free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
         verdict = found(
             "verdict",
-            lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens, hardware.kernels),
+            lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens, free, hardware.kernels),
             notes,
         )
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
@@ -163,7 +128,7 @@ class Recorder:
             status=status,
             failure=failure,
             verb=self._verb,
-            environment=found("environment", self._environment, notes),
+            environment=surroundings,
             model=found("model", lambda: model_facts(trainer, self._module), notes),
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
@@ -172,12 +137,12 @@ class Recorder:
             time=times,
             host_time=host_times,
             rank_step_s=rank_medians(timed),
-            memory=_memory(timed, measured),
+            memory=memory,
             throughput=tokens,
             steadiness=steadiness,
             utilisation=utilisation,
             telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
-            syncs=None if measured.syncs is None else [Sync(**asdict(point)) for point in measured.syncs],
+            syncs=measured.syncs,
             numerics=hardware.numerics,
             verdict=verdict,
             notes=notes,
@@ -212,13 +177,13 @@ class Recorder:
         device_idle: float | None,
         utilisation: Utilisation | None,
         tokens: Throughput,
+        memory_free_share: float | None,
         kernels: KernelTable | None,
     ) -> Verdict | None:
-        trainer = self._trainer
-        batches = trainer.world_size * trainer.accumulate_grad_batches
-        per_batch = None if tokens.tokens_per_step is None else tokens.tokens_per_step // batches
-        recomputes = utilisation is not None and utilisation.flops.recomputation > 0
-        settings = settings_of(trainer, self._module, per_batch, recomputes)
+        trainer, per_step = self._trainer, tokens.tokens_per_step
+        per_batch = None if per_step is None else per_step // batches_per_step(trainer, self._verb)
+        recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
+        settings = settings_of(trainer, self._module, per_batch, recomputes, memory_free_share)
         return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings, kernels)
 
     def _log_scalars(self, steps: Sequence[StepRow], record: RunRecord) -> None:
@@ -239,16 +204,12 @@ def _timed(measured: Measured) -> list[StepRow]:
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
-    allocator, levels = measured.allocator, measured.levels
     return MemoryFacts(
         measured=_reading(largest(row.memory for row in timed)),
         parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
-        causes={
-            part: MemoryCauses.model_validate(by_cause(held.peak, held.holdings))
-            for part, held in measured.held.items()
-        },
-        held=None if levels is None else MemoryLevels(**asdict(levels)),
-        allocator=None if allocator is None else AllocatorReading(**asdict(allocator)),
+        causes={part: by_cause(held.peak, held.holdings) for part, held in measured.held.items()},
+        held=measured.levels,
+        allocator=measured.allocator,
     )
 
 
@@ -256,16 +217,11 @@ def _reading(peaks: Peaks) -> MemoryReading:
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
 
 
-def _telemetry(reading: TelemetryReading | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
-    if reading is None:
-        return None
-    per_step = None
-    if reading.energy_j is not None and reading.duration_s and steps:
-        mean_s = sum(row.time("step") for row in steps) / len(steps)
-        per_step = reading.energy_j * mean_s / reading.duration_s
-    return Telemetry(
-        **asdict(reading),
-        clock_share=clock_share(reading),
-        energy_per_step_j=per_step,
-        energy_per_token_j=per_step / tokens if per_step is not None and tokens else None,
-    )
+def _telemetry(reading: Telemetry | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
+    """With a step's share of the energy, which goes by its time."""
+    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
+        return reading
+    mean_s = sum(row.time("step") for row in steps) / len(steps)
+    per_step = reading.energy_j * mean_s / reading.duration_s
+    shares = {"energy_per_step_j": per_step, "energy_per_token_j": per_step / tokens if tokens else None}
+    return reading.model_copy(update=shares)

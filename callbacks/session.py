@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from lm_profiler.callbacks.instruments import Instruments
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.recorder import Measured
 from lm_profiler.callbacks.stages import Precision, Schedule
 from lm_profiler.measure.stream import EventStream
 from lm_profiler.measure.timeline import StepMarks, Timeline
@@ -91,9 +91,8 @@ class Session:
             return False
         while self._pending and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())
-        known = self._measured_s()
-        elapsed_s = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9 if known else 0.0
-        if not self._precision.reached(known, elapsed_s):
+        elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
+        if not self._precision.reached(self.schedule.done, self._measured_s(), elapsed_s):
             return False
         self.schedule.end_stage()
         return True
@@ -113,20 +112,20 @@ class Session:
 
     def measured(self) -> Measured:
         """What there is to record, of this rank."""
-        found = self.instruments
+        instruments = self.instruments
         return Measured(
             rows=tuple(self._rows),
-            part_peaks=found.memory.by_part,
-            held=found.memory.held,
-            levels=found.memory.levels,
-            allocator=found.memory.allocator,
+            part_peaks=instruments.memory.by_part,
+            held=instruments.memory.held,
+            levels=instruments.memory.levels,
+            allocator=instruments.memory.allocator,
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            recompilations=found.compiles.recompilations,
-            telemetry=found.telemetry.reading,
-            syncs=found.syncs.points,
-            notes=(*self.notes, *_recompiled(found.compiles.names)),
+            recompilations=instruments.compiles.recompilations,
+            telemetry=instruments.telemetry.reading,
+            syncs=instruments.syncs.points,
+            notes=(*self.notes, *_recompiled(instruments.compiles.names)),
         )
 
     def _begin_stage(self) -> None:
@@ -136,6 +135,7 @@ class Session:
         self.notes += self.instruments.begin(stage)
         if self._progress is not None:
             self._draw(self._progress)
+        self._began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
         if stage == "measure":

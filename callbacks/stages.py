@@ -40,8 +40,8 @@ class StageOptions:
         require(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
         require(self.measure_steps >= 1, "stages.measure_steps", "1 or more", self.measure_steps)
         if self.until_ci is not None:
-            finest = f"{FINEST_TARGET} or more, the finest that one process can promise"
-            require(self.until_ci >= FINEST_TARGET, "stages.until_ci", finest, self.until_ci)
+            share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
+            require(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
         require(self.max_steps >= MINIMUM_STEPS, "stages.max_steps", f"{MINIMUM_STEPS} or more", self.max_steps)
         require(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
 
@@ -56,26 +56,34 @@ class Precision:
 
     Args:
         options: target and caps.
-        agree: makes rank 0's answer everybody's; a collective call where there are several ranks.
+        agree: makes rank 0's answer, the steps until the next look, everybody's; a collective call.
     """
 
     _EVERY = 5
 
-    def __init__(self, options: StageOptions, agree: Callable[[bool], bool]) -> None:
+    def __init__(self, options: StageOptions, agree: Callable[[int], int]) -> None:
         self._options = options
         self._agree = agree
         self._enough = options.until_ci is None
+        self._look_at = 1
 
     def asks(self, steps: int) -> bool:
         """Whether to look after ``steps`` measured steps."""
-        return self._options.until_ci is not None and steps >= MINIMUM_STEPS and steps % self._EVERY == 0
+        return self._options.until_ci is not None and steps >= self._look_at
 
-    def reached(self, step_s: Sequence[float], elapsed_s: float) -> bool:
-        """Whether ``step_s``, the measured steps' seconds as far as they are known, are enough."""
+    def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
+        """Whether ``steps`` measured ones are enough; ``step_s`` are their seconds, as far as they are known."""
         assert self._options.until_ci is not None
-        late = elapsed_s >= self._options.max_seconds
         self._enough = precise_enough(step_s[steady_from(step_s) :], self._options.until_ci)
-        return self._agree(late or self._enough)
+        left_s = self._options.max_seconds - elapsed_s
+        more = 0
+        if not self._enough and left_s > 0:
+            # To look costs the ranks a collective call, so not at every step; but steps may take minutes.
+            fitting = steps * left_s / max(elapsed_s, 1e-9)
+            more = max(1, int(min(fitting, self._EVERY - steps % self._EVERY)))
+        more = self._agree(more)
+        self._look_at = steps + more
+        return more == 0
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
         """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""

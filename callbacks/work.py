@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lm_profiler.measure.flops import Step, StepFlops, count_flops
-from lm_profiler.record.run import Verb
+from lm_profiler.measure.flops import Step, count_flops
+from lm_profiler.record.run import Flops, Verb
 
 _STEPS: dict[Verb, str] = {
     "fit": "training_step",
@@ -29,6 +29,11 @@ def step_of(module: LightningModule, verb: Verb) -> Step:
         return getattr(copy, name)(batch, 0) if indexed else getattr(copy, name)(batch)
 
     return step
+
+
+def batches_per_step(trainer: Trainer, verb: Verb) -> int:
+    """Of all ranks together."""
+    return (trainer.accumulate_grad_batches if verb == "fit" else 1) * trainer.world_size
 
 
 class Work:
@@ -52,13 +57,9 @@ class Work:
         """Rows of one step over all ranks: the first dimension, where every tensor of the batch has the same."""
         tensors = [leaf for leaf in tree_leaves(self._batch) if isinstance(leaf, torch.Tensor) and leaf.ndim]
         rows = {tensor.shape[0] for tensor in tensors}
-        return rows.pop() * self._batches(trainer) if len(rows) == 1 else None
+        return rows.pop() * batches_per_step(trainer, self._verb) if len(rows) == 1 else None
 
-    def _batches(self, trainer: Trainer) -> int:
-        """Batches of one step over all ranks."""
-        return (trainer.accumulate_grad_batches if self._verb == "fit" else 1) * trainer.world_size
-
-    def flops_per_step(self, trainer: Trainer, module: LightningModule) -> StepFlops | None:
+    def flops_per_step(self, trainer: Trainer, module: LightningModule) -> Flops | None:
         """FLOPs of one step over all ranks; None where the module cannot run on shapes alone.
 
         Raises:
@@ -72,5 +73,9 @@ class Work:
         counted = count_flops(module, step, self._batch, backward=self._verb == "fit" and module.automatic_optimization)
         if counted is None:
             return None
-        batches = self._batches(trainer)
-        return StepFlops(*(batches * n for n in (counted.forward, counted.backward, counted.recomputation)))
+        batches = batches_per_step(trainer, self._verb)
+        return Flops(
+            forward=batches * counted.forward,
+            backward=batches * counted.backward,
+            recomputation=batches * counted.recomputation,
+        )

@@ -91,12 +91,12 @@ def for_memory(s: Settings, optimizer_share: float) -> str:
     """Bytes are what costs: move fewer, or use them more often."""
     return _first(
         [
+            *_lighter_optimizer(s, optimizer_share),
             (
                 s.compiled is False,
                 "Try torch.compile: fused kernels read and write memory once, not once each.",
             ),
             (s.full_precision, "Try precision bf16-mixed (16-mixed on cards before Ampere): half the bytes."),
-            (s.fused_optimizer is False and optimizer_share >= 0.1, "Use the fused optimizer (fused=True)."),
         ],
         _larger_batch(s, "each weight that is read then serves more tokens"),
     )
@@ -109,21 +109,13 @@ def for_communication(s: Settings) -> str:
 
 def for_compute(s: Settings, optimizer_share: float, utilisation: float | None, on_device: bool) -> str:
     """Arithmetic: make it cheaper, or do not do it twice."""
-    heavy = optimizer_share >= _HEAVY_OPTIMIZER
     spare = s.memory_free_share is not None and s.memory_free_share >= 0.3
     rest = "Little is left to win here: it takes a smaller model, a shorter context or faster hardware."
     if utilisation is None or utilisation < 0.6:
         rest = _larger_batch(s, "larger matrix products run closer to the peak")
     return _first(
         [
-            (
-                heavy and s.fused_optimizer is False,
-                "Use the fused optimizer (fused=True): one pass over the weights.",
-            ),
-            (
-                heavy,
-                "Accumulate gradients (accumulate_grad_batches) or enlarge the batch: fewer updates a token.",
-            ),
+            *_lighter_optimizer(s, optimizer_share),
             (
                 on_device and s.full_precision and s.tf32 is False,
                 "Allow TF32 products (torch.set_float32_matmul_precision('high')), then try bf16-mixed.",
@@ -140,6 +132,14 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float | None, 
         ],
         rest,
     )
+
+
+def _lighter_optimizer(s: Settings, share: float) -> list[tuple[bool, str]]:
+    heavy = share >= _HEAVY_OPTIMIZER
+    return [
+        (heavy and s.fused_optimizer is False, "Use the fused optimizer (fused=True): one pass over the weights."),
+        (heavy, "Accumulate gradients (accumulate_grad_batches) or enlarge the batch: fewer updates a token."),
+    ]
 
 
 def _larger_batch(s: Settings, why: str) -> str:

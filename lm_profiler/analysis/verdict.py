@@ -14,6 +14,7 @@ Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
 # Shares of the step from which a cause is named. Below them a remedy could not win what it costs to try it.
 _INPUT, _HOST, _COMMUNICATION, _MEMORY, _OTHER = 0.10, 0.50, 0.20, 0.50, 0.30
 _BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
+_WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 
 _COMPUTE_PHASES = ("forward", "zero_grad", "backward", "clip", "optimizer")
@@ -24,8 +25,8 @@ class Evidence:
     """What was measured in the steady part of a run; None is unknown.
 
     Attributes:
-        step_s: median step, seconds (on the device's clock where it has one).
-        phases_s: median seconds per phase on the same clock; missing phases count as 0.
+        step_s: mean step, seconds (on the device's clock where it has one).
+        phases_s: mean seconds per phase on the same clock, so that shares add up; missing phases count as 0.
         host_phases_s: the same on the host's clock.
         has_device_stream: whether work is queued to a device that has its own clock (CUDA; not the CPU).
         host_bound_fraction: share of marks at which the device had already finished when the next phase was
@@ -128,6 +129,8 @@ def _compute(e: Evidence) -> Verdict | None:
         return None
     if e.has_device_stream and (e.utilisation is None or e.utilisation < _BUSY):
         return None  # busy, but with what? Low or unknown utilisation does not say
+    if e.utilisation is not None and e.utilisation < _WORKING:
+        return None
     reached = "" if e.utilisation is None else f", at {e.utilisation:.0%} of what the machine can reach"
     text = f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%}){reached}"
     on_device = e.has_device_stream
@@ -140,6 +143,7 @@ def _nothing(e: Evidence) -> Verdict:
         text = f"{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)"
         return Verdict(None, None, text, "Train with fewer callbacks and less logging, and compare.")
     if e.utilisation is None:
-        return Verdict(None, None, "nothing stands out, and utilisation is unknown", advice.LOOK_AT_TRACE)
-    text = f"nothing stands out, yet only {e.utilisation:.0%} of the machine's ceiling is reached"
+        return Verdict(None, None, "no cause stands out, and utilisation is unknown", advice.LOOK_AT_TRACE)
+    reached = "less than 1%" if e.utilisation < 0.01 else f"only {e.utilisation:.0%}"
+    text = f"{reached} of what the machine can reach, so the time goes to small operators or memory, not to arithmetic"
     return Verdict(None, None, text, advice.for_memory(e.settings, _share(e, "optimizer")))

@@ -15,7 +15,7 @@ from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.files import claim_run_dir, write_whole
-from lm_profiler.record.run import Failure, RunRecord, Status, Verb, write_run
+from lm_profiler.record.run import Environment, Failure, RunRecord, Status, Verb, write_run
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
 
@@ -77,9 +77,9 @@ class Attempt:
         """Whether the instruments got far enough to write a record."""
         return self.profiler is not None and self.profiler.record is not None
 
-    def refuse(self, reason: str) -> None:
-        """Record that the run was not tried."""
-        self._record("refused", Failure(phase="setup", step=None, type="Refused", message=reason))
+    def refuse(self, reason: str, where: Environment) -> None:
+        """Record that the run was not tried, and where."""
+        self._record("refused", Failure(phase="setup", step=None, type="Refused", message=reason), where)
 
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""
@@ -109,7 +109,7 @@ class Attempt:
             say(f"traceback in {path}")
         return FAILED
 
-    def _record(self, status: Status, failure: Failure) -> None:
+    def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
         if self.folder is None:
             self.claim()
         if self.folder is None or (self.folder / "run.json").exists():
@@ -117,7 +117,7 @@ class Attempt:
         launch = self.launch
         if launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", launch.config_yaml)
-        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb)
+        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, environment=where)
         folder = self.folder
         write_run(folder, record)
         found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])  # the record stands without

@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
 from lm_profiler.measure.memory import available_bytes
-from lm_profiler.training import AttentionAlone, LanguageModel
+from lm_profiler.record.run import Verb
+from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
+from lm_profiler.training.activations import batch_refusal
 from lm_profiler.training.footprint import refusal
 
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
-def check_trainer_options(options: Mapping[str, Any]) -> None:
+_NOTHING_AT_ZERO: dict[Verb, tuple[str, ...]] = {
+    "fit": ("max_steps", "max_epochs", "limit_train_batches"),
+    "validate": ("limit_val_batches",),
+    "test": ("limit_test_batches",),
+    "predict": ("limit_predict_batches",),
+}
+_LOADERS: dict[Verb, str] = {
+    "fit": "train_dataloader",
+    "validate": "val_dataloader",
+    "test": "test_dataloader",
+    "predict": "predict_dataloader",
+}
+
+
+def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     """Raise UsageError for a Trainer that cannot be had here, where Lightning's own words would not help."""
     if options["barebones"]:
         raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
     if options["accumulate_grad_batches"] < 1:
         given = options["accumulate_grad_batches"]
         raise UsageError(f"trainer.accumulate_grad_batches: expected 1 or more, given {given}")
+    for name in _NOTHING_AT_ZERO[verb]:
+        if options[name] == 0:
+            raise UsageError(f"trainer.{name}: expected something to run, given {options[name]}; leave it out")
     accelerator = options["accelerator"]
     if not isinstance(accelerator, str) or accelerator == "auto":
         return
@@ -48,8 +69,17 @@ def explain_trainer_error(error: Exception, options: Mapping[str, Any]) -> str:
     return f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else "")
 
 
-def check_together(model: LightningModule, trainer: Trainer) -> None:
-    """Raise ValueError for options of our own model that this Trainer would trip over in its first step."""
+def check_checkpoint(path: str | Path | None) -> None:
+    """Raise UsageError for a checkpoint that names a file which is not there."""
+    if path is not None and str(path).endswith(".ckpt") and "://" not in str(path) and not Path(path).exists():
+        raise UsageError(f"ckpt_path: expected a checkpoint, given {path} (No such file or directory)")
+
+
+def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
+    """Raise ValueError for options that this Trainer would trip over before or in its first step."""
+    if data is None and not is_overridden(_LOADERS[verb], model):
+        name = type(model).__name__
+        raise ValueError(f"data: expected a LightningDataModule, because {name} has no {_LOADERS[verb]}, given null")
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
@@ -58,7 +88,7 @@ def check_together(model: LightningModule, trainer: Trainer) -> None:
 def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> str | None:
     """Why what ``model`` must hold for ``data`` cannot fit, and what would; None if it does, or nobody can say."""
     device = trainer.strategy.root_device
-    available = available_bytes(device.type)
+    available = available_bytes(device)
     if available is None or isinstance(trainer.strategy, _SHARDED):
         return None
     copies = trainer.num_devices if device.type == "cpu" else 1
@@ -66,4 +96,8 @@ def memory_refusal(model: LightningModule, data: object, trainer: Trainer, train
         return model.footprint(data, trainer.precision, training).refusal(available // copies)
     if not isinstance(model, LanguageModel):
         return None
-    return refusal(model.config, trainer.precision, model.optimizer_name, training, available, copies)
+    held = refusal(model.config, trainer.precision, model.optimizer_name, training, available, copies)
+    if held is not None or not isinstance(data, FakeTokens):
+        return held
+    plan = (model.config, data.batch_size, data.context_length, trainer.precision, model.optimizer_name, training)
+    return batch_refusal(*plan, available // copies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import subprocess
 import sys
@@ -19,11 +20,18 @@ from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, 
 from lm_profiler.callbacks.events import EventsLogger
 from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.attempt import Attempt, rank
-from lm_profiler.cli.checks import check_together, check_trainer_options, explain_trainer_error, memory_refusal
+from lm_profiler.cli.checks import (
+    check_checkpoint,
+    check_together,
+    check_trainer_options,
+    explain_trainer_error,
+    memory_refusal,
+)
 from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
+from lm_profiler.measure.environment import environment
 from lm_profiler.record.run import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -119,12 +127,19 @@ class ProfilerCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Not while reading."""
 
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError:
+            given = self._get(self.config, "seed_everything")
+            raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
+
     def _launch(self) -> Launch:
         text = self.parser.dump(self.config, format="yaml", skip_unset=False)
         config = yaml.safe_load(text)[self.verb]
         files = self._get(self.config, "config") or []
         name = config["name"] or (Path(str(files[-1])).stem if files else "lm_profiler")
-        if Path(name).is_absolute() or ".." in Path(name).parts:
+        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
             raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
         return Launch(
             name=name,
@@ -146,22 +161,23 @@ class ProfilerCLI(LightningCLI):
         self.datamodule = self.build("data")
         self.model = self.build("model")
         try:
-            check_together(self.model, self.trainer)
+            check_together(self.model, self.datamodule, self.trainer, self.verb)
         except ValueError as error:
             raise UsageError(str(error)) from None
         if self._get(self.config, "check_memory"):
             reason = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
             if reason is not None:
-                self.attempt.refuse(reason)
+                self.attempt.refuse(reason, environment(self.trainer.strategy.root_device, self.trainer.world_size))
                 raise UsageError(reason)
         arguments = self._prepare_subcommand_kwargs(self.verb)
+        check_checkpoint(arguments.get("ckpt_path"))
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
         getattr(self.trainer, self.verb)(**arguments)
 
     def _build_trainer(self) -> Trainer:
         given = vars(self._get(self.config, "trainer"))
-        check_trainer_options(given)
+        check_trainer_options(given, self.verb)
         try:
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             return self.instantiate_trainer()
@@ -183,7 +199,7 @@ class ProfilerCLI(LightningCLI):
             kwargs["limit_val_batches"] = 0
         stages, memory, trace = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
         peak = self._get(self.config, "peak_tflops")
-        if peak is not None and not peak > 0:
+        if peak is not None and not 0 < peak < math.inf:
             raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
         peak_flops_per_s = None if peak is None else peak * 1e12
         attempt.profiler = TrainingProfiler(

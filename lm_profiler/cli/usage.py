@@ -56,6 +56,8 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> str:
 
 
 def _unknown(given: str, known: set[str]) -> str:
+    if given.endswith((".yaml", ".yml")):
+        return f"{given}: expected options, given a file; did you mean --config {given}?"
     name = given.lstrip("-").partition("=")[0]
     close = _nearest(name, known)
     remedy = f"did you mean {close}?" if close else "see --help"

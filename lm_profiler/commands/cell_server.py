@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -213,7 +213,8 @@ def main() -> int:
     os.dup2(2, 1)
     os.close(nothing)
     if forks:
-        _import_everything()
+        with _ending_with(requests):
+            _import_everything()
     server, pid = Server(requests, answers, forks), os.getpid()
     with suppress(BrokenPipeError):  # who asked is gone
         request = server.serve()
@@ -221,6 +222,27 @@ def main() -> int:
             server.leave()
             _end(become(request, pid))
     return 0
+
+
+@contextmanager
+def _ending_with(requests: int) -> Iterator[None]:
+    """End this process as soon as nobody can ask any more: who was killed meanwhile leaves nobody behind."""
+    ready = threading.Event()
+
+    def watch() -> None:
+        asks = select.poll()
+        asks.register(requests, 0)  # no event but that the other end is closed
+        while not ready.is_set():
+            if asks.poll(100):
+                os._exit(0)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ready.set()
+        watcher.join()  # a process that is forked has one thread
 
 
 def _import_everything() -> None:

@@ -70,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("paths", nargs="*", type=Path, metavar="A B", help="two folders, of a run or of its repeats")
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="A B", help="two folders: of a run, its repeats, or a sweep's cell"
+    )
     for side in "ab":
         text = f"the runs of {side.upper()}, where they lie in several folders"
         parser.add_argument(f"--{side}", nargs="+", type=Path, metavar="RUN", help=text)

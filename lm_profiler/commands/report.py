@@ -16,6 +16,7 @@ from lm_profiler.commands.report_output import format_of, writable, write
 from lm_profiler.commands.report_table import LAYOUTS, make_table
 from lm_profiler.report.collection import Collection, Entry, collect
 from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain
+from lm_profiler.report.series import unreadable
 from lm_profiler.report.terminal import print_run
 
 _DESCRIPTION = """\
@@ -129,6 +130,8 @@ def _check_together(options: argparse.Namespace) -> None:
         raise UsageError(f"format: expected terminal, {', '.join(FOR_PROGRAMS)} with --kernels, given {options.format}")
     if options.plot and options.output is None:
         raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
+    if options.plot and options.format is not None:
+        raise UsageError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
 
 
 def _collect(paths: Sequence[Path]) -> Collection:
@@ -151,7 +154,7 @@ def _show(found: Collection, options: argparse.Namespace) -> list[str]:
         return []
     if options.plot is not None:
         _plot(entries, options)
-        return []
+        return unreadable(entries) if options.plot == "steps" else []
     record = entries[0].record
     if len(entries) == 1 and record is not None and not any(getattr(options, name) for name in _OF_TABLES):
         print_run(record, entries[0].folder)
@@ -162,6 +165,8 @@ def _show(found: Collection, options: argparse.Namespace) -> list[str]:
         return print_each(entries)
     table, problems = kernel_table(entries) if options.kernels else make_table(entries, options)
     if table is not None:
+        if options.format == "html":
+            found.problems.extend(unreadable(entries))
         failed = [] if options.kernels else remedies(entries)
         write(found, replace(table, below=[*table.below, *failed]), options.format, options.output)
     return problems

@@ -54,7 +54,7 @@ def write(found: Collection, table: Table, kind: str | None, output: Path | None
 
             write_page(found, output, table)
         elif kind == "parquet":
-            output.write_bytes(_parquet(table))
+            write_whole(output, _parquet(table))
         else:
             write_whole(output, _TEXT[str(kind)](table))
 

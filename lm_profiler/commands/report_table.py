@@ -25,7 +25,7 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
 
     Raises:
-        UsageError: there is no such column, or too many settings of warm-up.
+        UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
     """
     if options.layout == "wide":
         return wide(entries), []
@@ -34,11 +34,11 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     if options.layout is not None or options.warmup is not None:
         return _of_steps(entries, options)
     if options.pivot is not None:
-        down, across = (_columns(names, entries) for names in options.pivot)
+        down, across = (_facts(names, entries) for names in options.pivot)
         [value] = _columns([options.value or "step_s"], entries)
         return pivot(entries, down, across, value), []
     columns = _columns(options.columns, entries) if options.columns else None
-    by = _columns(options.group_by or (), entries)
+    by = _facts(options.group_by or (), entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by), []
 
@@ -48,6 +48,14 @@ def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
         return columns_named(names, entries)
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    found = _columns(names, entries)
+    for of in found:
+        if of.quantity is not None:
+            raise UsageError(f"{of.name}: expected a fact or an option to tell runs apart by, given a figure")
+    return found
 
 
 def _of_steps(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:

@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
             runs = [_fit(options, Path(folder), name) for name in ("A", "B")]
-        costs = _cost(options)
+        costs = _cost(runs[0][0])
     except SelftestError as error:
         print(error, file=sys.stderr)
         return 1
@@ -78,8 +78,10 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
 
 def _comparison(interval: RatioInterval) -> list[str]:
     seen, low, high = (ratio - 1.0 for ratio in (interval.ratio, interval.low, interval.high))
+    word = change(interval)
+    wrongly = ", wrongly: something else was using the machine" if word in ("FASTER", "SLOWER") else ""
     return [
-        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], called {change(interval)}",
+        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], called {word}{wrongly}",
         f"  smallest change that one run against one would tell: {minimum_detectable_effect(interval):.1%}",
     ]
 
@@ -119,9 +121,10 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, li
     return record, [row.time("step") for row in mean_over_ranks(rows)][cut:]
 
 
-def _cost(options: Sequence[str]) -> tuple[list[float], list[float]]:
-    given = [option.partition("=")[2] for option in options if option.startswith("--trainer.accelerator=")]
-    answer = json.loads(_python("-m", "lm_profiler.commands.cost", *given[-1:]).splitlines()[-1])
+def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
+    """Bare and instrumented steps on the device that ``record`` ran on, in seconds."""
+    where = [record.environment.device_type] if record.environment is not None else []
+    answer = json.loads(_python("-m", "lm_profiler.commands.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 

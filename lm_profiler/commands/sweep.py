@@ -80,6 +80,15 @@ def run(arguments: Sequence[str]) -> int:
     except ServerError as error:
         say(str(error))
         return FAILED
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a folder that somebody removed
+        given = sweep_folder(request)
+        say(
+            f"log_dir: expected a folder that can be written to, given {given} ({error.strerror}); "
+            "the same call goes on with the cells that are missing"
+        )
+        return FAILED
 
 
 def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
@@ -89,10 +98,8 @@ def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
         request = read_request(arguments)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    swept = [*request.grid.get("config", ()), *(entry["config"] for entry in request.list if "config" in entry)]
-    for path in (request.config, *swept):
-        if path is not None:
-            check_config_files([f"--config={path}"])
+    for path in request.configs:
+        check_config_files([f"--config={path}"])
     try:
         return request, plan_of(request, shlex.join(("python", "-m", "lm_profiler", "sweep", *arguments)))
     except ValueError as error:

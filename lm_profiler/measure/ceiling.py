@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import psutil
 import torch
 from torch import Tensor
 
+from lm_profiler.measure.memory import available_bytes
 from lm_profiler.measure.stream import stream_of
 
 SMALLEST, LARGEST = 128, 16384
@@ -70,7 +70,10 @@ def matmul_ceiling(
         products(1)
     except (RuntimeError, TypeError):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
         return None
-    best = fastest(products, largest_size(free_bytes(device), dtype), lambda: (end_ns - clock()) * 1e-9)
+    free = available_bytes(device)
+    if free is None:  # the device shares the machine's memory
+        free = available_bytes(torch.device("cpu")) or 0
+    best = fastest(products, largest_size(free, dtype), lambda: (end_ns - clock()) * 1e-9)
     if best is None:
         return None
     size, seconds = best
@@ -130,15 +133,6 @@ def largest_size(available_bytes: int, dtype: torch.dtype) -> int:
     # Three of this size, and a third as much again for all the halved sizes before it: 1/4 + 1/16 + ... = 1/3.
     elements = _MEMORY_SHARE * available_bytes / dtype.itemsize / 4
     return min(LARGEST, int(elements**0.5))
-
-
-def free_bytes(device: torch.device) -> int:
-    """What the device's driver says is free; of the machine's memory, where the device shares it or cannot say."""
-    if device.type != "cpu":
-        module = torch.get_device_module(device)
-        if hasattr(module, "mem_get_info"):
-            return int(module.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
 
 
 class Products:

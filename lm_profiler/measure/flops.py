@@ -8,7 +8,6 @@ backward. That flash kernels compute the scores once more in their backward is t
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm_profiler.measure.module_copy import ModuleCopy, UncopyableError, undisturbed
+from lm_profiler.record.run import Flops
 
 META = torch.device("meta")
 
@@ -29,31 +29,11 @@ Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
 """(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
 
 
-@dataclasses.dataclass(frozen=True)
-class StepFlops:
-    """FLOPs of one batch, by what asked for them."""
-
-    forward: int
-    backward: int
-    recomputation: int
-    """Forward work done again during the backward pass (activation checkpointing)."""
-
-    @property
-    def model(self) -> int:
-        """The work that the model asks for: what MFU counts."""
-        return self.forward + self.backward
-
-    @property
-    def all(self) -> int:
-        """All the work that the device is given: what HFU counts."""
-        return self.model + self.recomputation
-
-
 class _UncountableError(Exception):
     """The module cannot run on the meta device, or its work is unknown."""
 
 
-def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> StepFlops | None:
+def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> Flops | None:
     """FLOPs of ``step(module, batch)`` and, if asked, of the backward pass of its loss.
 
     It runs once, eagerly, on a meta-device copy (see ``ModuleCopy``), which takes about a second for 48 layers. The
@@ -85,7 +65,7 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
             return None
 
 
-def _count(module: nn.Module, step: Step, batch: Any, backward: bool) -> StepFlops:
+def _count(module: nn.Module, step: Step, batch: Any, backward: bool) -> Flops:
     counter = FlopCounterMode(display=False, custom_mapping=_formulas())
     # Which module multiplies is not asked, and the tracker's hooks forbid `autograd.grad` within a step.
     counter.mod_tracker.__enter__ = counter.mod_tracker.__exit__ = lambda *_: None  # type: ignore[method-assign]
@@ -99,7 +79,8 @@ def _count(module: nn.Module, step: Step, batch: Any, backward: bool) -> StepFlo
             raise _UncountableError from error
     if by_work.unknown or (backward and not isinstance(loss, Tensor)):
         raise _UncountableError
-    return StepFlops(**{field.name: by_work.flops[field.name] for field in dataclasses.fields(StepFlops)})
+    flops = by_work.flops
+    return Flops(forward=flops["forward"], backward=flops["backward"], recomputation=flops["recomputation"])
 
 
 def _meta_tensor(tensor: Tensor) -> Tensor:

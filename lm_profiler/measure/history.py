@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lm_profiler.measure.memory import available_bytes
+from lm_profiler.measure.memory import allocator_of, available_bytes
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.run import AllocatorReading, OutOfMemory
 
 
 class MemoryHistory:
@@ -48,14 +49,7 @@ class MemoryHistory:
         Raises:
             OSError: the folder cannot be written to.
         """
-        aside = path.with_name(f".writing-{path.name}")
-        try:
-            with aside.open("wb") as file:
-                pickle.dump(self._snapshot(), file)
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        write_whole(path, pickle.dumps(self._snapshot()))
 
     def stop(self) -> None:
         """Record no longer, and forget: dump before."""
@@ -69,47 +63,31 @@ def memory_history_of(device: torch.device) -> MemoryHistory | None:
     return MemoryHistory() if device.type == "cuda" and torch.cuda.is_available() else None
 
 
-@dataclass(frozen=True)
-class AllocatorFacts:
-    """Bytes and counts of one device's caching allocator; None where it does not say.
-
-    Peaks count since the last reset of peaks, the two counters since the process began. The peaks of allocated and
-    reserved memory need not be of one instant, but when allocated memory peaked, no more was reserved than at the
-    reserved peak: ``fragmentation``, their difference, is the most that can have been reserved and not allocated
-    then. It includes blocks that were merely kept for reuse; ``inactive_split_peak`` counts the unused pieces of
-    partly used blocks, which the allocator cannot give back. ``driver_used`` is of the whole device and of now,
-    other processes included.
-    """
-
-    allocated_peak: int | None
-    active_peak: int | None
-    reserved_peak: int | None
-    inactive_split_peak: int | None
-    fragmentation: int | None
-    driver_used: int | None
-    alloc_retries: int | None
-    ooms: int | None
-
-
-def allocator_facts(device: torch.device) -> AllocatorFacts | None:
+def allocator_facts(device: torch.device) -> AllocatorReading | None:
     """Facts of ``device``'s allocator; None where it has none. Read them between stages, before peaks are reset."""
     if device.type == "cpu":
         return None
     try:
-        stats = torch.accelerator.memory_stats(device)
-    except (AttributeError, NotImplementedError, RuntimeError):
+        stats = allocator_of(device).memory_stats(device)
+    except (AttributeError, RuntimeError):
         return None
     try:
         free, total = torch.get_device_module(device).mem_get_info(device)
-    except (AttributeError, NotImplementedError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return facts_of(stats, None)
     return facts_of(stats, total - free)
 
 
-def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorFacts:
-    """The facts in ``torch.accelerator.memory_stats``."""
+def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
+    """The facts in torch's ``memory_stats``.
+
+    The peaks of allocated and reserved memory need not be of one instant, but when allocated memory peaked, no more was
+    reserved than at the reserved peak: their difference is the most that can have been reserved and not allocated then.
+    It includes blocks that were merely kept for reuse; the peak of inactive splits counts the unused pieces of partly
+    used blocks, which the allocator cannot give back.
+    """
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
-    return AllocatorFacts(
+    return AllocatorReading(
         allocated_peak=allocated,
         active_peak=stats.get("active_bytes.all.peak"),
         reserved_peak=reserved,
@@ -119,29 +97,6 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorFact
         alloc_retries=stats.get("num_alloc_retries"),
         ooms=stats.get("num_ooms"),
     )
-
-
-@dataclass(frozen=True)
-class OomCause:
-    """What an out-of-memory error says, in bytes; None where it does not.
-
-    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB. ``fragmented`` is
-    reserved and not allocated; ``allowed`` is the limit that somebody set below ``total``.
-    """
-
-    requested: int | None
-    free: int | None
-    total: int | None
-    allocated: int | None
-    fragmented: int | None
-    allowed: int | None
-
-    @property
-    def fits_unfragmented(self) -> bool | None:
-        """Whether the request would have fitted into what was free and what lay reserved and unused, put together."""
-        if self.requested is None or self.free is None or self.fragmented is None:
-            return None
-        return self.requested <= self.free + self.fragmented
 
 
 _SIZE = r"([\d.]+) (bytes|[KMGT]i?B)"
@@ -154,26 +109,31 @@ _SAID = {  # CUDA, HIP and XPU; then cudaMallocAsync; then MPS, the CPU's alloca
     "fragmented": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "allowed": rf"{_SIZE} allowed;|max allowed: {_SIZE}",
 }
+# The CPU's allocator raises a plain RuntimeError; CUDA's has a type of its own.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
-def oom_cause(error: BaseException, device: torch.device) -> OomCause | None:
-    """Why ``error`` was raised, if it is an out-of-memory error of ``device`` or of the host; else None.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is of a device or a host that had no memory left."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+    return isinstance(error, MemoryError)
+
+
+def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
+    """Why ``error`` was raised, if it is an out-of-memory error; else None. torch prints sizes with two decimals.
 
     On the CPU the free and total memory are read now, as the error does not say: the allocation that failed took none.
     """
-    message = str(error)
-    if not (
-        isinstance(error, (torch.OutOfMemoryError, MemoryError))
-        or (isinstance(error, RuntimeError) and any(words in message.lower() for words in _OUT_OF_MEMORY))
-    ):
+    if not is_out_of_memory(error):
         return None
+    message = str(error)
     said = {name: _bytes(pattern, message) for name, pattern in _SAID.items()}
     if device.type == "cpu":
         import psutil
 
-        said |= {"free": available_bytes("cpu"), "total": int(psutil.virtual_memory().total)}
-    return OomCause(**said)
+        said |= {"free": available_bytes(device), "total": int(psutil.virtual_memory().total)}
+    return OutOfMemory(**said)
 
 
 def _bytes(pattern: str, message: str) -> int | None:

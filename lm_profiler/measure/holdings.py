@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
-
-INCONSISTENT = "memory by cause: what was held adds up to more than the peak; activations and the rest are unknown"
-"""The note that belongs to a ``by_cause`` whose remainder is None although the peak is known."""
+from lm_profiler.record.run import MemoryCauses
 
 
 @dataclass(frozen=True)
@@ -39,15 +37,14 @@ class HeldAtPeak:
     holdings: Holdings
 
 
-def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device | None = None) -> Holdings:
-    """What ``module`` and ``optimizers`` hold now on ``device``, by default that of the first parameter.
+def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device) -> Holdings:
+    """What ``module`` and ``optimizers`` hold now on ``device``.
 
     Tied weights and views count once, and of a sharded tensor (DTensor, FSDP) what is stored here. Parameters that an
     optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
     ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
     """
-    where = device if device is not None else device_of(module)
-    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, where)))
+    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
 
 
 def storages_by_cause(
@@ -68,19 +65,10 @@ def storages_by_cause(
         yield new
 
 
-def by_cause(peak_allocated: int | None, held: Holdings) -> dict[str, int | None]:
-    """``peak_allocated`` split by what was held at that time, in bytes; the remainder is ``activations_and_rest``.
-
-    The remainder is None where the peak is unknown, or smaller than what was held: then add ``INCONSISTENT``.
-    """
+def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
+    """``peak_allocated`` split by what was held at that time; the rest is None where it would be negative."""
     rest = None if peak_allocated is None else peak_allocated - held.total
-    return {
-        "parameters": held.parameters,
-        "gradients": held.gradients,
-        "optimizer_states": held.optimizer_states,
-        "buffers": held.buffers,
-        "activations_and_rest": rest if rest is None or rest >= 0 else None,
-    }
+    return MemoryCauses(**asdict(held), activations_and_rest=rest if rest is None or rest >= 0 else None)
 
 
 class HoldingsReader:
@@ -98,7 +86,7 @@ class HoldingsReader:
         module: the model.
         optimizers: the plain optimizers, without Lightning's wrapping.
         peak: most bytes allocated since it was last reset; None where that is unknown.
-        device: whose memory; by default that of the first parameter.
+        device: whose memory.
     """
 
     def __init__(
@@ -106,12 +94,12 @@ class HoldingsReader:
         module: nn.Module,
         optimizers: Sequence[Optimizer],
         peak: Callable[[], int | None],
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
         self._module = module
         self._optimizers = optimizers
         self._peak = peak
-        self._device = device if device is not None else device_of(module)
+        self._device = device
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -172,10 +160,6 @@ class HoldingsReader:
 
 def _order(reading: HeldAtPeak) -> tuple[int, int]:
     return reading.peak or 0, reading.holdings.total
-
-
-def device_of(module: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
 
 
 def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -15,19 +14,7 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.holdings import storages, storages_by_cause
 from lm_profiler.measure.timeline import BACKWARD, FORWARD
-
-
-@dataclass(frozen=True)
-class Levels:
-    """Bytes held at moments of one step; None where it has no such phase.
-
-    ``start``: forward begins, the first of the step. ``forward``, ``backward``: the most at the end of one.
-    """
-
-    start: int | None
-    forward: int | None
-    backward: int | None
-    source: Literal["allocator", "counted"]
+from lm_profiler.record.run import MemoryLevels
 
 
 class LevelsReader:
@@ -59,7 +46,7 @@ class LevelsReader:
         self._start: int | None = None
         self._forward: int | None = None
         self._backward: int | None = None
-        self.levels: Levels | None = None
+        self.levels: MemoryLevels | None = None
         """Of the last step that ended."""
 
     def __call__(self, code: int) -> None:
@@ -75,8 +62,12 @@ class LevelsReader:
 
     def step_ended(self) -> None:
         """Keep the step's levels; what comes until the next mark is in no part."""
-        source: Literal["allocator", "counted"] = "allocator" if self._saved is None else "counted"
-        self.levels = Levels(self._start, self._forward, self._backward, source)
+        self.levels = MemoryLevels(
+            start=self._start,
+            forward=self._forward,
+            backward=self._backward,
+            source="allocator" if self._saved is None else "counted",
+        )
         self._begin_step()
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -33,35 +33,39 @@ class Probe(Protocol):
         """Bytes that tensors hold now; None where nobody counts them."""
 
 
+def allocator_of(device: torch.device) -> Any:
+    """torch's functions about the caching allocator of ``device``; ``torch.accelerator`` has them from 2.9 on."""
+    return torch.cuda if device.type == "cuda" else torch.accelerator
+
+
 class DeviceProbe:
     """The caching allocator of ``device``.
 
-    On CUDA it reads the nested statistics, which costs a few microseconds; the flat dictionary of
-    ``torch.accelerator.memory_stats`` takes ten times that, too much for once a step.
+    On CUDA it reads the nested statistics, which costs a few microseconds; the flat dictionary of ``memory_stats``
+    takes ten times that, too much for once a step.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._allocator = allocator_of(device)
 
     def reset(self) -> None:
-        torch.accelerator.reset_peak_memory_stats(self._device)
+        self._allocator.reset_peak_memory_stats(self._device)
 
     def peaks(self) -> Peaks:
         if self._device.type == "cuda":
-            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+            stats = self._allocator.memory_stats_as_nested_dict(self._device)
             if not stats:  # nothing was allocated yet
                 return 0, 0, None
             return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
         return (
-            torch.accelerator.max_memory_allocated(self._device),
-            torch.accelerator.max_memory_reserved(self._device),
+            self._allocator.max_memory_allocated(self._device),
+            self._allocator.max_memory_reserved(self._device),
             None,
         )
 
     def held(self) -> int | None:
-        if self._device.type == "cuda":
-            return int(torch.cuda.memory_allocated(self._device))
-        return int(torch.accelerator.memory_allocated(self._device))
+        return int(self._allocator.memory_allocated(self._device))
 
 
 class ProcessProbe:
@@ -106,7 +110,7 @@ def probe_of(device: torch.device) -> Probe:
     probe = DeviceProbe(device)
     try:
         probe.peaks()
-    except (AttributeError, NotImplementedError, RuntimeError):
+    except (AttributeError, RuntimeError):
         return ProcessProbe()
     return probe
 
@@ -142,13 +146,13 @@ class PartPeaks:
         return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
 
 
-def available_bytes(device_type: str) -> int | None:
-    """Bytes that a run could take now: free memory of the current device, or of this machine and its control group."""
-    if device_type == "cpu":
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that a run could take on ``device`` now; of the CPU, what this machine and its control group have left."""
+    if device.type == "cpu":
         return _available_host_bytes()
     try:
-        return int(torch.accelerator.get_memory_info()[0])
-    except (AttributeError, NotImplementedError, RuntimeError):
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):
         return None
 
 

@@ -8,7 +8,7 @@ import io
 import random
 import types
 import warnings
-from collections import OrderedDict, UserDict, defaultdict
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 _UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -27,7 +28,7 @@ class UncopyableError(Exception):
 
 
 class ModuleCopy:
-    """Copies what holds tensors; everything else is shared with the original.
+    """Copies what holds tensors, and random generators; everything else is shared with the original.
 
     Modules are copied as pickle would (``__getstate__``): metrics rewrap their methods, and a LightningModule leaves
     its trainer behind. Not a deepcopy, which would copy data sets and loggers too, and fail at locks and files. What
@@ -82,15 +83,18 @@ class ModuleCopy:
         if type(value) in (dict, OrderedDict, defaultdict) or isinstance(value, UserDict):
             made = self._keep(value, copy.copy(value))
             made.update((key, self(value[key])) for key in value)
-        elif type(value) is list:
-            made = self._keep(value, [])
-            made += map(self, value)
+        elif type(value) in (list, deque):
+            made = self._keep(value, copy.copy(value))
+            made.clear()
+            made.extend(map(self, value))
         elif isinstance(value, tuple) and (type(value) is tuple or hasattr(value, "_make")):
             made = getattr(value, "_make", tuple)(map(self, value))
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             made = self._keep(value, copy.copy(value))
             for field in dataclasses.fields(value):
                 object.__setattr__(made, field.name, self(getattr(value, field.name)))  # frozen ones too
+        elif type(value) in _GENERATORS:
+            made = self._keep(value, copy.deepcopy(value))
         else:
             made = value
         return made
@@ -110,3 +114,10 @@ def undisturbed(module: nn.Module) -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+def seed() -> None:
+    """Begin all of the process's random numbers anew, so that two steps draw the same."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)

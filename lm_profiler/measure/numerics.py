@@ -6,19 +6,21 @@ up exactly, in eval mode (two precisions draw unlike dropout masks from one seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.flops import Step
-from lm_profiler.measure.module_copy import ModuleCopy, undisturbed
+from lm_profiler.measure.module_copy import ModuleCopy, seed, undisturbed
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -97,13 +99,40 @@ def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device
 
 @contextmanager
 def _exact() -> Iterator[None]:
-    """float32 as it is: neither TF32 nor bf16 within its products."""
-    before = torch.get_float32_matmul_precision()
+    """float32 as it is: neither TF32 nor bf16 within its products and convolutions."""
+    operators = _with_precision()
+    each = [operator.fp32_precision for operator in operators]
+    products, convolutions = _told(torch.get_float32_matmul_precision), _told(lambda: torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    for operator in operators:
+        operator.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = convolutions
+        for operator, before in zip(operators, each, strict=True):
+            operator.fp32_precision = before
+
+
+def _with_precision() -> list[Any]:
+    """What has a float32 precision of its own, since torch 2.9."""
+    libraries: Any = torch.backends  # which torch types in part
+    cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
+    if not hasattr(cuda.matmul, "fp32_precision"):
+        return []
+    return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+
+
+def _told(switch: Callable[[], _T]) -> _T | None:
+    """What the process is set to; None where single operators are, of which the older switches refuse to speak."""
+    try:
+        return switch()
+    except RuntimeError:
+        return None
 
 
 @dataclass
@@ -123,7 +152,7 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
     module.eval()
     seen = _Seen({name: type(part).__name__ for name, part in module.named_modules()})
     hooks = [part.register_forward_hook(partial(_see_output, seen, name)) for name, part in module.named_modules()]
-    torch.manual_seed(0)
+    seed()
     with precision:
         result = step(module, batch)
         loss = result.get("loss") if isinstance(result, Mapping) else result

@@ -11,13 +11,12 @@ import linecache
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TextIO
 
 import torch
+
+from lm_profiler.record.run import Sync
 
 _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
@@ -33,17 +32,6 @@ _FRAMEWORKS = (
 _LOOPS = ("lightning.pytorch.loops", "pytorch_lightning.loops")
 
 
-@dataclass(frozen=True)
-class SyncPoint:
-    """A line that waited for the device ``count`` times; ``call`` is its source, empty where that cannot be read."""
-
-    file: str
-    line: int
-    function: str
-    count: int
-    call: str
-
-
 class SyncDetector:
     """Collects the lines that synchronize between ``begin`` and ``end``.
 
@@ -57,14 +45,6 @@ class SyncDetector:
         self._filters: warnings.catch_warnings[None] | None = None
         self._mode = 0
         self._show_others: Any = None
-
-    @property
-    def points(self) -> tuple[SyncPoint, ...]:
-        """What was found, most frequent first."""
-        return tuple(
-            SyncPoint(file, line, function, count, linecache.getline(file, line).strip())
-            for (file, line, function), count in self._counts.most_common()
-        )
 
     def begin(self) -> None:
         """From here on. Warnings other than torch's about synchronizing go where they went before."""
@@ -83,14 +63,17 @@ class SyncDetector:
             self._restore_warnings()
             raise
 
-    def end(self) -> tuple[SyncPoint, ...]:
-        """Put torch's mode and the warnings' filters back as they were; what was found."""
+    def end(self) -> list[Sync]:
+        """Put torch's mode and the warnings' filters back as they were; what was found, most frequent first."""
         if self._filters is not None:
             try:
                 self._cuda.set_sync_debug_mode(self._mode)
             finally:
                 self._restore_warnings()
-        return self.points
+        return [
+            Sync(file=file, line=line, function=function, count=count, call=linecache.getline(file, line).strip())
+            for (file, line, function), count in self._counts.most_common()
+        ]
 
     def _restore_warnings(self) -> None:
         filters, self._filters = self._filters, None
@@ -110,17 +93,6 @@ class SyncDetector:
             self._counts[_culprit(sys._getframe(1), (filename, lineno, ""))] += 1
         else:
             self._show_others(message, category, filename, lineno, file, line)
-
-
-@contextmanager
-def detect_syncs(cuda: Any = torch.cuda) -> Iterator[SyncDetector]:
-    """Find the synchronizing lines of a block; read ``points`` of what it yields afterwards."""
-    detector = SyncDetector(cuda)
-    detector.begin()
-    try:
-        yield detector
-    finally:
-        detector.end()
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:

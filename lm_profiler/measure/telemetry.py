@@ -16,6 +16,8 @@ from typing import Any, Literal
 import pynvml
 import torch
 
+from lm_profiler.record.run import Telemetry
+
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks that somebody set (0x2) are nothing that happens to a run.
 _HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
 _REASONS = {
@@ -33,30 +35,6 @@ _SEEN_SHARE = 0.05  # of the samples; a reason that held in fewer is left out
 
 
 @dataclass(frozen=True)
-class TelemetryReading:
-    """The GPU between ``start`` and ``stop``. A field is None where this GPU or its driver cannot say.
-
-    ``max_sm_clock_hz`` is the card's highest boost clock: more than the base clock that a datasheet guarantees, and
-    more than many cards hold in long matrix products, which run into the power limit. ``median_power_w`` is NVML's
-    power: on Ampere (but GA100) and later, a mean over the last second. ``energy_j`` is of the GPU's own counter
-    (Volta and later; it moves every 20 to 100 ms) or the integral of the power samples, as ``energy_source`` says;
-    either spans ``duration_s`` and is of the whole GPU, whoever else uses it. ``throttle_reasons`` held in at least
-    5 % of the samples.
-    """
-
-    samples: int
-    duration_s: float
-    median_sm_clock_hz: float | None
-    max_sm_clock_hz: float | None
-    median_temperature_c: float | None
-    median_power_w: float | None
-    power_limit_w: float | None
-    energy_j: float | None
-    energy_source: Literal["counter", "power samples"] | None
-    throttle_reasons: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
 class _Sample:
     at_s: float
     sm_clock_mhz: int | None
@@ -64,13 +42,6 @@ class _Sample:
     power_mw: int | None
     reasons: int | None
     energy_mj: int | None
-
-
-def clock_share(reading: TelemetryReading) -> float | None:
-    """Median SM clock / the card's highest; None where either is unknown."""
-    if not reading.median_sm_clock_hz or not reading.max_sm_clock_hz:
-        return None
-    return reading.median_sm_clock_hz / reading.max_sm_clock_hz
 
 
 @dataclass
@@ -82,7 +53,7 @@ class _Log:
     power_limit_mw: int | None = None
 
 
-class Telemetry:
+class TelemetrySampler:
     """Samples one GPU in the background between ``start`` and ``stop``. Neither raises.
 
     Args:
@@ -114,7 +85,7 @@ class Telemetry:
         )
         self._thread.start()
 
-    def stop(self) -> TelemetryReading | None:
+    def stop(self) -> Telemetry | None:
         """End, with a last sample; None if it was not started. Energy counts up to here: wait for the device before."""
         thread, self._thread = self._thread, None
         if thread is None:
@@ -151,16 +122,19 @@ class Telemetry:
             return None
 
 
-def _reading(log: _Log) -> TelemetryReading | None:
+def _reading(log: _Log) -> Telemetry | None:
     samples = list(log.samples)
     if not samples:
         return None
     energy_j, source = _energy(samples)
-    return TelemetryReading(
+    clock_hz = _median((sample.sm_clock_mhz for sample in samples), 1e6)
+    highest_hz = _median((log.max_sm_clock_mhz,), 1e6)
+    return Telemetry(
         samples=len(samples),
         duration_s=samples[-1].at_s - samples[0].at_s,
-        median_sm_clock_hz=_median((sample.sm_clock_mhz for sample in samples), 1e6),
-        max_sm_clock_hz=_median((log.max_sm_clock_mhz,), 1e6),
+        median_sm_clock_hz=clock_hz,
+        max_sm_clock_hz=highest_hz,
+        clock_share=clock_hz / highest_hz if clock_hz and highest_hz else None,
         median_temperature_c=_median((sample.temperature_c for sample in samples), 1.0),
         median_power_w=_median((sample.power_mw for sample in samples), 1e-3),
         power_limit_w=_median((log.power_limit_mw,), 1e-3),
@@ -185,16 +159,16 @@ def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter"
     return sum((p + q) / 2 * (t - s) for (s, p), (t, q) in pairwise(powers)), "power samples"
 
 
-def _throttling(masks: Sequence[int]) -> tuple[str, ...] | None:
+def _throttling(masks: Sequence[int]) -> list[str] | None:
     if not masks:
         return None
     # The general bit comes with either of the particular ones and then says nothing more.
     masks = [mask & ~_HARDWARE if mask & (_HARDWARE_THERMAL | _POWER_BRAKE) else mask for mask in masks]
     shares = {name: sum(bool(mask & bit) for mask in masks) / len(masks) for bit, name in _REASONS.items()}
-    return tuple(name for name, share in shares.items() if share >= _SEEN_SHARE)
+    return [name for name, share in shares.items() if share >= _SEEN_SHARE]
 
 
-def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = None) -> Telemetry | None:
+def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = None) -> TelemetrySampler | None:
     """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card.
 
     Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
@@ -208,7 +182,7 @@ def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = Non
         handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     except nvml.NVMLError:
         return None
-    return None if _sliced(handle, nvml) else Telemetry(handle, nvml)
+    return None if _sliced(handle, nvml) else TelemetrySampler(handle, nvml)
 
 
 def _sliced(handle: Any, nvml: Any) -> bool:

@@ -29,8 +29,8 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
     scores_BHTT = einsum(q_BHTE * width**-0.5, k_BHTE, "b h q e, b h k e -> b h q k")
     future_TT = torch.ones(context, context, dtype=torch.bool, device=q_BHTE.device).triu(1)
     weights_BHTT = scores_BHTT.masked_fill(future_TT, float("-inf")).softmax(dim=-1)
-    # On some devices autocast computes the softmax in float32: back to the dtype of the values.
-    out_BHTE: Tensor = einsum(weights_BHTT.to(v_BHTE.dtype), v_BHTE, "b h q k, b h k e -> b h q e")
+    # Where autocast computes the softmax in float32 it brings both factors to one dtype by itself.
+    out_BHTE: Tensor = einsum(weights_BHTT, v_BHTE, "b h q k, b h k e -> b h q e")
     return out_BHTE
 
 

@@ -7,16 +7,16 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str) -> None:
-    """Write ``content`` aside and rename it to ``path``, so that no reader ever sees half a file.
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
 
     Raises:
         OSError: the folder cannot be written to.
     """
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(content)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         # mkstemp makes private files; a record is as readable as any other file of the user's.
         Path(aside).chmod(0o666 & ~_umask())
         Path(aside).replace(path)

@@ -12,7 +12,6 @@ PARTS = (*PHASES, "other")
 """What a step is cut into: the phases, and ``other`` for what no phase covers. They add up to the step."""
 
 TIMED = (*PARTS, "step")
-STAGES = ("warmup", "measure", "memory", "trace")
 
 _MEANINGS = {
     "data": "the loop asks for a batch, until it has it",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic_core import from_json
 
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.quantities import TIMES
 
 SCHEMA_VERSION = 1
 
@@ -28,7 +30,8 @@ class Part(BaseModel):
 class OutOfMemory(Part):
     """What an out-of-memory error says, in bytes; None where it does not.
 
-    ``fragmented`` is reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
+    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB. ``fragmented`` is
+    reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
     """
 
     requested: int | None
@@ -196,7 +199,7 @@ class Steadiness(Part):
 
 
 class Flops(Part):
-    """Floating-point operations of one step on all ranks; matrix products, convolutions and attention are counted.
+    """Floating-point operations of matrix products, convolutions and attention; in a record, a step's on all ranks.
 
     Causal attention counts in full, masked half included. ``recomputation`` is what activation checkpointing repeats.
     """
@@ -205,6 +208,16 @@ class Flops(Part):
     backward: int
     recomputation: int
     causal_attention: Literal["full"] = "full"
+
+    @property
+    def model(self) -> int:
+        """The work that the model asks for: what MFU counts."""
+        return self.forward + self.backward
+
+    @property
+    def all(self) -> int:
+        """All the work that the devices are given: what HFU counts."""
+        return self.model + self.recomputation
 
 
 class Utilisation(Part):
@@ -228,8 +241,12 @@ class Utilisation(Part):
 class Telemetry(Part):
     """The GPU over the measured steps, as its driver tells; None where it does not.
 
-    Whole-GPU figures, whoever else uses it. ``energy_j`` spans ``duration_s``; a step's share goes by its time.
-    ``clock_share`` is the median SM clock over the card's highest.
+    Whole-GPU figures, whoever else uses it. ``max_sm_clock_hz`` is the card's highest boost clock: more than the base
+    clock that a datasheet guarantees, and more than many cards hold in long matrix products, which run into the power
+    limit; ``clock_share`` is the median SM clock over it. ``median_power_w`` is NVML's power: on Ampere (but GA100) and
+    later, a mean over the last second. ``energy_j`` is of the GPU's own counter (Volta and later; it moves every 20 to
+    100 ms) or the integral of the power samples; either spans ``duration_s``, and a step's share goes by its time.
+    ``throttle_reasons`` held in at least 5 % of the samples.
     """
 
     samples: int
@@ -242,8 +259,8 @@ class Telemetry(Part):
     power_limit_w: float | None
     energy_j: float | None
     energy_source: Literal["counter", "power samples"] | None
-    energy_per_step_j: float | None
-    energy_per_token_j: float | None
+    energy_per_step_j: float | None = None
+    energy_per_token_j: float | None = None
     throttle_reasons: list[str] | None
 
 
@@ -318,7 +335,7 @@ class RunRecord(Part):
     between_steps_s: float | None = None
     """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
     time: dict[str, TimeSummary] = {}
-    """Per part, step and forward_backward: on the device's stream, or the host where there is none."""
+    """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = {}
     rank_step_s: list[float] = []
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
@@ -335,6 +352,13 @@ class RunRecord(Part):
     notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""
 
+    @field_validator("time", "host_time")
+    @classmethod
+    def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+        if times and (missing := [part for part in TIMES if part not in times]):
+            raise ValueError(f"has no {', '.join(missing)}")
+        return times
+
 
 def write_run(folder: Path, record: RunRecord) -> None:
     """Write ``record`` as ``folder/run.json``."""
@@ -349,12 +373,14 @@ def read_run(folder: Path) -> RunRecord:
     """
     path = folder / "run.json"
     try:
-        return RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        return RunRecord.model_validate(from_json(path.read_text(encoding="utf-8"), allow_inf_nan=False))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise RecordError(f"{path}: is not text") from None
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "file"
-        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {first['msg']}") from None
+        where, said = ".".join(map(str, first["loc"])) or "file", first["msg"].removeprefix("Value error, ")
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: is not text") from None
+    except ValueError as error:  # no JSON, or figures that are none
+        where, said = "file", str(error)
+    raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {said}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,13 @@ def _row(fields: list[str]) -> StepRow:
         raise ValueError(f"expected {len(STEP_COLUMNS)} fields, found {len(fields)}")
     n = len(TIMED)
     device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
-    seconds = tuple(map(float, device)) if any(device) else None
+    seconds, host_seconds = (tuple(map(_finite, device)) if any(device) else None), tuple(map(_finite, host))
     tokens, *memory = (int(field) if field else None for field in fields[2 + 2 * n : -1])
-    return StepRow(int(fields[0]), fields[1], seconds, tuple(map(float, host)), tokens, tuple(memory), int(fields[-1]))
+    return StepRow(int(fields[0]), fields[1], seconds, host_seconds, tokens, tuple(memory), int(fields[-1]))
+
+
+def _finite(field: str) -> float:
+    value = float(field)
+    if not math.isfinite(value):
+        raise ValueError(f"expected a finite number, found {field}")
+    return value

@@ -38,7 +38,7 @@ class SweepPlan(Part):
     verb: Verb
     seed: int
     config_sha256: str | None = None
-    """Of the base config's content; None without one."""
+    """Of the content of all config files, one after the other; None without any."""
     cells: list[Cell]
 
 

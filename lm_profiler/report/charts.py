@@ -10,7 +10,18 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.colours import PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.columns import COLUMNS, Column
-from lm_profiler.report.groups import Group, Groups, doubling, grouped, label, lines, mfu, peak_memory, places
+from lm_profiler.report.groups import (
+    Group,
+    Groups,
+    doubling,
+    grouped,
+    label,
+    lines,
+    mfu,
+    peak_memory,
+    places,
+    shortened,
+)
 from lm_profiler.report.merged import figure as estimated
 from lm_profiler.report.series import series
 from lm_profiler.report.table import title_with_unit
@@ -34,10 +45,10 @@ def charts(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _phases(groups: Groups) -> dict[str, Any]:
     return {
-        "title": groups.title,
+        "title": shortened(groups.title),
         "groups": [
             {
-                "label": group.label,
+                "label": shortened(group.label),
                 "trouble": group.trouble,
                 "step": _point(group, COLUMNS["step_s"]),
                 "parts": {
@@ -77,13 +88,13 @@ def _against(groups: Groups, figure: Column) -> dict[str, Any] | None:
         "unit": title_with_unit(figure.title, figure.quantity.shown_unit),
         "ticks": {
             "places": list(ticks.values()),
-            "labels": [label([value]) for value in order],
+            "labels": [shortened(label([value])) for value in order],
             "numbers": numbers,
             "log": numbers and doubling(ticks.values()),
         },
         "lines": [
             {
-                "label": label(rest),
+                "label": shortened(label(rest)),
                 "at": [order.index(group.values[0]) for group in line],
                 "points": [_point(group, figure) for group in line],
                 "absent": [group.absence(figure) for group in line],

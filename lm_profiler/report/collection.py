@@ -53,7 +53,7 @@ class Entry:
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
         failure = self.record.failure if self.record is not None else None
-        return None if failure is None else f"{failure.type}: {failure.message}"
+        return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
 
     @property
     def overrides(self) -> Mapping[str, str]:

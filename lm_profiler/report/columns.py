@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,20 +31,8 @@ class Column:
 
 
 def column(name: str) -> Column:
-    """The column called ``name``: one of ``COLUMNS``, or an option by its path, such as ``data.batch_size``.
-
-    Raises:
-        ValueError: there is none.
-    """
-    if name in COLUMNS:
-        return COLUMNS[name]
-    if "." in name:
-        return OPTIONS.get(name, Column(name, name, _of_option(name), option=name))
-    near = difflib.get_close_matches(name, COLUMNS, n=1)
-    remedy = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(
-        f"column: expected a name such as step_s, or an option such as data.batch_size, given {name!r}{remedy}"
-    )
+    """The column called ``name``: one of ``COLUMNS``, or else an option by its path, such as ``data.batch_size``."""
+    return COLUMNS.get(name) or OPTIONS.get(name) or Column(name, name, _of_option(name), option=name)
 
 
 def option(entry: Entry, path: str) -> Any:
@@ -66,7 +53,7 @@ def _at(config: Mapping[str, Any], path: str) -> Any:
         if not isinstance(value, Mapping) or key not in value:
             return None
         value = value[key]
-    return value
+    return value.get("class_path", value) if isinstance(value, Mapping) else value
 
 
 def _typed(given: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_profiler.record.run import RunRecord
 
-_OF_EACH_RUN = frozenset({"name", "log_dir"})
+OF_EACH_RUN = frozenset({"name", "log_dir"})
 """Options that say where a run goes, not what it does."""
 
 SEEDS = frozenset({"seed_everything", "data.seed"})
@@ -74,20 +74,20 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    flat_a, flat_b = _flat(a), _flat(b)
-    paths = [path for path in {**flat_a, **flat_b} if path not in _OF_EACH_RUN]
+    flat_a, flat_b = flat(a), flat(b)
+    paths = [path for path in {**flat_a, **flat_b} if path not in OF_EACH_RUN]
     return [
         Difference(path, flat_a.get(path), flat_b.get(path)) for path in paths if flat_a.get(path) != flat_b.get(path)
     ]
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted path, as the command line would name them."""
-    flat: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for key, value in tree.items():
         path = prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
         if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, path))
+            found.update(flat(value, path))
         else:
-            flat[path] = value
-    return flat
+            found[path] = value
+    return found

@@ -8,9 +8,10 @@ from typing import Any
 
 from lm_profiler.record.quantities import MFU
 from lm_profiler.report.collection import Entry
-from lm_profiler.report.columns import COLUMNS, OPTIONS, Column, column, option
-from lm_profiler.report.merged import Merged, by_facts, distinct, status_text
+from lm_profiler.report.columns import COLUMNS, Column, column
+from lm_profiler.report.merged import Merged, by_facts, differs, set_apart, status_text, told_by_size
 from lm_profiler.report.merged import figure as estimated
+from lm_profiler.report.options import columns_named
 from lm_profiler.report.table import fact_text
 
 COMPARED = ("size", "precision", "batch_size", "context_length", "compile", "attention", "optimizer", "device", "verb")
@@ -61,7 +62,7 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
     """
     others = varying(entries)
     if by is not None:
-        first = _axis(by)
+        first = _axis(by, entries)
     elif numbers and others:
         first = min(others, key=lambda axis: (axis.name != "context_length", not _is_number(axis, entries)))
     else:
@@ -72,18 +73,24 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
-    """What the entries differ in: the options that were given, then the facts that people compare by.
+    """What the entries differ in: the options that were given, the facts that people compare by, other options.
 
     A value that nobody knows, of a run that died early, is no difference.
     """
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
-    axes = {axis.name: axis for axis in (*map(_of_option, given), *(COLUMNS[name] for name in COMPARED))}
-    return [axis for axis in axes.values() if len(distinct(map(axis.get, entries))) > 1]
+    axes = {axis.name: axis for axis in map(column, (*given, *COMPARED, *set_apart(entries)))}
+    alone = [[entry] for entry in entries]
+    return [axis for axis in axes.values() if differs(entries, axis) and not told_by_size(alone, axis)]
 
 
 def label(values: Sequence[Any]) -> str:
     """``values`` for people."""
     return ", ".join(fact_text(value) or "unknown" for value in values)
+
+
+def shortened(name: str, most: int = 48) -> str:
+    """Labels of any length would leave no room for a picture; its end tells most of one."""
+    return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
 
 
 def lines(groups: Groups) -> dict[tuple[Any, ...], list[Group]]:
@@ -126,12 +133,12 @@ def mfu() -> Column:
     return replace(column, interval=interval)
 
 
-def _axis(name: str) -> Column:
+def _axis(name: str, entries: Sequence[Entry]) -> Column:
     try:
-        found = column(name)
+        [found] = columns_named([name], entries)
     except ValueError:
         raise ValueError(
-            f"by: expected an option such as data.batch_size or a fact such as size, given {name!r}"
+            f"by: expected a fact such as size, or an option that these runs have, given {name!r}"
         ) from None
     if found.quantity is not None:
         raise ValueError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
@@ -150,7 +157,3 @@ def _value(axis: Column, entry: Entry) -> Any:
     """A value that can be looked up by: lists and mappings of the config as text."""
     value = axis.get(entry)
     return value if value is None or isinstance(value, (bool, int, float)) else str(value)
-
-
-def _of_option(path: str) -> Column:
-    return OPTIONS.get(path) or Column(path, path, lambda entry: option(entry, path), option=path)

@@ -18,9 +18,12 @@ from lm_profiler.report.columns import COLUMNS, OPTIONS, option
 from lm_profiler.report.groups import COMPARED
 from lm_profiler.report.terminal import headline, summary_lines, time_table
 
-FOLDER = "summary"
-"""Below a run's own. TensorBoard takes every scalar of an HPARAMS session for a metric of it, and the settings of one
-run for those of all where a run lists its metrics itself. In a folder of their own the main figures stand alone."""
+SUFFIX = ".summary"
+"""Of the file, which lies beside that of the run's steps: in a folder of its own it would be a second run."""
+
+GROUP = "Summary"
+"""Of the main figures' tags. TensorBoard takes every scalar of a run for a metric of it, and shows the first few by the
+alphabet until it is asked for others: capitals come before the groups of the steps."""
 
 _MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
 _FIGURES = {
@@ -34,7 +37,9 @@ _FIGURES = {
 
 
 def write_hparams(entry: Entry) -> None:
-    """Write ``entry`` for TensorBoard into ``summary/`` below its folder, in the place of what an earlier try left.
+    """Write ``entry`` for TensorBoard into a file of its own in its folder, in the place of what an earlier try left.
+
+    What else is written there has to be written before: TensorBoard reads a folder's files one after the other.
 
     The session's settings are the options that runs are compared by, the device, and whatever option was given;
     its metrics the main figures, medians over the measured steps. A run that did not end well is a failed session.
@@ -45,10 +50,9 @@ def write_hparams(entry: Entry) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    folder = entry.folder / FOLDER
-    for old in folder.glob("events.out.tfevents.*"):
+    for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         old.unlink()
-    writer = EventFileWriter(str(folder))
+    writer = EventFileWriter(str(entry.folder), filename_suffix=SUFFIX)
     try:
         last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
         for summary in _summaries(entry):
@@ -72,7 +76,7 @@ def figures(entry: Entry) -> dict[str, float]:
     reading = "allocated_peak" if COLUMNS[MEMORY["allocated_peak"].name].get(entry) is not None else "resident_peak"
     quantities = {**_FIGURES, f"{reading}_gib": MEMORY[reading]}
     known = ((name, quantity, COLUMNS[quantity.name].get(entry)) for name, quantity in quantities.items())
-    return {f"{FOLDER}/{name}": value * quantity.scale for name, quantity, value in known if value is not None}
+    return {f"{GROUP}/{name}": value * quantity.scale for name, quantity, value in known if value is not None}
 
 
 def markdown(entry: Entry) -> str:

@@ -28,8 +28,10 @@ def print_kernels(table: KernelTable, console: Console | None = None) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold")
     console.print(_by_kind(table))
     console.print(_largest(table, max(console.width - _FIGURES_WIDTH, 3 * 10)))
-    if table.rest.rows:
-        line = f"{table.rest.rows} smaller rows were left out, {_ms(table, table.rest.total_s)} ms"
+    hidden = table.rows[_LARGEST:]
+    if rows := len(hidden) + table.rest.rows:
+        total_s = sum(row.total_s for row in hidden) + table.rest.total_s
+        line = f"{rows} smaller rows are not shown, {_ms(table, total_s)} ms"
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -12,7 +12,7 @@ from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column
 from lm_profiler.report.merged import HOW_MERGED, Merged, by_facts, distinct, fact
 from lm_profiler.report.pivot import value_cell
 from lm_profiler.report.recut import steps_after
-from lm_profiler.report.rows import apart_by, fact_cell, notes, same_in_all
+from lm_profiler.report.rows import apart_by, called, fact_cell, naming, notes, same_in_all, told
 from lm_profiler.report.table import Cell, Heading, Table, fact_text
 
 _OF_MODEL = ("size", *DIMENSIONS, "parameters")
@@ -31,8 +31,10 @@ def model_name(entry: Entry) -> str:
 def names(entries: Sequence[Entry]) -> list[str]:
     """What each entry is called: its model, and the other facts that tell it from the rest."""
     apart = [found for found in apart_by([[entry] for entry in entries]) if found.name not in _OF_MODEL]
-    facts = ["".join(f", {text}" for text in (fact_text(of.get(entry)) for of in apart) if text) for entry in entries]
-    return [model_name(entry) + told for entry, told in zip(entries, facts, strict=True)]
+    return [
+        ", ".join([model_name(entry), *filter(None, (told(found, found.get(entry)) for found in apart))])
+        for entry in entries
+    ]
 
 
 def wide(entries: Sequence[Entry]) -> Table:
@@ -40,9 +42,9 @@ def wide(entries: Sequence[Entry]) -> Table:
 
     A sweep's repeats are rows of their own, told apart by a last column.
     """
-    called, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
+    types, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
     repeated = any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    body = [{**_wide_facts(entry, called, alone), **_wide_times(entry)} for entry in entries]
+    body = [{**_wide_facts(entry, types, alone), **_wide_times(entry)} for entry in entries]
     for entry, row in zip(entries, body, strict=True):
         row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
         if repeated:
@@ -50,15 +52,15 @@ def wide(entries: Sequence[Entry]) -> Table:
     words = ("device", "compile", "model", "dtype", "status")
     headings = [Heading(title, title, title not in words) for title in body[0]]
     each = [[entry] for entry in entries]
-    return Table(headings, [list(row.values()) for row in body], below=notes(each, apart_by(each)))
+    return Table(headings, [list(row.values()) for row in body], below=notes(each, called(naming(each))))
 
 
 def _is_attention_alone(entry: Entry) -> bool:
     return COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
 
 
-def _wide_facts(entry: Entry, called: Mapping[str | None, str], alone: bool) -> dict[str, Cell]:
-    device, compiled = called[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
+def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, Cell]:
+    device, compiled = types[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
     model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
     facts = {
         "device": Cell(device, device),
@@ -121,8 +123,8 @@ def devices(entries: Sequence[Entry]) -> Table:
     down = [COLUMNS[name] for name in ("size", *DIMENSIONS)]
     rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
     cells = by_facts(entries, [*down, COLUMNS["device"]])
-    called = device_names(entries)
-    titles = [_short(called[fact(group, COLUMNS["device"])]) for group in across.values()]
+    types = device_names(entries)
+    titles = [_short(types[fact(group, COLUMNS["device"])]) for group in across.values()]
     headings = [
         *(Heading(name, name, figures=name in DIMENSIONS) for name in ("Size", *DIMENSIONS)),
         Heading("num_params", "num_params"),

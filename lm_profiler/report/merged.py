@@ -11,6 +11,7 @@ from typing import Any
 from lm_profiler.models.config import PRESETS
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column
+from lm_profiler.report.differences import OF_EACH_RUN, SEEDS, flat
 
 Merged = Sequence[Entry]
 """The entries of one row: at least one."""
@@ -63,18 +64,58 @@ def distinct(values: Iterable[Any]) -> list[Any]:
     return list({repr(value): value for value in values if value is not None}.values())
 
 
+def differs(entries: Merged, of: Column) -> bool:
+    """Whether ``entries`` differ in a fact. An option left open is a difference, a value that nobody knows is none."""
+    known = distinct(map(of.get, entries))
+    return len(known) > 1 or (bool(known) and any(unset(entry, of) for entry in entries))
+
+
+def set_apart(entries: Merged) -> list[str]:
+    """Options that all configs have, not all with the same value; which of them have one at all, their classes say."""
+    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
+    told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
+    return [path for path in told if any(config[path] != configs[0][path] for config in configs)]
+
+
+def unset(entry: Entry, of: Column) -> bool:
+    """Whether ``of`` is an option that the run is known not to have set."""
+    return of.option is not None and entry.config is not None and of.get(entry) is None
+
+
+def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
+    """Whether ``of`` is a dimension that follows from the size of a preset, as the size itself is shown."""
+    if of.name == "parameters":
+        return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
+    return of.name in DIMENSIONS and all(value == getattr(PRESETS.get(size), of.name, None) for size, value in pairs)
+
+
 def status(row: Merged) -> str:
     """``ok``, or how many ended in which way."""
-    return _counts(Counter(entry.status for entry in row))
+    return _in_common([entry.status for entry in row])
 
 
 def status_text(row: Merged) -> str:
     """The same for people."""
-    return _counts(Counter(WORDS.get(entry.status, entry.status) for entry in row))
+    return _in_common(_words(row))
 
 
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(word if len(counts) == 1 else f"{count} {word}" for word, count in counts.items())
+def how_many(row: Merged) -> str:
+    """How many ended in which way, for people: ``1 OOM, 2 failed``."""
+    return _counts(_words(row))
+
+
+def _words(row: Merged) -> list[str]:
+    return [WORDS.get(entry.status, entry.status) for entry in row]
+
+
+def _in_common(words: list[str]) -> str:
+    return words[0] if len(set(words)) == 1 else _counts(words)
+
+
+def _counts(words: list[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
 
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
@@ -108,6 +149,7 @@ def unlike(row: Merged) -> list[str]:
     """In which facts, which figures depend on, the entries differ: their titles."""
     if len(row) < 2:
         return []
-    swept = (column(name) for name in dict.fromkeys(name for entry in row for name in entry.overrides))
-    columns = {found.name: found for found in (*(COLUMNS[name] for name in _ALIKE), *swept)}
-    return [found.title for found in columns.values() if len(distinct(map(found.get, row))) > 1]
+    given = dict.fromkeys(name for entry in row for name in entry.overrides)
+    options = map(column, (*given, *set_apart(row)))
+    columns = {found.name: found for found in (*(COLUMNS[name] for name in _ALIKE), *options)}
+    return [found.title for found in columns.values() if differs(row, found)]

@@ -21,9 +21,11 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
     known = {path for entry in entries for path in _paths(entry)} if asked else set()
     for name in asked:
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
+            near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
             remedy = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(f"column: expected an option that these runs have, given {name!r}{remedy}")
+            raise ValueError(
+                f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
+            )
     return found
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import Column
-from lm_profiler.report.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, status
+from lm_profiler.report.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, how_many, status
 from lm_profiler.report.rows import fact_cell, figure_cell, heading, notes
 from lm_profiler.report.table import Cell, Heading, Table, fact_text
 
@@ -48,8 +48,8 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> Cell:
         return Cell(text=WORDS.get(word, word), word=status(ran))
     cell = figure_cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
-    failed = [entry.status for entry in ran if entry.status != "ok"]
-    rest = f" ({len(failed)} {WORDS.get(failed[0], failed[0])})" if failed else ""
+    failed = [entry for entry in ran if entry.status != "ok"]
+    rest = f" ({how_many(failed)})" if failed else ""
     return Cell(cell.value, cell.text + n + rest, cell.low, cell.high)
 
 

@@ -8,12 +8,24 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.colours import PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.columns import COLUMNS, Column
-from lm_profiler.report.groups import Group, Groups, doubling, grouped, label, lines, mfu, peak_memory, places
+from lm_profiler.report.groups import (
+    Group,
+    Groups,
+    doubling,
+    grouped,
+    label,
+    lines,
+    mfu,
+    peak_memory,
+    places,
+    shortened,
+)
 from lm_profiler.report.merged import Figure as Estimate
 from lm_profiler.report.merged import figure as estimated
 from lm_profiler.report.series import Series, series
@@ -41,7 +53,6 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "lm_profiler",  # equal figures make equal files
 }
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-_ERROR_BARS = "with 95 % interval; of repeats, the extremes"
 _MARKERS = "osD^vPX"
 _DASHES = ("-", "--", ":")
 
@@ -70,14 +81,14 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         drawn = draw(kind, entries, by)
         content = io.BytesIO()
         drawn.savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
-    path.write_bytes(content.getvalue())
+    write_whole(path, content.getvalue())
 
 
 def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     """The figure that ``save_plot`` saves.
 
     Raises:
-        ValueError: ``by`` is no option and no fact.
+        ValueError: ``by`` is no option and no fact, or no run has the figure.
     """
     if kind == "phases":
         return _phases(grouped(entries, by))
@@ -113,13 +124,14 @@ def _phases(groups: Groups) -> Figure:
                 left += time * scale
         end, text = _total(axes, estimated(group.entries, COLUMNS["step_s"]), row)
         axes.annotate(f"{text} {group.trouble}", (end, row), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(groups.groups)), [group.label for group in groups.groups])
+    axes.set_yticks(range(len(groups.groups)), [shortened(group.label) for group in groups.groups])
     axes.set_ylim(len(groups.groups) - 0.4, -0.6)
     axes.set_xlim(left=0)
     axes.margins(x=0.15)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel(f"median time of a step, by phase (ms); black: the whole step, {_ERROR_BARS}")
-    axes.set_ylabel(groups.title)
+    bars = _error_bars(groups, COLUMNS["step_s"])
+    axes.set_xlabel("median time of a step, by phase (ms)" + (f"\nblack: the whole step, {bars}" if bars else ""))
+    axes.set_ylabel(shortened(groups.title))
     _legend(figure, [(part, PART_COLOURS[part]) for part in PARTS if part in present])
     return figure
 
@@ -132,6 +144,13 @@ def _total(axes: Axes, step: Estimate, row: int) -> tuple[float, str]:
     errors = [[below * scale], [above * scale]]
     axes.errorbar(step.value * scale, row, xerr=errors, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
     return (step.value + above) * scale, TIMES["step"].show(step.value, digits=1)
+
+
+def _error_bars(groups: Groups, figure: Column) -> str:
+    """What the bars of error are; empty where there are none."""
+    counts = [found.n for group in groups.groups if (found := estimated(group.entries, figure)).low is not None]
+    parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
+    return "; ".join(parts)
 
 
 def _errors(figure: Estimate) -> tuple[float, float]:
@@ -160,7 +179,7 @@ def _steps(groups: Groups) -> Figure:
     figure, grid = _new(8.0, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
     for axes, (name, entry) in zip(grid.flat, runs, strict=False):
         repeat = entry.cell.repeat if entry.cell is not None else 0
-        axes.set_title(name + (f" (repeat {repeat})" if repeat else ""), fontsize=9, loc="left")
+        axes.set_title(shortened(name, 32) + (f" (repeat {repeat})" if repeat else ""), fontsize=9, loc="left")
         _steps_of(axes, entry)
     for axes in grid.flat[len(runs) :]:
         axes.remove()
@@ -193,6 +212,8 @@ def _steps_of(axes: Axes, entry: Entry) -> None:
     if entry.status != "ok" or found is None or not found.steps:
         word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble
         axes.annotate(word, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+    if found is None or not found.steps:
+        axes.set_yticks([])
 
 
 # -- one figure --------------------------------------------------------------------------------------------------
@@ -201,6 +222,9 @@ def _steps_of(axes: Axes, entry: Entry) -> None:
 def _figure_against(groups: Groups, figure: Column) -> Figure:
     """``figure`` against the first column, a line for each combination of the others."""
     assert figure.quantity is not None
+    shown = title_with_unit(figure.title, figure.quantity.shown_unit)
+    if all(estimated(group.entries, figure).value is None for group in groups.groups):
+        raise ValueError(f"plot: expected runs that know their {figure.title}, given none; `report RUNS` says why")
     absent = _absent(groups, figure)
     drawn, axes = _new(7.2, 4.0 + 0.17 * len(absent))
     ticks, numbers = places(groups)
@@ -208,14 +232,15 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     for at, (rest, line) in enumerate(found.items()):
         style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
         points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
-        _line(axes, points, figure.quantity.scale, SERIES_COLOURS[at % len(SERIES_COLOURS)], style, label(rest))
+        colour, name = SERIES_COLOURS[at % len(SERIES_COLOURS)], shortened(label(rest))
+        _line(axes, points, figure.quantity.scale, colour, style, name)
     _ticks(axes, ticks, numbers)
     axes.set_xlabel("\n".join((groups.columns[0].title, *absent)))
-    sure = any(estimated(group.entries, figure).low is not None for group in groups.groups)
-    title = title_with_unit(figure.title, figure.quantity.shown_unit)
-    axes.set_ylabel(f"{title}\n{_ERROR_BARS}" if sure else title)
+    axes.set_ylabel("\n".join(filter(None, (shown, _error_bars(groups, figure)))))
     if len(found) > 1:
-        drawn.legend(loc="outside right upper", title=", ".join(column.title for column in groups.columns[1:]))
+        drawn.legend(
+            loc="outside right upper", title=shortened(", ".join(column.title for column in groups.columns[1:]))
+        )
     return drawn
 
 
@@ -234,14 +259,14 @@ def _line(
 def _absent(groups: Groups, figure: Column) -> list[str]:
     """A line for each group that has no point, or of which only some repeats speak: what became of it."""
     words = [(group.label, group.absence(figure)) for group in groups.groups]
-    return [f"{name}: {word}" for name, word in words if word]
+    return [f"{shortened(name)}: {word}" for name, word in words if word]
 
 
 def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
     """A tick at each value that was run; doubling values stand at equal distances."""
     if numbers and doubling(ticks.values()):
         axes.set_xscale("log", base=2)
-    axes.set_xticks(list(ticks.values()), [label([value]) for value in ticks])
+    axes.set_xticks(list(ticks.values()), [shortened(label([value])) for value in ticks])
     axes.minorticks_off()
     axes.margins(x=0.1)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])

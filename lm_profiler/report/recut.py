@@ -52,8 +52,6 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
                 problems.append(f"{entry.folder}: no steps to cut ({entry.status})")
         except RecordError as error:
             problems.append(str(error))
-        except ValueError as error:  # figures that are none
-            problems.append(f"{entry.folder / 'steps.csv'}: {error}")
     return good, problems
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import MEMORY, MFU, TIMES, TOKENS_PER_S
 from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column
 from lm_profiler.report.merged import (
@@ -13,12 +12,15 @@ from lm_profiler.report.merged import (
     WORDS,
     Merged,
     counted,
+    differs,
     distinct,
     fact,
     figure,
     status,
     status_text,
+    told_by_size,
     unlike,
+    unset,
 )
 from lm_profiler.report.table import Cell, Heading, Table, fact_text, figure_text, title_with_unit
 
@@ -29,7 +31,7 @@ _FIGURES = (
     TOKENS_PER_S.name,
     MFU.name,
 )
-_MOST_REASONS = 20
+_MOST_REASONS, _MOST_NAMES = 20, 3
 
 
 def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
@@ -37,22 +39,22 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
     ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
     """
-    apart = list(by) or apart_by(groups)
     usual = _figures(groups)
     figures = [found for found in usual if _known(groups, found)]
-    shown = columns or [*(by or naming(groups)), *figures, COLUMNS["status"]]
+    names = by or naming(groups)
+    shown = columns or [*names, *figures, COLUMNS["status"]]
     short = {found.name for found in figures[1:]} if columns is None else set()
     table = _table(groups, shown, lambda found: found.name not in short)
     unknown = (
         [found.title for found in usual if found not in figures and not _is_time(found)] if columns is None else []
     )
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
-    return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, apart)])
+    return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
     """The facts that tell the rows apart."""
-    return [found for found in _known_facts(groups) if _differs(groups, found) and not _told_by_size(groups, found)]
+    return [found for found in _known_facts(groups) if _differs(groups, found) and not told_by_size(groups, found)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
@@ -66,12 +68,15 @@ def naming(groups: Sequence[Merged]) -> list[Column]:
     return [name if one_each else COLUMNS["folder"], *apart]
 
 
+def called(names: Sequence[Column]) -> Sequence[Column]:
+    """What a message calls a row by, of which ``naming`` gave ``names``: its run alone where that is shown."""
+    return names[:1] if names[0].name in ("name", "folder") else names
+
+
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """A line of the facts that all rows share and no column shows, if there are any."""
     everything = [entry for group in groups for entry in group]
-    facts = [
-        found for found in _known_facts(groups) if found not in shown and not _differs([[e] for e in everything], found)
-    ]
+    facts = [found for found in _known_facts(groups) if found not in shown and not differs(everything, found)]
     texts = [f"{found.title} {_text(fact(everything, found), found)}" for found in facts]
     return [f"in all rows: {', '.join(texts)}"] if texts else []
 
@@ -86,7 +91,12 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
 
 def label(group: Merged, apart: Sequence[Column]) -> str:
     """What a message calls the row of ``group``: the facts that tell it apart, or its run."""
-    return " ".join(fact_text(fact(group, found)) for found in apart) or group[0].name
+    return " ".join(filter(None, (told(found, fact(group, found)) for found in apart))) or group[0].name
+
+
+def told(of: Column, value: Any) -> str:
+    """A fact that stands alone: numbers and truth values say what they are of."""
+    return fact_text(value) if value is None or isinstance(value, str) else f"{of.title} {fact_text(value)}"
 
 
 def fact_cell(group: Merged, of: Column) -> Cell:
@@ -121,11 +131,11 @@ def heading(of: Column, groups: Sequence[Merged]) -> Heading:
 
 def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     """What a reader must know: which rows bring unlike runs together, and why some have no figures."""
-    lines = [
-        f"note: {label(group, apart)}: brings together runs that differ in {', '.join(differ)}"
-        for group in groups
-        if (differ := unlike(group))
-    ]
+    mixed: dict[str, list[str]] = {}
+    for group in groups:
+        if differ := unlike(group):
+            mixed.setdefault(", ".join(differ), []).append(label(group, apart))
+    lines = [f"note: one figure for runs that differ in {facts}: {_some(rows)}" for facts, rows in mixed.items()]
     reasons = list(
         dict.fromkeys(
             f"{label(group, apart)}: {WORDS.get(entry.status, entry.status)}: {entry.reason}"
@@ -138,6 +148,11 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
         more = len(reasons) - _MOST_REASONS
         reasons[_MOST_REASONS:] = [f"and {more} more; --columns name,status,reason shows all"]
     return lines + reasons
+
+
+def _some(words: Sequence[str]) -> str:
+    more = len(words) - _MOST_NAMES
+    return "; ".join(words[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _table(groups: Sequence[Merged], columns: Sequence[Column], interval: Callable[[Column], bool]) -> Table:
@@ -183,15 +198,9 @@ def _known(groups: Sequence[Merged], of: Column) -> bool:
 
 
 def _differs(groups: Sequence[Merged], of: Column) -> bool:
-    return len(distinct(fact(group, of) for group in groups)) > 1
-
-
-def _told_by_size(groups: Sequence[Merged], of: Column) -> bool:
-    """Whether ``of`` is a dimension that follows from the size of a preset, as the size itself is shown."""
-    if of.name == "parameters":
-        return all(_told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
-    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
-    return of.name in DIMENSIONS and all(value == getattr(PRESETS.get(size), of.name, None) for size, value in pairs)
+    """As ``differs``, of what each group has in common: those that hold the same mixture do not differ."""
+    known = distinct(fact(group, of) for group in groups)
+    return len(known) > 1 or (bool(known) and any(fact(group, of) is None and unset(group[0], of) for group in groups))
 
 
 def _how(groups: Sequence[Merged], table: Table) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.summary import mean_over_ranks
 
@@ -36,3 +38,15 @@ def series(entry: Entry) -> Series:
         warmup=sum(row.stage == "warmup" for row in rows),
         cut=steadiness.cut if steadiness is not None else 0,
     )
+
+
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """What is wrong with the ``steps.csv`` of runs that finished steps, a line each: no picture shows those."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                series(entry)
+            except RecordError as error:
+                problems.append(str(error))
+    return problems

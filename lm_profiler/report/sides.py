@@ -76,7 +76,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     for entry in entries:
         steps = _steady_steps(entry)
         if entry.record is None or not steps:
-            why = f"{entry.status}, {entry.reason}" if entry.reason else entry.status
+            why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
             notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
             continue
         runs.append(Run(entry.folder, entry.record, steps))
@@ -90,7 +90,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
 
 def _steady_steps(entry: Entry) -> list[StepRow]:
     """Measured steps from where the run was level, the mean over its ranks, with the device's time."""
-    if entry.record is None:
+    if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
         return []
     steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
     cut = entry.record.steadiness.cut if entry.record.steadiness is not None else 0
@@ -103,12 +103,17 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
 def _doubts(entry: Entry, record: RunRecord) -> list[str]:
     doubts = []
     if entry.status != "ok":
-        doubts.append(f"ended {entry.status} ({entry.reason or 'no reason given'}); the steps that it measured count")
+        doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
     if record.steadiness is not None and record.steadiness.word != "steady":
         doubts.append(f"was {record.steadiness.word or 'too short to call steady'}: {record.steadiness.evidence}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
     return doubts
+
+
+def _reason(entry: Entry) -> str:
+    """Why it did not end well; further lines are remedies."""
+    return (entry.reason or "no reason given").partition("\n")[0]
 
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
@@ -117,6 +122,7 @@ def _as_repeat(first: Run, other: Run) -> list[str]:
     for difference in (*unlike(first.record, other.record), *config):
         raise NotComparable(
             f"{other.folder}: expected a repeat of {first.folder}, "
-            f"given {difference.path} {difference.b} instead of {difference.a}"
+            f"given {difference.path} {difference.b} instead of {difference.a}\n"
+            "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
         )
     return [difference.path for difference in in_environment(first.record, other.record)]

@@ -41,7 +41,8 @@ def time_table(record: RunRecord) -> Table:
     if host:
         table.add_column("host (ms)", justify="right", no_wrap=True)
     for part in (*PARTS, "forward_backward", "step"):
-        if not record.time[part].max and part != "step":  # a phase that this verb or loop does not have
+        # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
+        if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
             continue
         digits = _digits(record.time[part].mean or 0.0)
         cells = _cells(part, record.time[part], step.mean or 0.0, digits)
@@ -60,7 +61,8 @@ def headline(record: RunRecord) -> str:
     if environment is not None and environment.world_size > 1:
         where += f" x {environment.world_size}"
     precision = f", {model.precision}" if model is not None else ""
-    return f"{record.name}: {step.n} steps of {record.verb} after {warmup} of warm-up{where}{precision}"
+    steps = f"{step.n} step{'s' if step.n > 1 else ''}"
+    return f"{record.name}: {steps} of {record.verb} after {warmup} of warm-up{where}{precision}"
 
 
 def _digits(seconds: float) -> int:

@@ -101,8 +101,13 @@ def _executor(folder: Path, request: Request) -> Any:
         raise ClusterError(
             "launcher: expected submitit to be installed, given none; pip install 'lm_profiler[slurm]'"
         ) from None
-    executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
     minutes = math.ceil(((request.timeout_s or 0.0) + GRACE_S + _MARGIN_S) / 60)
+    try:
+        executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
+    except RuntimeError as error:
+        raise ClusterError(
+            f"launcher: expected a machine of the cluster, given one that is not ({error}); try --launcher local"
+        ) from None
     try:
         executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
     except (NameError, ValueError, TypeError, AssertionError) as error:

@@ -76,7 +76,7 @@ class Display:
 
     def _picture(self) -> RenderableType:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("status")
+        table.add_column("status", no_wrap=True)
         table.add_column("cell", overflow="fold")
         table.add_column("time", justify="right", no_wrap=True)
         table.add_column("reason", overflow="ellipsis", no_wrap=True)
@@ -115,7 +115,7 @@ def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
     figures = [column(name) for name in _FIGURES if any(column(name).get(entry) is not None for entry in entries)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("cell", overflow="fold")
-    table.add_column("status")
+    table.add_column("status", no_wrap=True)
     for figure in figures:
         assert figure.quantity is not None
         unit = figure.quantity.shown_unit

@@ -49,6 +49,11 @@ class SweepFolder:
                 "name another with --log_dir"
             ) from None
         self._take(sleep)
+        try:
+            _check_plan(path, plan)  # another sweep may have begun here meanwhile
+        except FolderError:
+            os.close(self.lock)
+            raise
 
     def __enter__(self) -> SweepFolder:
         return self
@@ -140,8 +145,14 @@ def _difference(old: SweepPlan, new: SweepPlan) -> str | None:
     """What keeps results of the two from standing in one table, or from being the same cells; None for nothing."""
     if old.config_sha256 != new.config_sha256:
         return "another config file, or one that was changed since"
-    if old.verb != new.verb or {cell.id for cell in old.cells} != {cell.id for cell in new.cells}:
+    before, after = _calls(old), _calls(new)
+    if old.verb != new.verb or before.keys() != after.keys():
         return "other cells"
-    if [cell.arguments for cell in old.cells] != [cell.arguments for cell in new.cells]:
+    if before != after:
         return "other options for all cells"
     return "another seed" if old.seed != new.seed else None
+
+
+def _calls(plan: SweepPlan) -> dict[str, list[str]]:
+    """Each cell's arguments but for where the folder is: that may be written in another way, or have moved."""
+    return {cell.id: [part for part in cell.arguments if not part.startswith("--log_dir=")] for cell in plan.cells}

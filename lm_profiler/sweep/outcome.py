@@ -91,8 +91,11 @@ def _failure(record: RunRecord) -> str | None:
     failure = record.failure
     if failure is None:
         return None
+    message = "; ".join(failure.message.splitlines())
+    if record.status == "refused":
+        return message
     at = f" of step {failure.step}" if failure.step is not None else ""
-    return f"{failure.type} in {failure.phase}{at}" + (f": {failure.message}" if failure.message else "")
+    return f"{failure.type} in {failure.phase}{at}" + (f": {message}" if message else "")
 
 
 def _where(record: RunRecord | None) -> str:

@@ -22,7 +22,7 @@ def plan_of(request: Request, command: str = "") -> SweepPlan:
     """The plan of ``request``; cells in the order of the grid, the last option fastest, repeats beside each other.
 
     Raises:
-        OSError: the config file cannot be read.
+        OSError: a config file cannot be read.
         ValueError: a cell is listed twice.
     """
     points = [dict(point) for point in _points(request)]
@@ -38,13 +38,13 @@ def plan_of(request: Request, command: str = "") -> SweepPlan:
             cells.append(
                 Cell(id=cell_id, overrides=point, repeat=repeat, arguments=_call(request, point, folder, cell_id))
             )
-    config = None if request.config is None else Path(request.config).read_bytes()
+    configs = b"".join(Path(path).read_bytes() for path in request.configs)
     return SweepPlan(
         name=request.name,
         command=command,
         verb=request.verb,
         seed=request.seed,
-        config_sha256=None if config is None else hashlib.sha256(config).hexdigest(),
+        config_sha256=hashlib.sha256(configs).hexdigest() if request.configs else None,
         cells=cells,
     )
 
@@ -68,8 +68,9 @@ def run_order(plan: SweepPlan) -> list[Cell]:
 
 
 def shell_line(cell: Cell) -> str:
-    """The cell's call, to be pasted into a shell."""
-    return shlex.join(("python", "-m", "lm_profiler", *cell.arguments))
+    """The cell's call in one line, to be pasted into a shell."""
+    call = shlex.join(("python", "-m", "lm_profiler", *cell.arguments))
+    return call.replace("\n", "'$'\\n''")  # it stands in quotes
 
 
 def _points(request: Request) -> Iterable[Mapping[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ _IN_FILE = ("config", "verb", "grid", "list", "repeats", "seed", "timeout_s", "n
 _ON_LINE = (*_IN_FILE, "log_dir", "devices", "launcher", "dry_run")
 _NOT_SWEPT = ("name", "log_dir")
 _FLAGS = ("dry_run",)
+_NULL = "tag:yaml.org,2002:null"
+"""Of ``null``, ``~`` and nothing at all, where no quotes stand around it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class Request:
     cluster: Mapping[str, Any] = field(default_factory=dict)
     dry_run: bool = False
 
+    @property
+    def configs(self) -> Sequence[str]:
+        """All config files, those that are swept included."""
+        swept = (*self.grid.get("config", ()), *(entry["config"] for entry in self.list if "config" in entry))
+        return [*([self.config] if self.config is not None else []), *swept]
+
 
 def read_request(arguments: Sequence[str]) -> Request:
     """The request in ``arguments``, which override what a file named first says.
@@ -62,8 +71,10 @@ def read_request(arguments: Sequence[str]) -> Request:
     grid, cluster = dict(settings.get("grid") or {}), {}
     options = []
     for name, value in given:
+        if name in ("grid", "grid."):
+            raise ValueError(f"{name}: expected the option with it, such as --grid.model.size small,medium, given none")
         if name.startswith("grid."):
-            grid[name[5:]] = _values(name, _compose(f"[{value}]", name))
+            grid[name[5:]] = _values(name, _compose(f"[{value or ''}]", name))
         elif "." in name and name.partition(".")[0] in CLUSTERS:
             cluster[name.replace(".", "_", 1)] = yaml.safe_load(value or "")
         elif name in _ON_LINE:
@@ -93,6 +104,9 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, str | 
         if not equals and name[2:] not in _FLAGS and left and not left[0].startswith("--"):
             equals, value = "=", left.pop(0)
         given.append((name[2:], value if equals else None))
+    for name, count in Counter(name for name, _ in given).items():
+        if count > 1 and (name in _ON_LINE or name.startswith("grid.")):
+            raise ValueError(f"{name}: expected once, given {count} times")
     return file, given
 
 
@@ -130,7 +144,7 @@ def _setting(name: str, node: yaml.Node) -> Any:
         if not entries or not all(isinstance(entry, yaml.MappingNode) and entry.value for entry in entries):
             raise ValueError(f"list: expected sets of options, such as `- {{model.size: small}}`, given {_text(node)}")
         return [{key.value: _text(value) for key, value in entry.value} for entry in entries]
-    return None if node.value is None else _text(node)
+    return _text(node) if node.value else None
 
 
 def _values(name: str, node: yaml.Node) -> list[str]:
@@ -140,7 +154,8 @@ def _values(name: str, node: yaml.Node) -> list[str]:
     if not values:
         raise ValueError(f"{name}: expected at least one value, given none")
     if len(set(values)) < len(values):
-        raise ValueError(f"{name}: expected each value once, given {', '.join(values)}; run cells again with repeats")
+        remedy = "run cells again with repeats" if name != "devices" else "each runs one cell at a time"
+        raise ValueError(f"{name}: expected each value once, given {', '.join(values)}; {remedy}")
     return values
 
 
@@ -155,7 +170,7 @@ def _compose(text: str, name: str) -> yaml.Node:
 def _text(node: yaml.Node) -> str:
     """A value as it stands on a command line: a scalar as written, anything else in one line of YAML."""
     if isinstance(node, yaml.ScalarNode):
-        return str(node.value)
+        return "null" if node.tag == _NULL else str(node.value)
     return str(yaml.serialize(_flow(node), width=10**6)).strip()
 
 

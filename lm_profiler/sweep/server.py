@@ -61,8 +61,8 @@ class CellServer:
         """Kill what runs, and wait until it is gone."""
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
+            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
+                self._process.stdin.close()
                 self._process.wait(_PATIENCE_S)
             self._bury(self._process)
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.record.precision import full_name
-from lm_profiler.training.footprint import bytes_per_weight
+from lm_profiler.training.footprint import OptimizerName, bytes_per_weight, footprint, gib
 
 _PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
 """Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
 q, k, v, the attention's output and its copy. Of F: gate, its silu, up and their product. A norm computes in float32."""
+
+_IDS_PER_TOKEN = 16
+"""Bytes: a token and its target, int64 each."""
 
 
 def activation_bytes(
@@ -48,3 +51,34 @@ def activation_bytes(
     logits = 3 * config.vocab_size * size  # the logits, their log-softmax, and the gradient of one of them
     copies = 2 * config.num_parameters() if mixed else 0  # autocast keeps the weights it has cast
     return round(batch_size * context_length * (layers + logits)) + copies
+
+
+def batch_refusal(
+    config: TransformerConfig,
+    batch_size: int,
+    context_length: int,
+    precision: str | int | None,
+    optimizer: OptimizerName,
+    training: bool,
+    available_bytes: int,
+) -> str | None:
+    """Why one batch cannot fit beside the weights, and what would, in two lines; None if what is certain does fit.
+
+    Certain are the weights, the optimizer's states, the token ids and one copy of the logits; what would fit is
+    reckoned by ``activation_bytes``.
+    """
+    tokens = batch_size * context_length
+    mixed = full_name(precision).endswith("-mixed")
+    batch_bytes = tokens * (_IDS_PER_TOKEN + config.vocab_size * (2 if mixed else bytes_per_weight(precision)))
+    held = footprint(config, precision, optimizer, training)
+    room = available_bytes - held.weights_bytes - held.optimizer_bytes
+    if batch_bytes <= room:
+        return None
+    fixed, with_one = (activation_bytes(config, n, context_length, precision, training) for n in (0, 1))
+    sequences = (room - fixed) // (with_one - fixed)
+    fitting = f"--data.batch_size={sequences}" if sequences > 0 else "a shorter context"
+    return (
+        f"memory: expected at most the {gib(room)} that are free beside the model, given {gib(batch_bytes)} of "
+        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {config.vocab_size:,})\n"
+        f"would fit: {fitting}; --check_memory=false tries all the same"
+    )

@@ -25,6 +25,15 @@ def test_a_cpu_run_that_computes():
     assert "98%" in found.evidence
 
 
+def test_a_cpu_that_hardly_computes_is_not_bound_by_compute():
+    """Small operators, whose calls cost more than their arithmetic, or a forward pass that sleeps."""
+    found = what_binds(evidence(utilisation=0.01, settings=Settings(compiled=False)))
+    assert (found.bound_by, found.share) == (None, None)
+    assert "1%" in found.evidence
+    assert "torch.compile" in found.advice
+    assert what_binds(evidence(utilisation=0.2)).bound_by == "compute"
+
+
 @pytest.mark.parametrize("fraction", [None, 1.0])
 def test_host_is_never_claimed_without_a_device(fraction):
     assert what_binds(evidence(host_bound_fraction=fraction)).bound_by == "compute"

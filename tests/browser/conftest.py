@@ -95,7 +95,7 @@ def open_tab(chromium: Browser, tensorboard: str) -> Iterator[OpenTab]:
 
     def hear(message: ConsoleMessage) -> None:
         source = message.location["url"]
-        if message.type in ("error", "warning") and _is_ours(source):
+        if message.type in ("error", "warning") and _is_ours(source) and not _is_refusal(message.text):
             complaints.append(f"{source}: {message.text}")
 
     yield open_
@@ -107,6 +107,11 @@ def open_tab(chromium: Browser, tensorboard: str) -> Iterator[OpenTab]:
 def _is_ours(source: str) -> bool:
     """Perfetto talks to its own developers; the rest is TensorBoard's."""
     return "lm_profiler" in source and "/perfetto/" not in source
+
+
+def _is_refusal(text: str) -> bool:
+    """The server's, which the page shows: no error of the page."""
+    return text.startswith("Failed to load resource") and "status of 400" in text
 
 
 @pytest.fixture

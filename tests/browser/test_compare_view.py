@@ -129,7 +129,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     assert ratio == pytest.approx(1.1, abs=0.01)
     verdicts = {part: cells[-1] for part, cells in rows.items()}
     assert verdicts["step"] == verdicts["forward"] == "SLOWER"
-    assert verdicts["backward"] == "SAME"
+    assert verdicts["backward"] == "UNCLEAR"  # equal, but single processes
     card.evaluate("card => card.scrollIntoView()")
     screenshot(tab, f"compare-{theme}")
 
@@ -152,6 +152,15 @@ def test_unlike_runs_are_compared_only_if_one_insists(compare: Callable[..., Tab
     card.get_by_role("button", name="Compare all the same").click()
     expect(card).to_contain_text("verdict:")
     assert tab.inside.locator("img").count() == 0
+
+
+def test_a_damaged_file_is_named(compare: Callable[..., Tab], logdir: Path) -> None:
+    damaged = made_entry(logdir / "damaged").folder / "steps.csv"
+    damaged.write_text("step,stage\n")
+    try:
+        expect(compare(MARKUP, "damaged").card("B against A").locator(".error")).to_contain_text(f"{damaged}: expected")
+    finally:
+        shutil.rmtree(damaged.parent)
 
 
 def test_a_run_is_not_compared_with_itself(compare: Callable[..., Tab]) -> None:

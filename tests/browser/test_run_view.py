@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from made_runs import made_entry
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tab import MARKUP, OpenTab
 
 from lm_profiler.record.quantities import PARTS
@@ -114,3 +114,14 @@ def test_new_runs_and_damaged_folders_appear_when_tensorboard_reloads(open_tab: 
     finally:
         for name in ("later", "damaged"):
             shutil.rmtree(logdir / name)
+
+
+def test_without_one_folder_the_tab_says_what_it_needs(open_tab: OpenTab) -> None:
+    def refuse(route: Route) -> None:
+        route.fulfill(status=400, body="Invalid argument: it needs --logdir")
+
+    tab = open_tab()
+    for route in ("colours", "runs"):  # as with --logdir_spec
+        tab.page.route(f"**/lm_profiler/{route}", refuse)
+    tab.page.reload()
+    expect(tab.inside.get_by_text("it needs --logdir")).to_have_text("it needs --logdir")

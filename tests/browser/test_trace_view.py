@@ -53,6 +53,7 @@ def test_perfetto_shows_the_phases_of_the_trace(open_tab: OpenTab, logdir: Path,
     assert counts == phases_in(logdir / RUN / "trace" / TRACE)
     assert counts.keys() == {f"phase: {phase}" for phase in PHASES}
     expect(frame.get_by_text("main thread")).to_be_visible()  # the groups of tracks are open
+    expect(frame.locator(f".pf-theme-provider--{theme}")).to_have_count(1)
     frame.evaluate("() => window.waitForPerfettoIdle()")
     screenshot(tab, f"trace-{theme}")
 

@@ -354,6 +354,20 @@ def test_a_loop_that_ends_before_anything_is_measured(tmp_path: Path) -> None:
     assert record.notes
 
 
+def test_a_loop_that_has_nothing_to_do_is_recorded(tmp_path: Path) -> None:
+    profiler = instruments(5, 3)
+    trainer_with([profiler], tmp_path, max_steps=0).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert (record.status, record.time["step"].n) == ("ok", 0)
+    assert record.notes[0] == "the loop ended in stage warmup, after 0 of its 5 steps"
+
+
+def test_two_of_ours_are_refused(tmp_path: Path) -> None:
+    """They would share torch's one profiler, and time each other."""
+    with pytest.raises(MisconfigurationException, match="expected one of lm_profiler's callbacks"):
+        trainer_with([short(), short()], tmp_path).fit(BoringModel())
+
+
 def test_users_callbacks_and_ours_in_one_list(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     others = [LearningRateMonitor("step"), ModelCheckpoint(tmp_path / "kept", every_n_train_steps=3)]

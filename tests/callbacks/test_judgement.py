@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,22 @@ import torch
 from cuda_trace import cuda_step
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.compile import from_compiled
 from rich.console import Console
+from torch import nn
 
 from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
+from lm_profiler.callbacks.facts import is_compiled
+from lm_profiler.callbacks.hardware import Hardware
 from lm_profiler.callbacks.instruments import HistoryWatch
-from lm_profiler.callbacks.judgement import judge_utilisation
-from lm_profiler.callbacks.recorder import Hardware, Launch, Measured, Recorder
+from lm_profiler.callbacks.judgement import free_share, judge_utilisation, settings_of
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.measure.ceiling import Ceiling
-from lm_profiler.measure.flops import StepFlops
+from lm_profiler.measure.history import MemoryHistory
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RunRecord, Telemetry, read_run
+from lm_profiler.record.run import Flops, RunRecord, Telemetry, read_run
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.terminal import print_run
 
@@ -118,7 +123,7 @@ def test_nothing_measured_has_no_verdict(tmp_path: Path) -> None:
 
 # -- utilisation ------------------------------------------------------------------------------------------------
 
-FLOPS = StepFlops(forward=100, backward=200, recomputation=60)
+FLOPS = Flops(forward=100, backward=200, recomputation=60)
 
 
 def use(**changes: Any) -> Any:
@@ -165,6 +170,22 @@ def test_a_ceiling_that_a_step_beats_is_unknown(rate: float, reached: float | No
     found = use(ceiling=ceiling_of(rate))
     assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
     assert (found.ceiling_flops_per_s is None) == (reached is None)
+
+
+def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path: Path) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True)]
+    found = settings_of(trainer, module, 8, None, free_share(90, 100))
+    assert (found.fused_optimizer, found.compiled, found.checkpointing) == (True, False, None)
+    assert found.memory_free_share == pytest.approx(0.1)
+    assert found.pin_memory is None  # on the CPU there is nowhere to copy to
+    clipping = trainer_with([], tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
+    clipping.strategy._optimizers = [torch.optim.Adam(module.parameters())]
+    assert settings_of(clipping, module, 8, None, None).fused_optimizer is None  # Lightning would refuse it
+    trainer.strategy._optimizers = [torch.optim.LBFGS(module.parameters())]
+    module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
+    found = settings_of(trainer, module, 8, None, free_share(None, 100))
+    assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
 
 
 def test_unknown_work_has_no_utilisation() -> None:
@@ -265,3 +286,25 @@ def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(ValueError, match="given cpu"):
         trainer_with([TrainingProfiler(memory=asked, quiet=True)], tmp_path).fit(BoringModel())
     assert not list(tmp_path.rglob("memory_snapshot.pickle"))
+
+
+@pytest.mark.parametrize(
+    "compile_it", [lambda m: torch.compile(m), lambda m: m.compile() or m, lambda m: from_compiled(torch.compile(m))]
+)
+def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Module]) -> None:
+    module = BoringModel()
+    assert not is_compiled(module)
+    assert is_compiled(compile_it(module))
+
+
+def test_a_history_that_cannot_be_written_is_recorded_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.memory_history_of", lambda device: history)
+    watch = HistoryWatch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle", True)
+    watch.begin("memory")
+    with pytest.raises(FileNotFoundError):
+        watch.end("memory")
+    assert asked == ["all", None]

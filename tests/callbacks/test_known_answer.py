@@ -236,8 +236,9 @@ def test_the_turn_of_an_epoch_is_in_no_step(tmp_path: Path) -> None:
 
     profiler = profiled_fit(SlowTurn(), tmp_path, SlowLoader(3), profiler=instruments(1, 11))
     record = assert_times(profiler, TRUTH_S)
-    steps_s = sorted(row.time("step") for row in measured_rows(profiler))
-    assert steps_s[-3] < sum(TRUTH_S.values()) + 30e-3  # three would be longer, if a turn were in them
+    step_s = {row.step: row.time("step") for row in measured_rows(profiler)}
+    for around_a_turn in ((3, 6, 9), (4, 7, 10)):  # the least of them: a busy machine stalls any step
+        assert min(step_s[step] for step in around_a_turn) < sum(TRUTH_S.values()) + 20e-3
     assert record.between_steps_s is not None
     assert record.between_steps_s > 3 * 50e-3  # twelve steps in epochs of three: three turns between the measured ones
 

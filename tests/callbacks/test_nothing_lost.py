@@ -19,6 +19,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.failures import first_line, status_of
+from lm_profiler.measure.stream import EventStream
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -112,6 +113,48 @@ def test_an_error_in_the_last_planned_step_is_not_swallowed(tmp_path: Path, wher
     if where != "end of a batch":  # the step itself was done then
         assert profiler.record.status == "failed"
         assert len(read_steps(profiler.folder / "steps.csv")) == 3
+
+
+class Device(EventStream):
+    """One whose every call fails once it is dead, as CUDA's do."""
+
+    dead = False
+
+    class Event:
+        def __init__(self, **options: Any) -> None: ...
+
+        def record(self) -> None:
+            if Device.dead:
+                raise RuntimeError("CUDA error: said by an event")
+
+        def query(self) -> bool:
+            self.record()
+            return True
+
+        def elapsed_time(self, end: Any) -> float:
+            self.record()
+            return 1.0
+
+    def wait(self) -> None:
+        if Device.dead:
+            raise RuntimeError("CUDA error: said while waiting")
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    def device_side_assert() -> None:
+        monkeypatch.setattr(Device, "dead", True)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(torch, "Event", Device.Event)
+    monkeypatch.setattr("lm_profiler.callbacks.profiling.stream_of", Device)
+    profiler, _ = die(GivesUp(phase, device_side_assert), tmp_path, RuntimeError)
+    assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="RuntimeError")
+    assert profiler.record is not None
+    assert profiler.record.failure is not None
+    assert profiler.record.failure.message == "CUDA error: device-side assert triggered"
 
 
 class Manual(GivesUp):

@@ -12,8 +12,8 @@ import pytest
 from ddp_run import SLOWER_S
 from known_loop import TRUTH_S
 
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.ranks import merge
-from lm_profiler.callbacks.recorder import Measured
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import StepRow, read_steps

@@ -11,8 +11,8 @@ from fake_device import Clock, FakeStream
 
 from lm_profiler.callbacks import TraceOptions
 from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.memory import MemoryReader
-from lm_profiler.callbacks.recorder import Measured
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Schedule
 from lm_profiler.callbacks.trace import Tracer

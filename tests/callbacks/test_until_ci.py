@@ -15,7 +15,7 @@ from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, Tra
 from lm_profiler.callbacks.stages import Precision
 
 
-def alone(own: bool) -> bool:
+def alone(own: int) -> int:
     return own
 
 
@@ -28,9 +28,7 @@ def notes(folder: Path, options: StageOptions, step_ms: Iterable[float]) -> list
     return list(run.session.measured().notes)
 
 
-def measured(
-    folder: Path, options: StageOptions, step_ms: Iterable[float], agree: Callable[[bool], bool] = alone
-) -> int:
+def measured(folder: Path, options: StageOptions, step_ms: Iterable[float], agree: Callable[[int], int] = alone) -> int:
     """How many steps of ``step_ms`` are measured until the stage ends."""
     run = Loop(folder, options, agree)
     for ms in step_ms:
@@ -65,10 +63,15 @@ def test_the_cap_on_steps_holds(tmp_path: Path) -> None:
     assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33), never) == 33
 
 
-def test_the_cap_on_seconds_holds_at_the_next_look(tmp_path: Path) -> None:
-    never = [1000.0, 2000.0] * 100
-    # 15 steps take 22 s, 20 take 30 s.
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=23.0), never) == 20
+@pytest.mark.parametrize("max_seconds, steps", [(23.0, 16), (24.0, 16), (1.5, 2), (0.5, 1)])
+def test_the_cap_on_seconds_holds_to_within_a_step(tmp_path: Path, max_seconds: float, steps: int) -> None:
+    never = [1000.0, 2000.0] * 100  # 15 steps take 22 s, 16 take 24 s
+    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=max_seconds), never) == steps
+
+
+def test_there_need_be_no_cap_on_seconds(tmp_path: Path) -> None:
+    options = StageOptions(warmup_steps=0, until_ci=0.005, max_seconds=float("inf"))
+    assert measured(tmp_path, options, [10.0] * 100) == 10
 
 
 def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
@@ -83,25 +86,27 @@ def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", [0.0049, 0.0, -1.0, float("nan")])
 def test_a_target_finer_than_one_process_can_promise_is_refused(target: float) -> None:
-    with pytest.raises(ValueError, match=r"^stages.until_ci: expected 0.005 or more, the finest .*, given ") as refused:
+    with pytest.raises(
+        ValueError, match=r"^stages.until_ci: expected a share from 0.005, the finest .* to under 1, given "
+    ) as refused:
         StageOptions(until_ci=target)
     assert str(refused.value).endswith(f"given {target!r}")
 
 
 @pytest.mark.parametrize("step_ms", [[10.0] * 60, [10.0, 20.0] * 30], ids=["own yes", "own no"])
 def test_every_rank_asks_as_often_and_does_what_the_first_says(tmp_path: Path, step_ms: list[float]) -> None:
-    asked: list[bool] = []
+    asked: list[int] = []
 
-    def rank_zero(own: bool) -> bool:
+    def rank_zero(own: int) -> int:
         asked.append(own)
-        return len(asked) == 4  # at 25 steps
+        return [4, 5, 5, 5, 0][len(asked) - 1]  # at 1, 5, 10, 15 and 20 steps
 
-    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), step_ms, rank_zero) == 25
-    assert asked == [step_ms[0] == step_ms[1]] * 4
+    assert measured(tmp_path, StageOptions(warmup_steps=0, until_ci=0.005), step_ms, rank_zero) == 20
+    assert asked == ([4, 5, 0, 0, 0] if step_ms[0] == step_ms[1] else [4, 5, 5, 5, 5])
 
 
 def test_without_a_target_nobody_is_asked(tmp_path: Path) -> None:
-    def never(own: bool) -> bool:
+    def never(own: int) -> int:
         pytest.fail("a collective call that the other ranks may not make")
 
     assert not Precision(StageOptions(), never).asks(10)

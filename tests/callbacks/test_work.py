@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from lm_profiler.analysis import transformer_flops_per_token
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks import instruments as parts
-from lm_profiler.callbacks.work import Work
-from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.callbacks.work import Work, batches_per_step
+from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -45,6 +45,11 @@ def on_paper(module: LanguageModel, backward: bool) -> float:
     embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
     products = sum(p.numel() for p in module.parameters() if id(p) not in embeddings and p.ndim == 2)
     return BATCH * CONTEXT * transformer_flops_per_token(products, 2, 16, CONTEXT, backward=backward)
+
+
+@pytest.mark.parametrize("verb, batches", [("fit", 4), ("validate", 1), ("predict", 1)])
+def test_only_training_accumulates(tmp_path: Path, verb: Verb, batches: int) -> None:
+    assert batches_per_step(trainer_with([], tmp_path, accumulate_grad_batches=4), verb) == batches
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -126,7 +131,7 @@ def no(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     "where,told",
     [
-        ("profiling.matmul_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("hardware.matmul_ceiling", "ceiling unknown: OSError: no such driver"),
         ("recorder.judge", "verdict unknown: OSError: no such driver"),
         ("recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
         ("recorder.model_facts", "model unknown: OSError: no such driver"),
@@ -159,7 +164,7 @@ def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeyp
     def interrupt(*args: Any) -> None:
         raise SystemExit(1)
 
-    monkeypatch.setattr("lm_profiler.callbacks.profiling.matmul_ceiling", interrupt)
+    monkeypatch.setattr("lm_profiler.callbacks.hardware.matmul_ceiling", interrupt)
     profiler = instruments(1, 3)
     with pytest.raises(SystemExit):
         trainer_with([profiler], tmp_path).fit(BoringModel())

@@ -134,6 +134,14 @@ UNKNOWN = "expected an option that exists, given none of that name"
         (["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"], "model.fused: expected false with "),
         (["fit", f"--model={BORING}.BoringModel"], "data.vocab_size: expected a number, because BoringModel has "),
         (["fit", "--log_dir=file/logs"], "given file/logs/tiny (Not a directory); name another with --log_dir"),
+        (["fit", "tiny.yaml"], "tiny.yaml: expected options, given a file; did you mean --config tiny.yaml?"),
+        (["fit", "--data=null"], "data: expected a LightningDataModule, because LanguageModel has no train_dataload"),
+        (["fit", "--seed_everything=-1"], "seed_everything: expected a seed from 0 to 4294967295, given -1"),
+        (["fit", "--trainer.max_steps=0"], "trainer.max_steps: expected something to run, given 0; leave it out"),
+        (["validate", "--trainer.limit_val_batches=0"], "trainer.limit_val_batches: expected something to run, given"),
+        (["validate", "--ckpt_path=no.ckpt"], "ckpt_path: expected a checkpoint, given no.ckpt (No such file or dir"),
+        (["fit", "--peak_tflops=.inf"], "peak_tflops: expected a positive number of TFLOP/s, given inf"),
+        (["fit", "--name=."], "name: expected the name of a folder below logs, given '.'"),
         (["fit", "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
     ],
     ids=lambda value: "_".join(value) or "nothing" if isinstance(value, list) else "",
@@ -203,11 +211,17 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_is_allocated(
     assert record.status == "refused"
     assert record.failure is not None
     assert "24.0 GiB" in record.failure.message
-    assert {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()} == {
-        "run.json",
-        "config.yaml",
-        "summary",
-    }
+    assert record.environment is not None  # so that it stands beside the other runs of this device
+    names = {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()}
+    assert {name for name in names if not name.startswith("events.")} == {"run.json", "config.yaml"}
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_it_is_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "of token ids and logits (batch 1,000,000,000,000 x context " in first
+    assert second.startswith("would fit: --data.batch_size=")
+    assert read_run(here / "logs" / "tiny" / "version_0").status == "refused"
 
 
 def test_every_remedy_that_it_prints_can_be_pasted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,3 +139,8 @@ def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: Cell
     program.kill()
     assert psutil.wait_procs(cells, timeout=10)[1] == []  # before this client has noticed anything
     assert server.events(10) == [CellEnded("waits", None, "the process that starts cells died (SIGKILL)")]
+
+
+def test_it_ends_amid_its_imports_when_nobody_asks_any_more() -> None:
+    done = subprocess.run(FORKING, input=b"", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")  # or it would have said that it is ready

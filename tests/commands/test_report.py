@@ -113,6 +113,16 @@ def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: 
     assert report(logs / "alone", "--warmup", 0) == 1
 
 
+def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--output", tmp_path / "page.html") == 0
+    assert f"warning: {damaged}: is not text" in capsys.readouterr().err
+    assert f"<li>{damaged}: is not text" in (tmp_path / "page.html").read_text()
+    assert report(logs, "--plot", "steps", "--output", tmp_path / "steps.svg") == 0
+    assert f"warning: {damaged}: is not text" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, said",
     [
@@ -128,6 +138,8 @@ def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: 
         (["{logs}", "--output", "table.xml"], "output: expected a file ending in .txt"),
         (["{logs}", "--output", "{logs}/nowhere/t.csv"], "(No such file or directory)"),
         (["{logs}", "--format", "parquet"], "format: expected --output FILE for parquet"),
+        (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option to tell runs apart by"),
+        (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
         (["{logs}", "--warmup", "-1"], "warmup: expected"),
         (["--warmup", "0", "{logs}"], "put RUNS before it"),
         (["{logs}", "--warmup", "0", "1", "--layout", "blocks"], "warmup: expected one number with --layout blocks"),
@@ -179,7 +191,9 @@ def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
     (traced / "trace").mkdir()
     write_kernels(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"), table)
     assert report(logs / "alone", "--kernels") == 0
-    assert "300.000" in capsys.readouterr().out  # milliseconds of one of the two steps
+    out = capsys.readouterr().out
+    assert "300.000" in out  # milliseconds of one of the two steps
+    assert "largest in forward: mm: 300.000 ms, 60.0% of it, 4 calls" in out
     assert report(logs, "--kernels", "--format", "csv") == 0
     out, err = capsys.readouterr()
     [found] = csv.DictReader(io.StringIO(out))

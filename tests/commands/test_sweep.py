@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -19,6 +20,7 @@ import yaml
 from lm_profiler.__main__ import main
 from lm_profiler.record.run import read_run
 from lm_profiler.record.sweep import CellOutcome, read_outcomes
+from lm_profiler.sweep.folder import SweepFolder
 
 ROOT = Path(__file__).parents[2]
 BASE = {
@@ -87,6 +89,18 @@ def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
     assert len(err.splitlines()) <= 2
     assert out == ""
     assert set(here.rglob("*")) == before
+
+
+def test_a_full_disk_is_told_in_a_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SweepFolder, "take_over", full)
+    assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
+    told = "given logs/base_sweep (No space left on device); the same call goes on with the cells that are missing\n"
+    assert capsys.readouterr().err == f"lm_profiler: log_dir: expected a folder that can be written to, {told}"
 
 
 def test_a_dry_run_prints_calls_for_a_shell_and_loads_neither_torch_nor_lightning(here: Path) -> None:
@@ -224,7 +238,7 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     assert (hanging.status, hanging.steps["measure"]) == ("interrupted", 1)  # what it had measured is kept
     for cell, outcome in outcomes.items():
         own = here / "logs" / "ends" / (outcome.run or cell)
-        assert len(list((own / "summary").glob("events.out.tfevents.*"))) == 1  # HPARAMS
+        assert len(list(own.glob("events.out.tfevents.*.summary"))) == 1  # HPARAMS
 
     sweep.start()  # there is nothing left to do
     code, said = sweep.ends()

@@ -15,7 +15,6 @@ from lm_profiler.measure.ceiling import (
     SMALLEST,
     Ceiling,
     fastest,
-    free_bytes,
     largest_size,
     matmul_ceiling,
 )
@@ -132,7 +131,14 @@ def test_matrices_fit_into_half_of_the_free_memory() -> None:
     size = largest_size(10**8, torch.float64)
     halvings = [size >> k for k in range(20)]
     assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
-    assert free_bytes(CPU) > 0
+
+
+def test_a_control_groups_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_profiler.measure.memory._cgroup_bytes", {"memory.max": 2**20, "memory.current": 0}.get)
+    ticks = iter(range(0, 10**12, 1_000_000))
+    result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
+    assert result is not None
+    assert 3 * 4 * result.size**2 <= 2**20 / 2
 
 
 def test_injected_clock_gives_the_rate() -> None:

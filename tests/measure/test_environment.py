@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 
+from lm_profiler.analysis import peak
 from lm_profiler.measure.environment import device_name, environment
 
 CPU = torch.device("cpu")
@@ -29,6 +30,14 @@ def test_versions_and_machine() -> None:
     assert found.world_size == 2
     assert found.driver is None
     assert 1 <= found.cpu_count <= (psutil.cpu_count() or 1)
+
+
+def test_an_apple_gpu_says_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the table of peaks has it; torch.mps, unlike the other devices' modules, has no get_device_name."""
+    monkeypatch.setattr(torch.backends.mps, "get_name", lambda: "Apple M1 Max")
+    found = peak(device_name(torch.device("mps")), "float32")
+    assert found is not None
+    assert found.flops_per_s == pytest.approx(10.4e12)
 
 
 def test_flags_are_those_of_now() -> None:

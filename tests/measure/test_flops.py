@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from lm_profiler.measure.flops import StepFlops, count_flops
+from lm_profiler.measure.flops import count_flops
 from lm_profiler.measure.memory import ProcessProbe
 from lm_profiler.models import Transformer, TransformerConfig, preset
+from lm_profiler.record.run import Flops
 from lm_profiler.training import LanguageModel
 
 CONFIG = TransformerConfig(d_model=16, d_ff=48, num_layers=3, num_heads=2, vocab_size=31)
@@ -51,7 +52,11 @@ def block_flops(c: TransformerConfig) -> int:
     return c.num_layers * (2 * matrices * BATCH * CONTEXT + 4 * BATCH * CONTEXT**2 * c.d_model)
 
 
-def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> StepFlops:
+def of(forward: int, backward: int, recomputation: int) -> Flops:
+    return Flops(forward=forward, backward=backward, recomputation=recomputation)
+
+
+def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> Flops:
     flops = count_flops(module, step, batch, **kwargs)
     assert flops is not None
     return flops
@@ -63,7 +68,7 @@ class TestTransformer:
         flops = counted(Transformer(replace(CONFIG, attention=attention)), cross_entropy, token_batch())
         forward = block_flops(CONFIG) + 2 * CONFIG.vocab_size * CONFIG.d_model * BATCH * CONTEXT
         # Every product needs the gradients of both factors: the first layer's input is an embedding that learns.
-        assert flops == StepFlops(forward=forward, backward=2 * forward, recomputation=0)
+        assert flops == of(forward, 2 * forward, 0)
 
     def test_is_six_n_and_attention_per_token(self) -> None:
         config, context = preset("small"), 256
@@ -83,14 +88,14 @@ class TestTransformer:
         flops = counted(Transformer(config), cross_entropy, token_batch())
         # torch stops recomputing at the last saved tensor, before the block's last product (down: D·F) runs.
         skipped = 2 * config.d_model * config.d_ff * BATCH * CONTEXT * config.num_layers
-        assert flops == replace(plain, recomputation=block_flops(config) - skipped)
+        assert flops == plain.model_copy(update={"recomputation": block_flops(config) - skipped})
         assert flops.model == plain.all
         assert flops.all == flops.model + flops.recomputation
 
     def test_counts_forward_alone(self) -> None:
         flops = counted(Transformer(CONFIG), cross_entropy, token_batch())
         alone = counted(Transformer(CONFIG), cross_entropy, token_batch(), backward=False)
-        assert alone == StepFlops(flops.forward, 0, 0)
+        assert alone == of(flops.forward, 0, 0)
 
     @pytest.mark.parametrize("compile_model", [False, True])
     def test_counts_the_lightning_module(self, compile_model: bool) -> None:
@@ -106,7 +111,7 @@ class TestTransformer:
 class TestOtherModules:
     def test_first_layer_needs_no_input_gradient(self) -> None:
         flops = counted(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
-        assert flops == StepFlops(forward=2 * PRODUCT, backward=3 * PRODUCT, recomputation=0)
+        assert flops == of(2 * PRODUCT, 3 * PRODUCT, 0)
 
     def test_frozen_weights_need_no_gradient(self) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False))
@@ -114,7 +119,7 @@ class TestOtherModules:
 
     def test_convolution(self) -> None:
         flops = counted(nn.Conv2d(3, 4, 3, stride=2), batch=torch.zeros(2, 3, 9, 11))
-        assert flops == StepFlops(2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 0)
+        assert flops == of(2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 0)
 
     def test_gru(self) -> None:
         steps, rows, inputs, hidden = 3, 2, 4, 5
@@ -145,14 +150,14 @@ class TestOtherModules:
         model = nn.Module()
         model.weight = nn.Parameter(torch.zeros(3, 16, 32, dtype=torch.bfloat16))
         batch = torch.zeros(24, 16, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
-        assert counted(model, step, batch) == StepFlops(2 * 24 * 16 * 32, 2 * 24 * 16 * 32, 0)
+        assert counted(model, step, batch) == of(2 * 24 * 16 * 32, 2 * 24 * 16 * 32, 0)
 
     @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, torch.compile])
     def test_wrapped_modules_count_as_plain(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch.compile's own imports
             model = wrap(nn.Linear(8, 8))
-        assert counted(model) == StepFlops(PRODUCT, PRODUCT, 0)
+        assert counted(model) == of(PRODUCT, PRODUCT, 0)
 
     def test_sharded_weights_count_whole(self) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -161,7 +166,7 @@ class TestOtherModules:
         dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
         try:
             model = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (1,)))
-            assert counted(model) == StepFlops(PRODUCT, PRODUCT, 0)
+            assert counted(model) == of(PRODUCT, PRODUCT, 0)
             assert count_flops(nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), total, ROWS) is None
         finally:
             dist.destroy_process_group()
@@ -204,12 +209,12 @@ class TestRecomputation:
     @pytest.mark.parametrize("reentrant", [False, True])
     def test_of_torch(self, reentrant: bool) -> None:
         flops = counted(Checkpointed(reentrant))
-        assert flops == StepFlops(forward=3 * PRODUCT, backward=3 * PRODUCT, recomputation=2 * PRODUCT)
+        assert flops == of(3 * PRODUCT, 3 * PRODUCT, 2 * PRODUCT)
 
     def test_of_others(self) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
         flops = counted(model, lambda m, b: OwnCheckpoint.apply(m[1], m[0](b)).sum())
-        assert flops == StepFlops(forward=2 * PRODUCT, backward=3 * PRODUCT, recomputation=PRODUCT)
+        assert flops == of(2 * PRODUCT, 3 * PRODUCT, PRODUCT)
 
     def test_is_not_a_gradient_penalty(self) -> None:
         def step(model: nn.Module, x: Tensor) -> Tensor:
@@ -306,7 +311,7 @@ class TestUndisturbed:
         assert seen == [training]
 
     def test_within_a_fit(self) -> None:
-        counts: list[StepFlops | None] = []
+        counts: list[Flops | None] = []
 
         class Logging(LightningModule):
             def __init__(self) -> None:
@@ -333,7 +338,7 @@ class TestUndisturbed:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Lightning, about logging and workers
             trainer.fit(Logging(), data)
-        assert counts == [StepFlops(PRODUCT, PRODUCT, 0)]
+        assert counts == [of(PRODUCT, PRODUCT, 0)]
         assert "loss" in trainer.callback_metrics
 
     def test_weights_are_never_allocated_again(self) -> None:

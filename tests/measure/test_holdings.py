@@ -16,6 +16,7 @@ from lm_profiler.measure.memory import DeviceProbe, PartPeaks
 from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.measure.timeline import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
 
+CPU = torch.device("cpu")
 FLOAT = 4
 NONE = Holdings(0, 0, 0, 0)
 
@@ -33,50 +34,50 @@ def test_each_cause_is_counted_as_it_comes_to_be() -> None:
     optimizer = torch.optim.AdamW(module.parameters())
     size = 100 * FLOAT
     buffers = 2 * 10 * FLOAT + 8  # running mean and variance; the count of batches is an int64
-    assert holdings(module, [optimizer]) == Holdings(size, 0, 0, buffers)
+    assert holdings(module, [optimizer], CPU) == Holdings(size, 0, 0, buffers)
     _backward(module)
-    assert holdings(module, [optimizer]) == Holdings(size, size, 0, buffers)
+    assert holdings(module, [optimizer], CPU) == Holdings(size, size, 0, buffers)
     optimizer.step()
     states = 2 * size + FLOAT  # two moments, and the step as a number of its own
-    assert holdings(module, [optimizer]) == Holdings(size, size, states, buffers)
+    assert holdings(module, [optimizer], CPU) == Holdings(size, size, states, buffers)
     optimizer.zero_grad()
-    assert holdings(module, [optimizer]) == Holdings(size, 0, states, buffers)
+    assert holdings(module, [optimizer], CPU) == Holdings(size, 0, states, buffers)
 
 
 def test_tied_weights_views_and_buffers_that_share_a_storage_count_once() -> None:
     module = nn.Sequential(_linear(), _linear())
     module[1].weight = module[0].weight
     module.register_buffer("view", module[0].weight.detach()[2:])
-    assert holdings(module, []) == Holdings(100 * FLOAT, 0, 0, 0)
-    assert holdings(module, [torch.optim.SGD(module.parameters())]) == Holdings(100 * FLOAT, 0, 0, 0)
+    assert holdings(module, [], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
+    assert holdings(module, [torch.optim.SGD(module.parameters())], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
 
 
 def test_a_storage_counts_in_full_even_if_a_view_of_it_is_what_is_held() -> None:
     module = _linear()
     module.weight = nn.Parameter(torch.zeros(50, 10)[:10])
-    assert holdings(module, []).parameters == 500 * FLOAT
+    assert holdings(module, [], CPU).parameters == 500 * FLOAT
 
 
 def test_master_weights_that_only_the_optimizer_knows_are_its_states() -> None:
     module = _linear().bfloat16()
     master = nn.Parameter(module.weight.detach().float())
     master.grad = torch.zeros_like(master)
-    held = holdings(module, [torch.optim.SGD([master])])
+    held = holdings(module, [torch.optim.SGD([master])], CPU)
     assert held == Holdings(200, 100 * FLOAT, 100 * FLOAT, 0)
 
 
 def test_sparse_gradients_count_by_indices_and_values() -> None:
     module = nn.Embedding(1000, 8, sparse=True)
     module(torch.tensor([1, 2, 3])).sum().backward()
-    assert holdings(module, []).gradients == 3 * 8 + 3 * 8 * FLOAT
+    assert holdings(module, [], CPU).gradients == 3 * 8 + 3 * 8 * FLOAT
 
 
 def test_what_lies_on_another_device_does_not_count() -> None:
     module = nn.Sequential(_linear(), _linear().to("meta"))
-    assert holdings(module, []).parameters == 100 * FLOAT
+    assert holdings(module, [], CPU).parameters == 100 * FLOAT
     assert holdings(module, [], torch.device("meta")).parameters == 100 * FLOAT
     assert holdings(module, [], torch.device("cuda", 0)) == NONE
-    assert holdings(nn.Identity(), []) == NONE
+    assert holdings(nn.Identity(), [], CPU) == NONE
 
 
 @pytest.fixture
@@ -92,25 +93,24 @@ def test_of_a_sharded_tensor_the_local_part_counts() -> None:
     mesh = init_device_mesh("cpu", (2,))
     module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
     module.weight.grad = torch.zeros_like(module.weight)
-    assert holdings(module, []) == Holdings(50 * FLOAT, 50 * FLOAT, 0, 0)
+    assert holdings(module, [], CPU) == Holdings(50 * FLOAT, 50 * FLOAT, 0, 0)
 
 
 def test_a_peak_is_split_and_its_remainder_is_the_rest() -> None:
     held = Holdings(100, 50, 200, 5)
-    split = by_cause(1000, held)
-    assert split == {
+    assert by_cause(1000, held).model_dump() == {
         "parameters": 100,
         "gradients": 50,
         "optimizer_states": 200,
         "buffers": 5,
         "activations_and_rest": 645,
     }
-    assert by_cause(355, held)["activations_and_rest"] == 0
+    assert by_cause(355, held).activations_and_rest == 0
 
 
 @pytest.mark.parametrize("peak", [None, 354])
 def test_an_unknown_or_impossible_remainder_is_unknown_never_negative(peak: int | None) -> None:
-    assert by_cause(peak, Holdings(100, 50, 200, 5))["activations_and_rest"] is None
+    assert by_cause(peak, Holdings(100, 50, 200, 5)).activations_and_rest is None
 
 
 class Allocator:
@@ -130,7 +130,7 @@ class Loop:
         self.module = nn.Sequential(_linear(), _linear())
         self.optimizer = torch.optim.SGD(self.module.parameters(), momentum=0.9)
         self.peak = Allocator()
-        self.reader = HoldingsReader(self.module, [self.optimizer], self.peak)
+        self.reader = HoldingsReader(self.module, [self.optimizer], self.peak, CPU)
 
     def part(self, code: int, peak: int | None) -> None:
         """``code`` begins; by its end the allocator's peak will have been ``peak``."""
@@ -254,7 +254,7 @@ def test_watching_a_compiled_module_does_not_compile_it_again() -> None:
     compiled = torch.compile(module, backend="aot_eager")
     compiled(torch.ones(2, 10)).sum().backward()
     before = recompilations()
-    reader = HoldingsReader(compiled, [], lambda: 0)
+    reader = HoldingsReader(compiled, [], lambda: 0, CPU)
     reader.start()
     compiled(torch.ones(2, 10)).sum().backward()
     reader.stop()
@@ -267,7 +267,7 @@ def test_on_a_gpu_the_causes_explain_the_peak() -> None:
     probe = DeviceProbe(device)
     module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).to(device)
     optimizer = torch.optim.AdamW(module.parameters())
-    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0])
+    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0], device)
     peaks = PartPeaks(probe)
     reader.start()
     batch = 65536
@@ -295,4 +295,4 @@ def test_on_a_gpu_the_causes_explain_the_peak() -> None:
     assert held["backward"].holdings.gradients < size  # the activations were largest at its start
     assert held["optimizer"].holdings.optimizer_states == 2 * size
     for reading in held.values():
-        assert by_cause(reading.peak, reading.holdings)["activations_and_rest"] is not None
+        assert by_cause(reading.peak, reading.holdings).activations_and_rest is not None

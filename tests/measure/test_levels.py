@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.levels import Levels, LevelsReader, SavedTensors
+from lm_profiler.measure.levels import LevelsReader, SavedTensors
 from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.measure.timeline import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.models.attention import ATTENTION
 from lm_profiler.models.config import AttentionName
+from lm_profiler.record.run import MemoryLevels
 
 FLOAT = 4
 CPU = torch.device("cpu")
@@ -26,7 +27,11 @@ def unknown() -> None:
     """The allocator does not say."""
 
 
-def step(reader: LevelsReader, forward: Callable[[], Tensor], then: Callable[[], object] | None = None) -> Levels:
+def levels_of(start: int, forward: int, backward: int | None, source: Literal["allocator", "counted"]) -> MemoryLevels:
+    return MemoryLevels(start=start, forward=forward, backward=backward, source=source)
+
+
+def step(reader: LevelsReader, forward: Callable[[], Tensor], then: Callable[[], object] | None = None) -> MemoryLevels:
     """One step as the loop marks it."""
     reader(DATA)
     reader(OTHER)
@@ -71,7 +76,7 @@ def test_what_attention_saves_for_backward_is_what_the_formula_says(name: Attent
     module = QKV(name, B, 1, T, D)
     inputs = 3 * FLOAT * B * T * D
     levels = step(LevelsReader(module, [], unknown, CPU), module)
-    assert levels == Levels(inputs, inputs + saved, 2 * inputs, "counted")
+    assert levels == levels_of(inputs, inputs + saved, 2 * inputs, "counted")
 
 
 def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> None:
@@ -81,9 +86,9 @@ def test_gradients_and_optimizer_states_are_in_the_levels_of_the_next_step() -> 
     size, batch = 100 * FLOAT, 2 * 10 * FLOAT
     x = torch.ones(2, 10)
     first = step(reader, lambda: module(x).sum(), optimizer.step)
-    assert first == Levels(size, size + batch, 2 * size, "counted")
+    assert first == levels_of(size, size + batch, 2 * size, "counted")
     second = step(reader, lambda: module(x).sum())
-    assert second == Levels(3 * size, 3 * size + batch, 3 * size, "counted")
+    assert second == levels_of(3 * size, 3 * size + batch, 3 * size, "counted")
 
 
 def test_of_several_batches_the_most_counts() -> None:
@@ -97,7 +102,7 @@ def test_of_several_batches_the_most_counts() -> None:
         reader(OTHER)
     reader.step_ended()
     size = 100 * FLOAT
-    assert reader.levels == Levels(size, 2 * size + 3 * 10 * FLOAT, 2 * size, "counted")
+    assert reader.levels == levels_of(size, 2 * size + 3 * 10 * FLOAT, 2 * size, "counted")
 
 
 def test_a_step_without_backward_has_no_such_level() -> None:
@@ -108,14 +113,14 @@ def test_a_step_without_backward_has_no_such_level() -> None:
         module(torch.ones(2, 10))
     reader(OTHER)
     reader.step_ended()
-    assert reader.levels == Levels(100 * FLOAT, 100 * FLOAT, None, "counted")
+    assert reader.levels == levels_of(100 * FLOAT, 100 * FLOAT, None, "counted")
 
 
 def test_where_the_allocator_says_it_is_believed() -> None:
     says = iter((0, 100, 700, 300))  # the first is asked for whether it does
     module = nn.Linear(10, 10)
     levels = step(LevelsReader(module, [], lambda: next(says), CPU), lambda: module(torch.ones(2, 10)).sum())
-    assert levels == Levels(100, 700, 300, "allocator")
+    assert levels == levels_of(100, 700, 300, "allocator")
 
 
 def test_what_checkpointing_does_not_save_is_not_counted() -> None:
@@ -209,7 +214,7 @@ def test_a_compiled_module_is_not_compiled_again_and_says_what_its_graph_saves()
     levels = step(LevelsReader(module, [], unknown, CPU), lambda: compiled(x).sum())
     assert recompilations() == before
     size = 100 * FLOAT
-    assert levels == Levels(size, size + 2 * 10 * FLOAT, 2 * size, "counted")
+    assert levels == levels_of(size, size + 2 * 10 * FLOAT, 2 * size, "counted")
 
 
 @pytest.mark.gpu

@@ -118,10 +118,27 @@ print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text
     assert int(done.stdout) < 700 * MEGABYTE
 
 
+def test_cudas_allocator_is_asked_by_what_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reset_peak_memory_stats", "memory_allocated"):  # new in 2.9
+        monkeypatch.delattr(torch.accelerator, name)
+    device, resets = torch.device("cuda", 0), []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {device: 7}.get)
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_stats_as_nested_dict",
+        {device: {"allocated_bytes": {"all": {"peak": 8}}, "reserved_bytes": {"all": {"peak": 9}}}}.get,
+    )
+    probe = probe_of(device)
+    probe.reset()
+    assert resets == [device]
+    assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
+
+
 def test_available_memory_is_some_of_the_machines() -> None:
     import psutil
 
-    available = available_bytes("cpu")
+    available = available_bytes(torch.device("cpu"))
     assert available is not None
     assert 0 < available <= psutil.virtual_memory().total
 

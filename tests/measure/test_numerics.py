@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -144,22 +147,78 @@ def test_tied_weights_and_recomputed_layers_count_once() -> None:
     assert found.output_error is not None
 
 
-def test_the_reference_is_float32_as_it_is_whatever_the_process_is_set_to() -> None:
-    seen: list[str] = []
+def set_older() -> None:
+    torch.set_float32_matmul_precision("medium")
+
+
+def set_newer() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+
+
+def float32_precisions() -> list[str]:
+    b = torch.backends
+    return [o.fp32_precision for o in (b.cuda.matmul, b.cudnn.conv, b.cudnn.rnn, b.mkldnn.matmul, b.mkldnn.conv)]
+
+
+@pytest.mark.parametrize("set_precision", [set_older, set_newer])
+def test_the_reference_is_float32_as_it_is_whatever_the_process_is_set_to(set_precision: Callable[[], None]) -> None:
+    seen: list[list[str]] = []
 
     class Asks(Net):
         def training_step(self, batch: Tensor) -> Tensor:
-            seen.append(torch.get_float32_matmul_precision())
+            seen.append(float32_precisions())
             return super().training_step(batch)
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    unset = float32_precisions()
+    set_precision()
+    before = float32_precisions()
     try:
         audited(Asks(nn.Linear(4, 4)), torch.randn(2, 4))
-        assert seen == ["medium", "highest"]
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert seen == [before, ["ieee"] * 5]  # cuDNN's convolutions are in TF32 unless told otherwise
+        assert float32_precisions() == before != unset
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.conv.fp32_precision = "none"
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("source", ["torch", "own", "numpy", "own numpy", "python", "own python"])
+def test_random_numbers_of_any_source_are_the_same_in_both_and_go_on_as_they_were(source: str) -> None:
+    """What float32 draws differently it would be blamed for, and training goes on after the audit."""
+
+    class Noisy(Net):
+        def __init__(self, *layers: nn.Module) -> None:
+            super().__init__(*layers)
+            self.own = torch.Generator()
+            self.own_numpy, self.own_python = np.random.default_rng(1), random.Random(1)
+            self.losses: deque[float] = deque(maxlen=9)
+
+        def draw(self) -> Any:
+            return {
+                "torch": lambda: torch.rand(()),
+                "own": lambda: torch.rand((), generator=self.own),
+                "numpy": np.random.rand,
+                "own numpy": self.own_numpy.random,
+                "python": random.random,
+                "own python": self.own_python.random,
+            }[source]()
+
+        def training_step(self, batch: Tensor) -> Tensor:
+            loss = super().training_step(batch) * self.draw()
+            self.losses.append(loss.item())
+            return loss
+
+    module, drawn = Noisy(nn.Linear(4, 4)), []
+    for looked_at in (False, True):
+        for seeded in (torch.manual_seed, module.own.manual_seed, np.random.seed, random.seed, module.own_python.seed):
+            seeded(7)
+        module.own_numpy = np.random.default_rng(7)
+        if looked_at:
+            found = audited(module, torch.randn(2, 4, generator=torch.Generator()))
+            assert found.gradient_error == 0.0
+        drawn.append(float(module.draw()))
+    assert drawn[0] == drawn[1]
+    assert not module.losses
 
 
 def test_the_module_its_gradients_buffers_and_the_random_states_stay_as_they_are() -> None:
@@ -168,9 +227,9 @@ def test_the_module_its_gradients_buffers_and_the_random_states_stay_as_they_are
     module.training_step(x).backward()
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
-    random = torch.get_rng_state()
+    numbers = torch.get_rng_state()
     audited(module, x, mixed())
-    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.equal(torch.get_rng_state(), numbers)
     assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
     assert all(torch.equal(p.grad, g) for p, g in zip(module.parameters(), gradients, strict=True))
     assert all(part.training and not part._forward_hooks for part in module.modules())

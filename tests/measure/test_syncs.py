@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.syncs import SyncDetector, detect_syncs, sync_detector_of
+from lm_profiler.measure.syncs import SyncDetector, sync_detector_of
+from lm_profiler.record.run import Sync
 
 # What torch's C++ code emits, with the suffix that it appends.
 _TEXT = "called a synchronizing CUDA operation (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:168.)"
@@ -29,6 +30,14 @@ class FakeCuda:
     def set_sync_debug_mode(self, mode: int) -> None:
         self.mode = mode
         warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
+
+
+def points_of(run: Callable[[], object]) -> list[Sync]:
+    """What is found while ``run`` runs."""
+    detector = SyncDetector(FakeCuda())
+    detector.begin()
+    run()
+    return detector.end()
 
 
 @pytest.fixture
@@ -53,12 +62,9 @@ def _user(folder: Path, source: str, name: str = "user_model", **names: Any) -> 
 
 
 def test_lines_are_named_and_counted_most_frequent_first(tmp_path: Path, wait: Callable[[], None]) -> None:
-    user = _user(tmp_path, "def once():\n    wait()  # loss.item()\n\ndef often():\n    wait()\n", wait=wait)
-    with detect_syncs(FakeCuda()) as detector:
-        user["once"]()
-        for _ in range(3):
-            user["often"]()
-    often, once = detector.points
+    source = "def once():\n    wait()  # loss.item()\n\ndef often():\n    wait()\n\ndef step():\n    once()\n"
+    user = _user(tmp_path, source + "    for _ in range(3):\n        often()\n", wait=wait)
+    often, once = points_of(user["step"])
     assert (often.line, often.function, often.count) == (5, "often", 3)
     assert (once.line, once.function, once.count) == (2, "once", 1)
     assert once.file == str(tmp_path / "user_model.py")
@@ -72,16 +78,12 @@ def test_frames_of_torch_of_lightning_and_of_the_instruments_are_passed_over(
     for name in ("torch.nn.modules.module", "lightning.pytorch.core.module", "lm_profiler.callbacks.phases"):
         inner = _user(tmp_path, "def call():\n    inner()\n", name, inner=inner)["call"]
     user = _user(tmp_path, "def training_step():\n    log()\n", "torch_user", log=inner)
-    with detect_syncs(FakeCuda()) as detector:
-        user["training_step"]()
-    assert [(point.function, point.line) for point in detector.points] == [("training_step", 2)]
+    assert [(point.function, point.line) for point in points_of(user["training_step"])] == [("training_step", 2)]
 
 
 def test_lm_profilers_own_model_is_code_like_anyones(tmp_path: Path, wait: Callable[[], None]) -> None:
     model = _user(tmp_path, "def forward():\n    wait()\n", "lm_profiler.models.transformer", wait=wait)
-    with detect_syncs(FakeCuda()) as detector:
-        model["forward"]()
-    assert [point.function for point in detector.points] == ["forward"]
+    assert [point.function for point in points_of(model["forward"])] == ["forward"]
 
 
 def test_a_loop_that_waits_by_itself_is_not_billed_to_whoever_called_fit(
@@ -92,9 +94,7 @@ def test_a_loop_that_waits_by_itself_is_not_billed_to_whoever_called_fit(
         tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=callback["on_batch_end"]
     )
     script = _user(tmp_path, "def main():\n    fit()\n", "train", fit=loop["run"])
-    with detect_syncs(FakeCuda()) as detector:
-        script["main"]()
-    assert [point.function for point in detector.points] == ["on_batch_end"]
+    assert [point.function for point in points_of(script["main"])] == ["on_batch_end"]
 
 
 def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None]) -> None:
@@ -105,17 +105,17 @@ def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None
     detector.begin()  # a second one changes nothing
     assert cuda.mode == 1
     wait()
-    assert detector.end() == detector.end() == detector.points
+    points = detector.end()
+    assert detector.end() == points
     assert cuda.mode == 2
     assert (warnings.showwarning, list(warnings.filters)) == before
-    (point,) = detector.points
+    (point,) = points
     assert point.function == "test_begin_and_end_restore_the_mode_and_the_warnings"
 
 
 def test_other_warnings_go_where_they_went() -> None:
-    with pytest.warns(DeprecationWarning, match="old"), detect_syncs(FakeCuda()) as detector:
-        warnings.warn("old", DeprecationWarning, stacklevel=1)
-    assert detector.points == ()
+    with pytest.warns(DeprecationWarning, match="old"):
+        assert points_of(lambda: warnings.warn("old", DeprecationWarning, stacklevel=1)) == []
 
 
 def test_a_device_that_refuses_leaves_the_warnings_alone() -> None:

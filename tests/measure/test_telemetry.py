@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.telemetry import Telemetry, TelemetryReading, clock_share, telemetry_of
+from lm_profiler.measure.telemetry import TelemetrySampler, telemetry_of
+from lm_profiler.record.run import Telemetry
 
 CUDA = torch.device("cuda", 1)
 
@@ -94,8 +95,8 @@ class Seconds:
         return self.now
 
 
-def _read(nvml: FakeNvml) -> TelemetryReading:
-    telemetry = Telemetry("handle", nvml, period_s=1e-4, clock=Seconds())
+def _read(nvml: FakeNvml) -> Telemetry:
+    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4, clock=Seconds())
     telemetry.start()
     telemetry.start()  # runs already
     assert nvml.sampled.wait(10) or "nvmlDeviceGetClockInfo" in nvml.lacks
@@ -116,8 +117,8 @@ def test_a_reading_says_it_all_in_si_units() -> None:
     assert reading.power_limit_w == pytest.approx(700)
     assert reading.energy_j == pytest.approx(50 * (reading.samples - 1))  # 50 J a sample
     assert reading.energy_source == "counter"
-    assert reading.throttle_reasons == ()
-    share = clock_share(reading)
+    assert reading.throttle_reasons == []
+    share = reading.clock_share
     assert share is not None
     assert 0.7 < share < 0.75
 
@@ -141,13 +142,13 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
         *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
     )
     nvml = FakeNvml(*(f"nvmlDeviceGet{name}" for name in everything))
-    telemetry = Telemetry("handle", nvml, period_s=1e-4)
+    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4)
     telemetry.start()
     reading = telemetry.stop()
     assert reading is not None
     assert reading.samples >= 2
     assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s")} == {None}
-    assert clock_share(reading) is None
+    assert reading.clock_share is None
 
     reading = _read(FakeNvml("nvmlDeviceGetTemperature"))
     assert reading.median_temperature_c is None
@@ -160,7 +161,7 @@ def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples() -> None:
         rare = 0x10 if sample == 0 else 0
         return idle_and_set_clocks | rare | (0x4 if sample % 4 == 0 else 0)
 
-    assert _read(FakeNvml(reasons=reasons)).throttle_reasons == ("power cap",)
+    assert _read(FakeNvml(reasons=reasons)).throttle_reasons == ["power cap"]
 
 
 @pytest.mark.parametrize(
@@ -174,16 +175,16 @@ def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples() -> None:
     ],
 )
 def test_the_bits_of_nvml_are_named(mask: int, names: tuple[str, ...]) -> None:
-    assert _read(FakeNvml(reasons=lambda sample: mask)).throttle_reasons == names
+    assert _read(FakeNvml(reasons=lambda sample: mask)).throttle_reasons == list(names)
 
 
 def test_an_older_driver_is_asked_by_the_older_name() -> None:
-    assert _read(FakeNvml("nvmlDeviceGetCurrentClocksEventReasons")).throttle_reasons == ("power cap",)
+    assert _read(FakeNvml("nvmlDeviceGetCurrentClocksEventReasons")).throttle_reasons == ["power cap"]
 
 
 def test_it_starts_anew_and_stops_without_a_start() -> None:
     nvml = FakeNvml()
-    telemetry = Telemetry("handle", nvml, period_s=60)
+    telemetry = TelemetrySampler("handle", nvml, period_s=60)
     assert telemetry.stop() is None
     for _ in range(2):
         telemetry.start()
@@ -233,7 +234,7 @@ def test_a_gpu_at_work_is_read() -> None:
     reading = telemetry.stop()
     assert reading is not None
     assert reading.samples >= 10
-    share = clock_share(reading)
+    share = reading.clock_share
     assert share is not None
     assert 0 < share <= 1.01
     if reading.energy_j is not None and reading.median_power_w is not None:

@@ -49,6 +49,22 @@ def test_attention_works_under_autocast(name: AttentionName) -> None:
     np.testing.assert_allclose(out.double().numpy(), reference(*(x.double().numpy() for x in qkv)), atol=2e-2)
 
 
+def test_under_autocast_math_keeps_one_array_of_scores_for_backward() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs(torch.float32))
+    batch, heads, context, _ = SHAPE
+    kept: set[int] = set()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point() and tensor.numel() == batch * heads * context**2:
+            kept.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with saving, torch.autocast("cpu", dtype=torch.bfloat16):
+        out = ATTENTION["math"](q, k, v)
+    assert (out.dtype, len(kept)) == (torch.bfloat16, 1)
+
+
 def test_the_two_have_the_same_gradients() -> None:
     gradients = {}
     for name, attend in ATTENTION.items():

@@ -21,6 +21,8 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
     assert path.read_bytes() == "x,y\nµ,2\n".encode()
     write_whole(path, "new\n")
     assert path.read_text() == "new\n"
+    write_whole(path, b"PAR1\xff\n")
+    assert path.read_bytes() == b"PAR1\xff\n"
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -17,7 +17,6 @@ PHASES = ["data", "transfer", "forward", "zero_grad", "backward", "clip", "optim
 def test_the_phases_are_the_designs() -> None:
     assert list(q.PHASES) == PHASES
     assert list(q.PARTS) == [*PHASES, "other"]
-    assert list(q.STAGES) == ["warmup", "measure", "memory", "trace"]
 
 
 def test_names_and_tags_are_unique() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import (
     SCHEMA_VERSION,
     Environment,
@@ -75,8 +76,8 @@ FULL = RunRecord(
     steps_planned={"warmup": 2, "measure": 20},
     first_step_s=1 / 3,
     between_steps_s=0.0,
-    time={"step": SUMMARY, "clip": EMPTY},
-    host_time={"step": SUMMARY},
+    time={**dict.fromkeys(TIMES, SUMMARY), "clip": EMPTY},
+    host_time=dict.fromkeys(TIMES, SUMMARY),
     rank_step_s=[0.1, 0.2],
     memory=MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={"forward": MemoryReading(resident_peak=2)}),
     throughput=Throughput(tokens_per_step=None, tokens_per_s=None),
@@ -120,9 +121,11 @@ def without(key: str) -> Callable[[str], str]:
         (set_to(duration_s="long"), "duration_s"),
         (set_to(steps={"measure": 1.5}), "steps.measure"),
         (set_to(failure={"phase": "forward"}), "failure.step"),
+        (set_to(time={"step": SUMMARY.model_dump()}), "time"),
         (without("status"), "status"),
         (lambda text: text[: len(text) // 2], "file"),
         (lambda text: "", "file"),
+        (lambda text: text.replace("0.1", "NaN"), "file"),
         (lambda text: "[1, 2]", "file"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def record(**changes: Any) -> RunRecord:
 
 def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
     """A run that is on no disk."""
-    found = Entry(Path(folder), record(**changes))
+    found = Entry(Path(folder), record(steps=counts(measured), **changes))
     found.__dict__["rows"] = list(measured)  # where the cached property would keep what it read
     return found
 
@@ -84,5 +85,10 @@ def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
     """The same as a folder on the disk."""
     folder.mkdir(parents=True)
     write_steps(folder / "steps.csv", measured)
-    write_run(folder, record(**changes))
+    write_run(folder, record(steps=counts(measured), **changes))
     return folder
+
+
+def counts(steps: Sequence[StepRow]) -> dict[str, int]:
+    """How many steps each stage finished."""
+    return dict(Counter(row.stage for row in steps))

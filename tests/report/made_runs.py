@@ -48,8 +48,10 @@ def made_record(
     **options: Any,
 ) -> RunRecord:
     """Of ``made_rows``; one that did not end well died before its first step."""
-    given = {key.rpartition(".")[2]: _typed(value) for key, value in (overrides or {}).items()}
-    config = {"model": {"size": "small", **given}, "data": {"batch_size": 4, "context_length": 128, **given}}
+    config: dict[str, dict[str, Any]] = {"model": {"size": "small"}, "data": {"batch_size": 4, "context_length": 128}}
+    for path, value in (overrides or {}).items():
+        section, _, option = path.partition(".")
+        config.setdefault(section, {})[option] = _typed(value)
     facts = {
         "name": name,
         "status": status,

@@ -95,7 +95,8 @@ def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: 
 
 def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
     path = write(tmp_path / "run", STEPS) / "steps.csv"
-    for content in (b"step,stage\n1,measure\n", path.read_bytes()[:-40], b"\xff\xfe", None):
+    whole = path.read_bytes()
+    for content in (b"step,stage\n1,measure\n", whole[:-40], whole.replace(b"0.001", b"nan"), b"\xff\xfe", None):
         path.write_bytes(content) if content is not None else path.unlink()
         [entry] = collect([tmp_path]).entries
         with pytest.raises(RecordError, match=str(path)):

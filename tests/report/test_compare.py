@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, rows
+from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
 
 from lm_profiler.analysis.simulation import KINDS, spiky
 from lm_profiler.record.run import (
@@ -164,7 +165,9 @@ def test_an_option_that_one_config_lacks_differs() -> None:
 def test_the_runs_of_a_side_must_be_repeats() -> None:
     other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
     compare([one("a0"), one("a1", config=other_seed)], [one("b")])
-    with pytest.raises(NotComparable, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa"):
+    with pytest.raises(
+        NotComparable, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa\n.*one cell"
+    ):
         compare([one("a0"), one("a1", config=with_options(attention="math"))], [one("b")])
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
     with pytest.raises(NotComparable, match="tokens per step"):
@@ -206,6 +209,13 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
     ]
     with pytest.raises(NotComparable, match=r"A: a1: it has no measured step \(failed\)"):
         compare([empty], [one("b")])
+
+
+def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
+    why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
+    refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
+    with pytest.raises(NotComparable, match=r"it has no measured step \(refused, Refused: it cannot fit\)"):
+        compare([one("a")], [refused])
 
 
 @pytest.mark.parametrize(

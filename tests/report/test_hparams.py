@@ -72,7 +72,7 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     write_hparams(Entry(tmp_path / "c2", None, cell, outcome))
 
     found = sessions(ask)
-    assert set(found) == {"a/version_0/summary", "a/version_1/summary", "c2/summary"}
+    assert set(found) == {"a/version_0", "a/version_1", "c2"}
     first, second, third = (found[name] for name in sorted(found))
     assert first["hparams"].items() >= {"model.size": "small", "model.compile": True, "data.batch_size": 4}.items()
     assert second["hparams"].items() >= {"model.size": "large", "model.num_layers": 7}.items()
@@ -81,27 +81,31 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     assert statuses == ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_FAILURE"]
     assert metrics(first) == pytest.approx(
         {
-            "summary/median_step_ms": 10.0,
-            "summary/median_forward_ms": 3.0,
-            "summary/median_backward_ms": 5.0,
-            "summary/tokens_per_s": 51_200.0,
-            "summary/mfu_percent": 40.0,
-            "summary/allocated_peak_gib": 2.0,
+            "Summary/median_step_ms": 10.0,
+            "Summary/median_forward_ms": 3.0,
+            "Summary/median_backward_ms": 5.0,
+            "Summary/tokens_per_s": 51_200.0,
+            "Summary/mfu_percent": 40.0,
+            "Summary/allocated_peak_gib": 2.0,
         }
     )
     assert metrics(second) == metrics(third) == {}
 
 
-def test_no_other_scalar_of_a_run_becomes_a_metric_of_it(tmp_path: Path, ask: Ask) -> None:
+def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures_come_first(
+    tmp_path: Path, ask: Ask
+) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path / "run")) as writer:
-        writer.add_scalar("train_loss", 1.0, 1)
+        for tag in ("host_time_ms/step", "time_ms/step", "train_loss"):
+            writer.add_scalar(tag, 1.0, 1)
     write_hparams(made_entry(tmp_path / "run"))
     names = [info["name"]["tag"] for info in ask("hparams", "/experiment", {})["metricInfos"]]
-    assert len(names) == 6
-    assert all(name.startswith("summary/") for name in names)
-    assert "summary/median_step_ms" in names[:5]  # TensorBoard's page shows five until it is asked for more
+    assert all(name.startswith("Summary/") for name in names[:6])
+    assert "Summary/median_step_ms" in names[:5]  # TensorBoard's page shows five until it is asked for more
+    assert set(names[6:]) == {"host_time_ms/step", "time_ms/step", "train_loss"}
+    assert list(sessions(ask)) == ["run"]
 
 
 def test_written_again_it_takes_the_place_of_the_first(tmp_path: Path, ask: Ask) -> None:
@@ -115,7 +119,7 @@ def test_written_again_it_takes_the_place_of_the_first(tmp_path: Path, ask: Ask)
 def test_the_summary_is_a_table_in_which_no_name_makes_markup(tmp_path: Path, ask: Ask) -> None:
     entry = made_entry(tmp_path / "run", name="x | <img src=//evil> ![y](//evil) `z` **")
     write_hparams(entry)
-    [text] = ask("text", "/text", run="run/summary", tag="summary", markdown="true")
+    [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
     shown = text["text"]
     assert "<img" not in shown
     assert "x | &lt;img src=//evil&gt; ![y](//evil) `z` **: 20 steps" in shown

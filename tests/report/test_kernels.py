@@ -65,7 +65,12 @@ def test_the_largest_kernels_follow_with_calls_mean_share_and_module() -> None:
     assert lines[7][:6] == ["forward", "softmax", "2", "1.000", "500.0", "10.0%"]
     assert lines[7][6].startswith("softmax_warp_forward<float,")  # without the namespaces
     assert lines[7][-2:] == ["aten::_softmax", "model.blocks.*.attention"]
-    assert lines[8] == ["7", "smaller", "rows", "were", "left", "out,", "7.500", "ms"]
+    assert lines[8] == ["7", "smaller", "rows", "are", "not", "shown,", "7.500", "ms"]
+
+
+def test_rows_that_are_not_shown_are_counted_whoever_left_them_out() -> None:
+    lines = printed(TABLE.model_copy(update={"rows": TABLE.rows * 17}))
+    assert lines[-1] == ["9", "smaller", "rows", "are", "not", "shown,", "9.500", "ms"]  # two of ours, 1 ms each
 
 
 def test_without_a_device_the_words_say_so() -> None:

@@ -13,6 +13,7 @@ import pytest
 from made_runs import made_entry
 
 from lm_profiler.report.collection import Collection
+from lm_profiler.report.groups import shortened
 from lm_profiler.report.page import write_page
 from lm_profiler.report.table import Cell, Heading, Table
 
@@ -92,7 +93,7 @@ def test_only_the_scripts_whose_digests_the_policy_names_may_run(page: Page) -> 
 def test_the_charts_have_the_figures(page: Page) -> None:
     data: dict[str, Any] = json.loads(page.scripts[0])
     groups = {group["label"]: group for group in data["phases"]["groups"]}
-    assert groups[HOSTILE]["parts"] == {"forward": 3.0, "backward": 5.0, "other": 2.0}
+    assert groups[shortened(HOSTILE)]["parts"] == {"forward": 3.0, "backward": 5.0, "other": 2.0}
     assert groups["small"] == {"label": "small", "trouble": "OOM", "step": None, "parts": {}}
     [line] = data["memory"]["lines"]
     assert sorted(line["absent"]) == ["", "OOM"]

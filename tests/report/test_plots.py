@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.colours import PART_COLOURS
+from lm_profiler.report.merged import unlike
 from lm_profiler.report.plots import KINDS, SUFFIXES, draw, save_plot
 
 
@@ -122,6 +123,8 @@ def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None
     assert texts(figure) == ["11.0 ms 3 ok, 1 failed"]
     [bar] = figure.axes[0].containers[-1].lines[2][0].get_segments()
     assert bar[:, 0] == pytest.approx([10.0, 12.0])
+    assert figure.axes[0].get_xlabel().endswith("the whole step, of repeats, the extremes")
+    assert draw("phases", repeats[:1]).axes[0].get_xlabel().endswith("the whole step, with 95 % interval")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -131,6 +134,13 @@ def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suff
     content = (tmp_path / f"a{suffix}").read_bytes()
     assert content == (tmp_path / f"b{suffix}").read_bytes()
     assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    figure = draw("phases", [made_entry(tmp_path / n, name=f"first{'x' * 200}{n}") for n in "ab"], "name")
+    names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert [len(name) for name in names] == [48, 48]
+    assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,13 +153,14 @@ def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
-    run = made_entry(tmp_path / "run")
+    run, died = made_entry(tmp_path / "run"), made_entry(tmp_path / "died", status="oom")
     for kind, entries, name, by, message in (
         ("pie", [run], "a.svg", None, r"^plot: expected one of phases, steps, memory, mfu, given 'pie'"),
         ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, given 'a.gif'"),
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
-        ("phases", [run], "a.svg", "sise", r"^by: expected an option .* given 'sise'"),
+        ("phases", [run], "a.svg", "sise", r"^by: expected a fact .* given 'sise'"),
         ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),
+        ("mfu", [died], "a.svg", None, r"^plot: expected runs that know their MFU, given none"),
     ):
         with pytest.raises(ValueError, match=message):
             save_plot(kind, entries, tmp_path / name, by)
@@ -160,3 +171,16 @@ def test_nobody_waits_for_a_library_that_draws_nothing() -> None:
     code = "import sys, lm_profiler.report.plots, lm_profiler.report.page; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "plotly", "torch", "pandas", "scipy.stats", "tensorboard"} & set(done.stdout.split())
+
+
+def test_runs_of_unlike_configs_do_not_pass_for_repeats(tmp_path: Path) -> None:
+    clipped = made_entry(tmp_path / "clipped")
+    assert clipped.record is not None
+    assert clipped.record.config is not None
+    config = {**clipped.record.config, "trainer": {"gradient_clip_val": 1.0}, "name": "clipped"}
+    free = {**config, "trainer": {"gradient_clip_val": None}, "name": "free"}
+    entries = [replace(clipped, record=clipped.record.model_copy(update={"config": c})) for c in (config, free)]
+    axes = draw("phases", entries).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1.0", "unknown"]
+    assert axes.get_ylabel() == "trainer.gradient_clip_val"
+    assert unlike(entries) == ["trainer.gradient_clip_val"]

@@ -12,6 +12,7 @@ from lm_profiler.record.sweep import Cell
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import column
 from lm_profiler.report.formats import terminal
+from lm_profiler.report.groups import grouped
 from lm_profiler.report.merged import by_facts, repeats_together
 from lm_profiler.report.options import columns_named
 from lm_profiler.report.pivot import pivot
@@ -81,7 +82,7 @@ def test_groups_say_when_they_bring_unlike_runs_together():
     by = [column("size")]
     table = rows(list(by_facts(entries, by).values()), by=by)
     assert [row[0].text for row in table.rows] == ["small"]
-    assert "note: small: brings together runs that differ in precision" in table.below
+    assert "note: one figure for runs that differ in precision: small" in table.below
     assert "precision" not in table.above[0]
 
 
@@ -146,6 +147,45 @@ def test_a_cell_without_a_run_stands_beside_those_that_have_one():
 
 
 def test_a_pivot_tells_how_many_runs_a_figure_is_of():
-    entries = [run("a", FAST), run("b", SLOW), run("c", failed=("oom", "no memory left"))]
+    entries = [run("a", FAST), run("b", SLOW)]
+    entries += [run(status, failed=(status, "no memory left")) for status in ("oom", "refused")]
     [[_, cell]] = pivot(entries, [column("size")], [column("device")], column("step_s")).rows
-    assert cell.text == "50.00 [30.00, 70.00] n=2 (1 OOM)"
+    assert cell.text == "50.00 [30.00, 70.00] n=2 (1 OOM, 1 refused)"
+
+
+def test_any_option_of_a_call_can_tell_runs_apart():
+    runs = [run(name, FAST, name=name) for name in "ab"]
+    given = [{"model": "my.Module", "peak_tflops": "10"}, {"peak_tflops": "20"}]
+    entries = []
+    for entry, overrides in zip(runs, given, strict=True):
+        config = {**entry.record.config, "peak_tflops": int(overrides["peak_tflops"])}
+        entries.append(Entry(entry.folder, entry.record.model_copy(update={"overrides": overrides, "config": config})))
+    table = rows(repeats_together(entries))
+    assert titles(table)[:2] == ["run", "peak_tflops"]
+    assert "model lm_profiler.training.LanguageModel" in table.above[0]  # its class, not all of its options
+    assert [found.name for found in columns_named(["peak_tflops"], entries)] == ["peak_tflops"]
+
+
+def test_a_reason_names_its_run_where_names_tell_the_rows_apart():
+    died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
+    assert rows(repeats_together([run("a", FAST, name="a"), died])).below[-1] == "b: failed: Error: it broke"
+
+
+def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
+    entries = []
+    for name, clip in (("a", 1.0), ("b", None)):
+        entry = run(name, FAST, name=name)
+        trainer = {**entry.record.config["trainer"], "gradient_clip_val": clip}
+        config = {**entry.record.config, "trainer": trainer}
+        facts = {"config": config, "overrides": {"trainer.gradient_clip_val": str(clip)}}
+        entries.append(Entry(entry.folder, entry.record.model_copy(update=facts)))
+    died = run("c", failed=("failed", "it broke"), name="c")  # of which nobody knows
+    entries.append(Entry(died.folder, died.record.model_copy(update={"config": None})))
+    table = rows(repeats_together(entries))
+    assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
+    assert [row[1].text for row in table.rows] == ["1.0", "", ""]
+    assert "gradient_clip_val" not in table.above[0]
+    assert "size small" in table.above[0]
+    [note] = rows([entries[:2]]).below[1:]
+    assert note == "note: one figure for runs that differ in trainer.gradient_clip_val: a, b"
+    assert [group.values for group in grouped(entries[:2]).groups] == [(1.0,), (None,)]

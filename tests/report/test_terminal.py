@@ -117,6 +117,7 @@ def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
 
 def test_forward_and_backward_are_quoted_together() -> None:
     assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
+    assert "forward + backward" not in printed(record(time={**TIME, "backward": NEVER}))
 
 
 @pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])

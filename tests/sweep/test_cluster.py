@@ -97,6 +97,14 @@ def test_an_option_that_the_cluster_does_not_have_is_told_in_a_line(tmp_path: Pa
         jobs(tmp_path, [], "local", slurm_partitoin="x")
 
 
+def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        ClusterError, match=r"^launcher: expected a machine of the cluster, given one .*srun.*--launcher l"
+    ):
+        jobs(tmp_path, [], "slurm")
+
+
 def test_without_submitit_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ClusterError, match=r"^launcher: expected submitit .+; pip install 'lm_profiler\[slurm\]'$"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from lm_profiler.record.sweep import read_outcome, write_plan
 from lm_profiler.sweep import folder as folder_module
 from lm_profiler.sweep.folder import FolderError, SweepFolder, clear
 from lm_profiler.sweep.outcome import Ended, record_outcome
+from lm_profiler.sweep.plan import plan_of, sweep_folder
+from lm_profiler.sweep.request import Request
 
 
 def missing(path: Path) -> set[str]:
@@ -73,6 +76,28 @@ def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> No
     ):
         SweepFolder(tmp_path, other)  # type: ignore[arg-type]
     assert (tmp_path / "sweep.json").read_text() == before
+
+
+def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
+    first = Request(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
+    (tmp_path / "s").mkdir()
+    write_plan(tmp_path / "s", plan_of(first))
+    again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
+    with SweepFolder(sweep_folder(again), plan_of(again)) as folder:
+        assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
+    with pytest.raises(FolderError, match="given one with other options for all cells"):
+        SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"])))
+
+
+def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:
+    first = SweepFolder(tmp_path, plan("a"))
+
+    def sleep(seconds: float) -> None:
+        first.begin()
+        first.__exit__(None, None, None)
+
+    with pytest.raises(FolderError, match="given one with other cells"):
+        SweepFolder(tmp_path, plan("b"), sleep)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from lm_profiler.record.sweep import read_outcome
 from lm_profiler.sweep.outcome import Ended, memory_kills, record_outcome
 
 OUT_OF_MEMORY = Failure(phase="backward", step=2, type="OutOfMemoryError", message="CUDA out of memory")
+REFUSED = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\ntake less")
 KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
 
 
@@ -25,7 +26,7 @@ KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
         ("oom", Ended(1, 1.0), "oom", "OutOfMemoryError in backward of step 2: CUDA out of memory"),
         ("oom", Ended(KILL, 1.0, timeout_s=9), "oom", "OutOfMemoryError in backward of step 2: CUDA out of memory"),
         ("failed", Ended(1, 1.0), "failed", "SomeError in forward of step 3: of mine"),
-        ("refused", Ended(2, 1.0), "refused", "SomeError in forward of step 3: of mine"),
+        ("refused", Ended(2, 1.0), "refused", "it cannot fit; take less"),
         ("interrupted", Ended(130, 1.0, timeout_s=9), "timeout", "ran longer than 9 s, in forward of step 3"),
         (None, Ended(TERM, 1.0, timeout_s=9), "timeout", "ran longer than 9 s; left no record"),
         ("ok", Ended(KILL, 1.0, timeout_s=9), "timeout", "ran longer than 9 s"),
@@ -46,7 +47,7 @@ def test_the_runs_own_word_then_what_stopped_it_then_what_it_said(
     (tmp_path / CELL.id).mkdir()
     (tmp_path / CELL.id / "output.txt").write_bytes(b"first\nlm_profiler: the last words\n\xff\n"[:-2])
     if left is not None:
-        leave_record(tmp_path, left, failure=OUT_OF_MEMORY if left == "oom" else None)
+        leave_record(tmp_path, left, failure={"oom": OUT_OF_MEMORY, "refused": REFUSED}.get(left))
     outcome = record_outcome(tmp_path, CELL, ended)
     assert (outcome.status, outcome.reason) == (status, reason)
     assert outcome.run == (None if left is None else f"{CELL.id}/version_0")
@@ -64,7 +65,7 @@ def test_a_damaged_record_is_none(tmp_path: Path) -> None:
 def test_a_cell_without_a_run_shows_in_hparams(tmp_path: Path) -> None:
     (tmp_path / CELL.id).mkdir()
     record_outcome(tmp_path, CELL, Ended(2, 1.0))
-    events = EventAccumulator(str(tmp_path / CELL.id / "summary"))
+    events = EventAccumulator(str(tmp_path / CELL.id))
     events.Reload()
     content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"a.x" in content

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def test_a_cell_is_a_call_of_the_trainers_verbs(tmp_path: Path) -> None:
     ]
     assert (second.id, second.overrides) == ("size=xl", {"model.size": "xl"})
     assert shlex.split(shell_line(first)) == ["python", "-m", "lm_profiler", *first.arguments]
+
+
+def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
+    values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
+    for cell in plan_of(Request(name="s", grid={"a.x": values})).cells:
+        line = shell_line(cell)
+        assert "\n" not in line
+        said = subprocess.run(
+            ["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True
+        ).stdout
+        assert said.split("\0")[3:-1] == cell.arguments
 
 
 def test_the_list_is_crossed_with_the_grid_and_the_last_option_is_the_fastest() -> None:
@@ -75,9 +87,11 @@ def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
     assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
 
 
-def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
-    (cell,) = plan_of(Request(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]})).cells
-    assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
+def test_a_swept_config_file_does_not_undo_what_else_is_swept(tmp_path: Path) -> None:
+    config = tmp_path / "b.yaml"
+    config.touch()
+    (cell,) = plan_of(Request(name="s", grid={"a.x": ["1"], "config": [str(config)]})).cells
+    assert cell.arguments[:3] == ["fit", f"--config={config}", "--a.x=1"]
 
 
 def test_a_cell_that_is_listed_twice_is_refused() -> None:
@@ -92,4 +106,13 @@ def test_a_changed_config_file_makes_another_plan(tmp_path: Path) -> None:
     before = plan_of(request)
     config.write_text("seed_everything: 2")
     assert plan_of(request).cells == before.cells
+    assert plan_of(request) != before
+
+
+def test_a_swept_config_file_that_changed_makes_another_plan(tmp_path: Path) -> None:
+    config = tmp_path / "base.yaml"
+    request = Request(name="s", list=[{"config": str(config)}])
+    config.write_text("seed_everything: 1")
+    before = plan_of(request)
+    config.write_text("seed_everything: 2")
     assert plan_of(request) != before

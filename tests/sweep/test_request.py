@@ -38,6 +38,11 @@ def test_the_command_line_overrides_the_file_and_adds_to_its_grid(tmp_path: Path
     assert request.repeats == 5
 
 
+def test_nothing_is_null_as_in_any_yaml_and_in_quotes_it_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("list:\n- a.b:\n- a.b: ~\n- a.b: ''\n- a.b: '~'\n")
+    assert [entry["a.b"] for entry in read_request([str(tmp_path / "a.yaml")]).list] == ["null", "null", "", "~"]
+
+
 def test_values_that_are_lists_keep_their_brackets() -> None:
     request = read_request(["--grid.model.betas=[0.9, 0.95],[0.8,0.9]", "--grid.model.note='a, b',c"])
     assert request.grid == {"model.betas": ["[0.9, 0.95]", "[0.8, 0.9]"], "model.note": ["a, b", "c"]}
@@ -62,6 +67,11 @@ def test_options_of_a_cluster_are_submitits() -> None:
     [
         ([], "grid: expected options to sweep, given none"),
         (["--grid.model.size="], "grid.model.size: expected at least one value, given none"),
+        (["--grid.model.size"], "grid.model.size: expected at least one value, given none"),
+        (["--grid={model.size: [a]}"], "grid: expected the option with it, such as --grid.model.size small,medium"),
+        ([GRID, "--grid.model.size=xl"], "grid.model.size: expected once, given 2 times"),
+        (["--config=a", "--config=b", GRID], "config: expected once, given 2 times"),
+        ([GRID, "--devices=0,0"], "devices: expected each value once, given 0, 0; each runs one cell at a time"),
         (["--grid.model.size=a,a"], "grid.model.size: expected each value once, given a, a; run cells again "),
         (["--grid.model.size=[a"], "grid.model.size: expected YAML, given '[[a]'"),
         ([GRID, "--repeat=3"], "repeat: expected an option of sweep or of its cells, given none of th"),

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from lm_profiler.models import Transformer, TransformerConfig
-from lm_profiler.training.activations import activation_bytes
+from lm_profiler.training.activations import activation_bytes, batch_refusal
+from lm_profiler.training.footprint import footprint
 
 CONFIG = TransformerConfig(d_model=64, d_ff=192, num_layers=4, num_heads=4, vocab_size=100)
 BATCH, CONTEXT = 2, 32
@@ -58,3 +59,25 @@ def test_activations_grow_with_batch_and_context_and_vanish_without_backward():
 def test_the_logits_count_three_times():
     wide = replace(CONFIG, vocab_size=1100)
     assert activation_bytes(wide, 1, 1) - activation_bytes(CONFIG, 1, 1) == 3 * 1000 * 4
+
+
+@pytest.mark.parametrize("precision,bytes_each", [("32-true", 4), ("bf16-mixed", 2), ("bf16-true", 2)])
+def test_a_batch_is_refused_where_its_logits_alone_are_too_many(precision: str, bytes_each: int) -> None:
+    held = footprint(CONFIG, precision, "adamw")
+    need = held.weights_bytes + held.optimizer_bytes + 8 * 32 * (16 + 100 * bytes_each)
+    call = (CONFIG, 8, 32, precision, "adamw", True)
+    assert batch_refusal(*call, need) is None
+    message = batch_refusal(*call, need - 1)
+    assert message is not None
+    assert "(batch 8 x context 32, vocabulary 100)\nwould fit: " in message
+
+
+def test_the_batch_that_would_fit_is_the_largest_by_the_estimate() -> None:
+    held = footprint(CONFIG, "bf16-mixed", "adamw")
+    available = held.weights_bytes + held.optimizer_bytes + activation_bytes(CONFIG, 5, 32, "bf16-mixed")
+    message = batch_refusal(CONFIG, 10**6, 32, "bf16-mixed", "adamw", True, available)
+    assert message is not None
+    assert "would fit: --data.batch_size=5; --check_memory=false" in message
+    message = batch_refusal(CONFIG, 1, 10**9, "bf16-mixed", "adamw", True, available)
+    assert message is not None
+    assert "would fit: a shorter context; " in message

@@ -83,10 +83,13 @@ function drawPhases() {
   }));
   const steps = groups.map((group) => group.step);
   bars.push({
-    type: "scatter", mode: "markers+text", name: "step, with interval", y: rows, x: steps.map((step) => step?.[0] ?? 0),
+    type: "scatter", mode: "markers", name: "step, with interval", y: rows, x: steps.map((step) => step?.[0] ?? 0),
     error_x: error(steps, ink), marker: { symbol: "line-ns-open", size: 12, color: ink },
+    cliponaxis: false, hovertemplate: "step %{x:.4~g} ms<extra></extra>",
+  }, {
+    type: "scatter", mode: "text", y: rows, x: steps.map((step) => step?.[2] ?? step?.[0] ?? 0), showlegend: false,
     text: groups.map((group) => ` ${group.step ? `${group.step[0].toPrecision(4)} ms ` : ""}${plain(group.trouble)}`),
-    textposition: "middle right", cliponaxis: false, hovertemplate: "step %{x:.4~g} ms<extra></extra>",
+    textposition: "middle right", cliponaxis: false, hoverinfo: "skip",
   });
   const widest = Math.max(1e-9, ...steps.map((step) => (step ? Math.max(step[0], step[2] ?? 0) : 0)));
   draw("phases", bars, {

@@ -5,9 +5,9 @@ export function address(route, parameters = {}) {
   return query ? `${route}?${query}` : route;
 }
 
-// The JSON of a route. Throws an Error with the server's own words.
+// The JSON of a route. Throws an Error with the server's own words, less what TensorBoard puts before them.
 export async function ask(route, parameters = {}) {
   const response = await fetch(address(route, parameters), { cache: "no-cache" });
-  if (!response.ok) throw new Error(await response.text());
+  if (!response.ok) throw new Error((await response.text()).replace(/^(Invalid argument|Not found): /, ""));
   return response.json();
 }

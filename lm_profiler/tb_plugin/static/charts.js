@@ -34,6 +34,7 @@ function themed() {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: of("--font"), size: 12, color: of("--text") },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: of("--quiet"), activecolor: of("--text") },
     hoverlabel: { bgcolor: of("--raised"), bordercolor: of("--line"), font: { color: of("--text") } },
     margin: { l: 56, r: 16, t: 8, b: 40 },
     xaxis: axis,
@@ -58,7 +59,7 @@ document.addEventListener("themechange", () => {
 });
 
 function recoloured(layout) {
-  const { font, hoverlabel, xaxis, yaxis } = themed();
+  const { font, modebar, hoverlabel, xaxis, yaxis } = themed();
   const axes = Object.keys(layout).filter((key) => /^[xy]axis/.test(key));
-  return { font, hoverlabel, ...Object.fromEntries(axes.map((key) => [key, key.startsWith("x") ? xaxis : yaxis])) };
+  return { font, modebar, hoverlabel, ...Object.fromEntries(axes.map((key) => [key, key.startsWith("x") ? xaxis : yaxis])) };
 }

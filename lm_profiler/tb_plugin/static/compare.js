@@ -82,8 +82,9 @@ function choice(side, { run, values }, compare) {
 }
 
 function name({ run, stamp }, open) {
-  if (stamp === null) return el("span", { class: "path" }, run);
-  return button(run, () => open(run, "Run"), { class: "name path" });
+  const pieces = run.split(/(?<=[/,])/).flatMap((piece) => [el("wbr"), piece]); // a line breaks there, not within a word
+  const path = el("span", { class: "path" }, ...pieces);
+  return stamp === null ? path : button(path, () => open(run, "Run"), { class: "name" });
 }
 
 function figure({ name, title, shown: unit }) {

@@ -25,13 +25,13 @@ import * as trace from "./trace.js";
 const VIEWS = [run, trace, kernels, compare];
 
 class Shell {
-  constructor(colours) {
-    this.colours = colours;
+  constructor() {
+    this.colours = null;
     this.view = run;
     this.run = null;
     this.listing = null;
     this.shown = new Map(); // view -> what it shows
-    this.chooser = el("select", { "aria-label": "Run", onchange: () => this.open(this.chooser.value, this.view.title) });
+    this.chooser = el("select", { "aria-label": "Run", hidden: "", onchange: () => this.open(this.chooser.value, this.view.title) });
     this.tabs = new Map(VIEWS.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
     this.sections = new Map(VIEWS.map((view) => [view, el("section", { class: "view", "data-view": view.title })]));
     this.problems = el("div");
@@ -49,9 +49,10 @@ class Shell {
 
   async reload() {
     try {
+      this.colours ??= await ask("colours");
       this.listing = await ask("runs");
     } catch (error) {
-      this.problems.replaceChildren(el("p", { class: "error" }, error.message));
+      this.problems.replaceChildren(el("div", { class: "problems" }, error.message));
       return;
     }
     const runs = this.listing.runs.filter((each) => each.stamp !== null);
@@ -124,7 +125,7 @@ export async function render() {
   });
   document.title = "LM Profiler";
   followTheme();
-  const shell = new Shell(await ask("colours"));
+  const shell = new Shell();
   shell.mount(document.body);
   onReload(() => shell.reload());
   await shell.reload();

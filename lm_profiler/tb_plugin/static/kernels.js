@@ -79,7 +79,7 @@ function byKind(found, colours) {
   const render = (name) => {
     const measure = MEASURES[name];
     const texts = rows.map((row) => [
-      el("span", {}, ...(colours.parts[row.name] ? [swatch(colours.parts[row.name])] : []), row.name),
+      el("span", {}, swatch(colours.parts[row.name] ?? "none"), row.name),
       ...[...kinds.map((kind) => row.kinds[kind]), row.time_s].map((s) => (s ? measure.text(s, row.time_s) : "")),
     ]);
     figures.replaceChildren(table([measure.title, ...kinds.map(named(found)), "all"], texts));

@@ -145,7 +145,8 @@ function drawMemory(chart, memory, causes) {
     marker: { color },
     hovertemplate: `${text}: %{y:.3f} GiB<extra>%{x}</extra>`,
   }));
-  return draw(chart, data, { barmode: "stack", yaxis: { title: { text: "memory held (GiB)" }, rangemode: "tozero" } });
+  const xaxis = { tickfont: { size: 11 } }; // else their names touch
+  return draw(chart, data, { barmode: "stack", xaxis, yaxis: { title: { text: "memory held (GiB)" }, rangemode: "tozero" } });
 }
 
 function environment({ environment, model, overrides, steps }) {

@@ -9,6 +9,7 @@ export const ofRun = true;
 const EXPAND = JSON.stringify([{ id: "dev.perfetto.ExpandTracksByRegex", args: [".*"] }]);
 const PAGE = `perfetto/index.html#!/viewer?mode=embedded&hideSidebar=true&startupCommands=${encodeURIComponent(EXPAND)}`;
 const PING_MS = 250;
+const SETTINGS = "perfettoSettings"; // where Perfetto's page keeps them in this browser
 
 export async function show(root, { run }) {
   root.classList.add("fill");
@@ -39,7 +40,14 @@ function remedy() {
   ];
 }
 
+// As light or dark as this page is when it is opened.
+function matchTheme() {
+  const settings = JSON.parse(localStorage.getItem(SETTINGS)) ?? {};
+  localStorage.setItem(SETTINGS, JSON.stringify({ ...settings, theme: document.documentElement.dataset.theme }));
+}
+
 async function openIn(place, run, file) {
+  matchTheme();
   const frame = el("iframe", { src: PAGE, title: "Perfetto" });
   place.replaceChildren(frame);
   const [buffer] = await Promise.all([load(run, file), ready(frame)]);

@@ -1,0 +1,52 @@
+"""What is found out about work and machine when all timing is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning.pytorch import Trainer
+
+from lm_profiler.callbacks.extras import found
+from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
+from lm_profiler.callbacks.numerics import NumericsAudit
+from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.callbacks.work import Work
+from lm_profiler.measure.ceiling import Ceiling, matmul_ceiling
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run import Flops, NumericsFacts
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """None is unknown."""
+
+    flops: Flops | None = None
+    """Of a step, over all ranks."""
+    ceiling: Ceiling | None = None
+    peak_flops_per_s: float | None = None
+    """Of one device, where the user says it."""
+    samples: int | None = None
+    """Of a step, over all ranks."""
+    numerics: NumericsFacts | None = None
+    kernels: KernelTable | None = None
+    """Of rank 0's trace."""
+    notes: Sequence[str] = ()
+
+
+def look_at_hardware(
+    trainer: Trainer, work: Work, audit: NumericsAudit, tracer: Tracer, peak_flops_per_s: float | None
+) -> Hardware:
+    """On rank 0, after the run; what fails leaves a note."""
+    notes: list[str] = []
+    module, device = trainer.lightning_module, trainer.strategy.root_device
+    dtype = torch_dtype(run_dtype(trainer))
+    return Hardware(
+        flops=found("FLOPs", lambda: work.flops_per_step(trainer, module), notes),
+        ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
+        peak_flops_per_s=peak_flops_per_s,
+        samples=found("samples", lambda: work.samples_per_step(trainer), notes),
+        kernels=found("kernels", tracer.kernels, notes),
+        numerics=found("numerics", lambda: audit.facts(trainer, module), notes),
+        notes=notes,
+    )
