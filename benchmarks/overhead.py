@@ -10,6 +10,7 @@ module's own hooks do the timing, so that nothing is added to the list of callba
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import platform
 import random
@@ -77,6 +78,7 @@ def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
         enable_checkpointing=False,
         **options,
     )
+    gc.collect()  # what an earlier contender left behind is not this one's to clear away
     trainer.fit(toy, loader(SKIP + steps + 1))
     return sum(toy.step_seconds(SKIP)) / steps * 1e6
 
