@@ -145,8 +145,11 @@ class Tracer:
             return
         self._path.parent.mkdir(exist_ok=True)
         aside = self._path.with_name(f".writing-{self._path.name}")
-        running.export_chrome_trace(str(aside))
-        aside.replace(self._path)
+        try:
+            running.export_chrome_trace(str(aside))
+            aside.replace(self._path)
+        finally:
+            aside.unlink(missing_ok=True)
 
     def kernels(self) -> KernelTable | None:
         """Where the traced steps' time went, as it is kept beside the trace; None without a trace.

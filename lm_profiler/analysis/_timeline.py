@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from lm_profiler.analysis._trace_walk import Range
 
@@ -44,16 +46,14 @@ class Phases:
         return self.ranges[found].name if found >= 0 and moment < self.ranges[found].end else OUTSIDE
 
 
-def union_of(intervals: Collection[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
-    """What any of them covers between ``begin`` and ``end``, without overlaps."""
-    union: list[tuple[int, int]] = []
-    for start, stop in sorted(intervals):
-        start, stop = max(start, begin), min(stop, end)
-        if union and start <= union[-1][1]:
-            union[-1] = (union[-1][0], max(union[-1][1], stop))
-        else:
-            union.append((start, stop))
-    return union
+def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """What any interval covers between ``begin`` and ``end``, without overlaps, by time."""
+    order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
+    start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
+    reached = np.maximum.accumulate(stop)
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = start[1:] > reached[:-1]
+    return zip(map(int, start[first]), map(int, reached[np.roll(first, -1)]), strict=True)
 
 
 def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -116,15 +117,17 @@ def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
 
 def _of_operators(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    phases, totals, outermost = Phases(packed.phases), _Totals(), []
+    phases, totals = Phases(packed.phases), _Totals()
+    starts, ends = array("q"), array("q")  # of the outermost operators
     for call in walk(packed):
         if isinstance(call, Operator) and begin <= call.start <= end:
             kind = operator_kind(packed.names.name(call.name) or "")
             phase, calls = phases.at(call.start), 0 if call.again else 1
             totals.add((phase, kind, call.name, call.caller, call.module), calls, call.own)
             if call.caller < 0:
-                outermost.append((call.start, call.start + call.length))
-    covered = by_phase(union_of(outermost, begin, end), packed.phases)
+                starts.append(call.start)
+                ends.append(call.start + call.length)
+    covered = by_phase(union_of(starts, ends, begin, end), packed.phases)
     lasted = by_phase([(begin, end)], packed.phases)
     idle = {phase: length - covered.get(phase, 0) for phase, length in lasted.items()}
     return _table(packed, totals, covered, idle, end - begin, None, None)

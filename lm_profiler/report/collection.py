@@ -127,7 +127,7 @@ class _Search:
             if PLAN_FILE in files:
                 folders.clear()
                 self._sweep(folder)
-            elif "run.json" in files:
+            elif "run.json" in (*files, *folders):  # a folder of that name is told as one that cannot be read
                 folders.clear()
                 if self._first_time(folder):
                     self._run(folder)

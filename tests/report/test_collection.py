@@ -132,3 +132,8 @@ def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
     found = collect([tmp_path])
     assert [entry.status for entry in found.entries] == ["missing"]
     assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]
+
+
+def test_a_folder_in_the_place_of_a_record_is_told(tmp_path: Path):
+    (tmp_path / "run" / "run.json").mkdir(parents=True)
+    assert collect([tmp_path]).problems == [f"{tmp_path / 'run' / 'run.json'}: cannot be read: Is a directory"]
