@@ -116,12 +116,13 @@ class TrainingProfiler(Callback):
             "memory": self._memory.steps,
             "trace": instruments.tracer.stage_steps,
         }
+        progress = Progress(until_sure=self._stages.until_ci is not None)
         self._session = Session(
             timeline,
             stream,
             Schedule(steps),
             instruments,
-            Progress() if trainer.is_global_zero and not self._quiet else None,
+            progress if trainer.is_global_zero and not self._quiet else None,
             rank,
             self._stages_done,
             Precision(self._stages, trainer.strategy.broadcast),

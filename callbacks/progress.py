@@ -12,9 +12,15 @@ _REDRAW_S = 0.5
 
 
 class Progress:
-    """Draws ``measuring 7/20`` over itself on a terminal, twice a second at most; elsewhere a line a stage."""
+    """Draws ``measuring 7/20`` over itself on a terminal, twice a second at most; elsewhere a line a stage.
 
-    def __init__(self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    ``until_sure``: measuring may end before all planned steps are done.
+    """
+
+    def __init__(
+        self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic, until_sure: bool = False
+    ) -> None:
+        self._measured = "at most " if until_sure else ""
         self._out = out if out is not None else sys.stderr
         self._clock = clock
         self._live = self._out.isatty()
@@ -31,7 +37,8 @@ class Progress:
             self._drawn_at = now
             self._write(f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
-            self._write(f"{_NAMES[stage]}: {planned} step{'s' if planned > 1 else ''}\n")
+            limit = self._measured if stage == "measure" else ""
+            self._write(f"{_NAMES[stage]}: {limit}{planned} step{'s' if planned > 1 else ''}\n")
         self._stage = stage
 
     def clear(self) -> None:

@@ -64,3 +64,11 @@ def test_no_more_steps_are_counted_than_planned() -> None:
     out = Terminal()
     Progress(out, Seconds()).draw("measure", 3, 3)
     assert out.getvalue().endswith("measuring 3/3")
+
+
+def test_a_stage_that_may_end_early_says_so() -> None:
+    out = io.StringIO()
+    progress = Progress(out, until_sure=True)
+    for stage in ("warmup", "measure"):
+        progress.draw(stage, 0, 5)
+    assert out.getvalue() == "warm-up: 5 steps\nmeasuring: at most 5 steps\n"

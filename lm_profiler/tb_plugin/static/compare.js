@@ -89,15 +89,18 @@ function name({ run, stamp }, open) {
 
 function figure({ name, title, shown: unit }) {
   const bare = { ...unit, unit: "" };
+  const isKnown = (values) => (values[name] ?? null) !== null;
+  // As in the terminal's table: a phase without a time did not occur, and of a run that ended badly nobody expects one.
+  const isLeftOut = (values) => !isKnown(values) && (unit.unit === "ms" || values.status !== "ok");
+  const text = ({ values }) => (isLeftOut(values) ? "" : shown(values[name], bare));
   return {
     title: unit.unit && unit.unit !== title ? `${title} (${unit.unit})` : title,
     figure: true,
     value: ({ values }) => values[name],
-    text: ({ values }) => shown(values[name], bare),
-    cell: ({ values, intervals }) => {
-      const interval = intervals[name]?.map((end) => shown(end, unit)).join(" to ");
-      const known = (values[name] ?? null) !== null;
-      return el("span", { class: !known && "quiet", title: interval && `95 % interval ${interval}` }, shown(values[name], bare));
+    text,
+    cell: (run) => {
+      const interval = run.intervals[name]?.map((end) => shown(end, unit)).join(" to ");
+      return el("span", { class: !isKnown(run.values) && "quiet", title: interval && `95 % interval ${interval}` }, text(run));
     },
   };
 }
