@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,6 +31,7 @@ from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
 from lm_profiler.measure.environment import environment
+from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -143,7 +143,7 @@ class ProfilerCLI(LightningCLI):
             raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
         return Launch(
             name=name,
-            command=shlex.join(("python", "-m", "lm_profiler", *self.arguments)),
+            command=command_line(self.arguments),
             overrides=overrides(self.arguments),
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),

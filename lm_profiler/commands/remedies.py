@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lm_profiler.models.config import TransformerConfig
+from lm_profiler.record.command import command_line
 from lm_profiler.record.precision import full_name
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, DIMENSIONS, option
@@ -57,7 +57,7 @@ def _command(entry: Entry) -> str:
     if entry.cell is None:
         return entry.record.command if entry.record is not None else ""
     own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
-    return shlex.join(["python", "-m", "lm_profiler", *own])
+    return command_line(own)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from rich.console import Console
 
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
 from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError, check_config_files
+from lm_profiler.record.command import command_line
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.collection import collect
 from lm_profiler.sweep.cluster import ClusterError, Jobs
@@ -101,7 +101,7 @@ def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
     for path in request.configs:
         check_config_files([f"--config={path}"])
     try:
-        return request, plan_of(request, shlex.join(("python", "-m", "lm_profiler", "sweep", *arguments)))
+        return request, plan_of(request, command_line(("sweep", *arguments)))
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -175,7 +175,7 @@ def _ending(folder: SweepFolder, interrupted: bool) -> int:
     words = Counter(entry.status for entry in entries)
     counted = ", ".join(f"{count} {word}" for word, count in words.items())
     print(f"{len(entries)} cells: {counted}; written to {folder.path}")
-    print(f"tables and plots: python -m lm_profiler report {shlex.quote(str(folder.path))}")
+    print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if interrupted or words.keys() & {"interrupted", "missing"}:
         say("cells are missing; the same call goes on with them")
     if interrupted:

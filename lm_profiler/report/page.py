@@ -6,12 +6,12 @@ import base64
 import hashlib
 import html
 import json
-import shlex
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lm_profiler.record.command import command_line
 from lm_profiler.record.files import write_whole
 from lm_profiler.report.charts import charts
 from lm_profiler.report.collection import Collection, Entry
@@ -158,7 +158,7 @@ def _said(entry: Entry) -> list[str]:
 def _command(entry: Entry) -> str:
     if entry.record is not None:
         return entry.record.command
-    return shlex.join(("python", "-m", "lm_profiler", *entry.cell.arguments)) if entry.cell is not None else ""
+    return command_line(entry.cell.arguments) if entry.cell is not None else ""
 
 
 # -- scripts -----------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import hashlib
 import itertools
 import random
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from lm_profiler.record.command import command_line
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 
@@ -69,8 +69,7 @@ def run_order(plan: SweepPlan) -> list[Cell]:
 
 def shell_line(cell: Cell) -> str:
     """The cell's call in one line, to be pasted into a shell."""
-    call = shlex.join(("python", "-m", "lm_profiler", *cell.arguments))
-    return call.replace("\n", "'$'\\n''")  # it stands in quotes
+    return command_line(cell.arguments).replace("\n", "'$'\\n''")  # it stands in quotes
 
 
 def _points(request: Request) -> Iterable[Mapping[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.record.precision import full_name
-from lm_profiler.training.footprint import OptimizerName, bytes_per_weight, footprint, gib
+from lm_profiler.training.footprint import OptimizerName, bytes_per_value, bytes_per_weight, footprint, gib
 
 _PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
 """Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
@@ -41,7 +41,7 @@ def activation_bytes(
     mixed = full_name(precision).endswith("-mixed")
     of_d, of_f = _PER_TOKEN["mixed" if mixed else "16-bit" if size == 2 else "32-true"]
     scale = size / 4 if size == 8 else 1
-    scores = config.num_heads * context_length * (2 if mixed else size) if config.attention == "math" else 0
+    scores = config.num_heads * context_length * bytes_per_value(precision) if config.attention == "math" else 0
     layer = (of_d * config.d_model + of_f * config.d_ff) * scale + scores
     layers = config.num_layers * layer
     if not training:
@@ -68,8 +68,7 @@ def batch_refusal(
     reckoned by ``activation_bytes``.
     """
     tokens = batch_size * context_length
-    mixed = full_name(precision).endswith("-mixed")
-    batch_bytes = tokens * (_IDS_PER_TOKEN + config.vocab_size * (2 if mixed else bytes_per_weight(precision)))
+    batch_bytes = tokens * (_IDS_PER_TOKEN + config.vocab_size * bytes_per_value(precision))
     held = footprint(config, precision, optimizer, training)
     room = available_bytes - held.weights_bytes - held.optimizer_bytes
     if batch_bytes <= room:

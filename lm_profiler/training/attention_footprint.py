@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import AttentionName
-from lm_profiler.record.precision import full_name
-from lm_profiler.training.footprint import bytes_per_weight, gib
+from lm_profiler.training.footprint import bytes_per_value, bytes_per_weight, gib
 
 _SCORES = 3
 """Arrays [B, T, T] that `math` holds at once: the scores, the masked scores and their softmax. Measured on the CPU:
@@ -48,9 +47,8 @@ class AttentionFootprint:
         """Of the arrays [B, T, T] that exist at once."""
         if self.attention != "math":
             return 0
-        mixed = full_name(self.precision).endswith("-mixed")
-        size = 2 if mixed else bytes_per_weight(self.precision)
-        return (1 if self.compile else _SCORES) * self.batch_size * self.context_length**2 * size
+        arrays = 1 if self.compile else _SCORES
+        return arrays * self.batch_size * self.context_length**2 * bytes_per_value(self.precision)
 
     @property
     def total_bytes(self) -> int:

@@ -77,6 +77,12 @@ def bytes_per_weight(precision: str | int | None) -> int:
     return BYTES_PER_WEIGHT[name]
 
 
+def bytes_per_value(precision: str | int | None) -> int:
+    """Of what matrix products compute: under autocast half precision, else the weights' own."""
+    size = bytes_per_weight(precision)
+    return 2 if full_name(precision).endswith("-mixed") else size
+
+
 def refusal(
     config: TransformerConfig,
     precision: str | int | None,
