@@ -10,27 +10,32 @@ from lm_profiler.record.kernels import Kind
 MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "reduction", "softmax", "copies"})
 """Kinds with so little arithmetic for each byte that memory sets their pace."""
 
-# Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: cuBLAS's
-# splitKreduce_kernel is part of a matrix product, FlashAttention is written with CUTLASS, and a cast is an
-# elementwise_kernel whose functor copies.
+# Asked from top to bottom; the first that is found anywhere in the name counts. Order matters: torch.compile's names
+# list all that was fused, so its template is asked for first; cuBLAS's splitKreduce_kernel is part of a matrix product,
+# FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
 _KERNELS: tuple[tuple[Kind, str], ...] = (
-    ("communication", r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|nvshmem|Memcpy P(to|eer)"),
+    ("attention", r"^triton_(tem_.*|flex_)attention"),
+    ("matmul", r"^triton_(tem_|mm|bmm|conv)|^triton_.*_(mm|bmm|addmm)_template"),
+    ("elementwise", r"^triton_(poi|for)_"),
+    ("reduction", r"^triton_(red|per|spl|mix|split_scan)_"),
+    ("communication", r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|nvshmem|deep_ep::|cross_device_reduce"),
+    ("communication", r"^Memcpy P(to|eer)"),
     ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH)"),
     ("copies", r"^Mem(cpy|set)"),
-    # torch.compile's, whose names list all that was fused: the template says what the kernel does.
-    ("attention", r"^triton_tem_.*attention"),
-    ("matmul", r"^triton_(tem_|mm|bmm)|^triton_.*_(mm|bmm|addmm)_template"),
-    ("elementwise", r"^triton_(poi|for)_"),
-    ("reduction", r"^triton_(red|per|split_scan)_"),
-    ("normalization", r"(layer|rms|batch|group|instance)_?norm|gammabeta|rowwisemoments|^bn_(fw|bw)"),
-    ("attention", r"flash|fmha|attention|attn|sdpa"),
+    ("normalization", r"(layer|rms|batch|group|instance)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)"),
+    ("normalization", r"cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients"),  # layer and group
+    ("attention", r"flash|fmha|attention|attn|sdpa|dot_do_o|convert_dq"),
     ("softmax", r"softmax"),
-    ("matmul", r"gemm|gemv|nvjet|xmma|cublas|wgmma|cutlass|splitkreduce|convol|wgrad|dgrad|winograd|matmul|dot_kernel"),
+    ("reduction", r"reduce_1block"),  # cuBLAS's dot products; its arguments are those of a gemv
+    ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|cutlass|splitkreduce|matmul|dot_kernel|^void epilogue::impl"),
+    ("matmul", r"convol|conv_depthwise|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
     ("matmul", r"^Cijk_|(^|_)b?mm(_|$)"),
-    ("reduction", r"reduce|reduction|lpnorm|nll_loss|cross_entropy|devicescan|radixsort|multinomial|argm(ax|in)"),
-    ("copies", r"copy|fillfunctor|cat(array|_)|gather|scatter|index|embedding|transpose|permute|tri[ul]_"),
+    ("elementwise", r"rotary|(^|_)rope(_|$)|upsample"),
+    ("reduction", r"reduce|reduction|lpnorm|nll_loss|cross_entropy|scan|cub::|multinomial|argm(ax|in)|radixsort|_pool"),
+    ("copies", r"copy|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
+    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to"),
     ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
-    ("elementwise", r"silu|gelu|swiglu|rope|rotary|unscale"),
+    ("elementwise", r"silu|gelu|swiglu|unscale|scalePackedTensor"),
 )
 
 _POINTWISE = (
@@ -60,7 +65,7 @@ def _named(names: str) -> str:
 _OPERATORS: tuple[tuple[Kind, str], ...] = (
     ("communication", r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter"),
     ("attention", r"^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)"),
-    ("attention", r"^(?!aten::|autograd::).*(attention|attn|fmha)"),
+    ("attention", r"^(?!aten::|autograd::).*(attention|attn|fmha|flash)"),
     ("softmax", r"^aten::_(log_|masked_)?softmax"),
     ("normalization", r"^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm"),
     ("matmul", r"^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$"),
@@ -81,7 +86,7 @@ def kernel_kind(name: str, operator: str | None = None) -> Kind:
         name: as the profiler writes it: a kernel's, with its arguments or without, or ``Memcpy …``.
         operator: such as ``aten::mm``.
     """
-    kind = _first(_KERNELS, name)
+    kind = _first(_KERNELS, _called(name))
     return operator_kind(operator) if kind == "other" and operator is not None else kind
 
 
@@ -89,6 +94,19 @@ def kernel_kind(name: str, operator: str | None = None) -> Kind:
 def operator_kind(name: str) -> Kind:
     """What the operator ``name``, such as ``aten::mm``, does itself, without the operators that it calls."""
     return _first(_OPERATORS, name)
+
+
+def _called(name: str) -> str:
+    """``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
+    depth = 0
+    for at, character in enumerate(name):
+        if character == "<":
+            depth += 1
+        elif character == ">" and name[at - 1] != "-":
+            depth -= 1
+        elif character == "(" and depth == 0 and not name.startswith("(anonymous namespace)", at):
+            return name[:at]
+    return name
 
 
 def _first(table: tuple[tuple[Kind, str], ...], name: str) -> Kind:
