@@ -17,6 +17,7 @@ from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
 from lm_profiler.callbacks.facts import is_compiled
 from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import Flops, Steadiness, TimeSummary, Utilisation, Verdict
@@ -41,7 +42,7 @@ def judge_steadiness(steps: Sequence[StepRow], recompilations: int) -> Steadines
 
 def run_dtype(trainer: Trainer) -> str | None:
     """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
-    return matmul_dtype(str(trainer.precision), torch.get_float32_matmul_precision())
+    return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
 
 
 def torch_dtype(dtype: str | None) -> torch.dtype | None:
@@ -131,7 +132,7 @@ def settings_of(
     on_cuda = trainer.strategy.root_device.type == "cuda"
     return Settings(
         precision=str(trainer.precision),
-        tf32=torch.get_float32_matmul_precision() != "highest" if on_cuda else None,
+        tf32=float32_matmul_precision() != "highest" if on_cuda else None,
         compiled=any(is_compiled(m) for m in module.modules()),
         num_workers=getattr(loader, "num_workers", None),
         pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,

@@ -17,6 +17,7 @@ from lm_profiler.analysis._peak_table import ROWS, Row
 Dtype = Literal["float32", "tf32", "bfloat16", "float16", "fp8"]
 
 _TERA, _GIGA = 1e12, 1e9
+_FLOAT32: Mapping[str, Dtype] = {"highest": "float32", "high": "tf32", "medium": "tf32"}
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,12 @@ def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> D
     """The dtype in which a Lightning `precision` runs its matrix products; None where no peak is tabulated
     for it.
 
-    `float32_matmul_precision` is torch.get_float32_matmul_precision(); anything but "highest" lets float32
-    products run in TF32 where the device has it.
+    `float32_matmul_precision` is torch.get_float32_matmul_precision(); "high" and "medium" let float32 products run in
+    TF32 where the device has it. "unknown" has no dtype.
     """
     kind = str(precision).split("-")[0]
     if kind == "32":
-        return "float32" if float32_matmul_precision == "highest" else "tf32"
+        return _FLOAT32.get(float32_matmul_precision)
     if kind == "bf16":
         return "bfloat16"
     return "float16" if kind == "16" else None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.run import Environment
 
 _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
@@ -29,7 +30,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
         driver=_driver(device),
         world_size=world_size,
         flags={
-            "float32_matmul_precision": torch.get_float32_matmul_precision(),
+            "float32_matmul_precision": float32_matmul_precision(device.type),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         },

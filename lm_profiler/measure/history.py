@@ -109,8 +109,11 @@ _SAID = {  # CUDA, HIP and XPU; then cudaMallocAsync; then MPS, the CPU's alloca
     "fragmented": rf"{_SIZE} is reserved by PyTorch but unallocated",
     "allowed": rf"{_SIZE} allowed;|max allowed: {_SIZE}",
 }
-# The CPU's allocator raises a plain RuntimeError; CUDA's has a type of its own.
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# The CPU's allocator raises a plain RuntimeError; CUDA's has a type of its own. cuBLAS and cuDNN name their status.
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

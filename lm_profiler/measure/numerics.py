@@ -6,12 +6,12 @@ up exactly, in eval mode (two precisions draw unlike dropout masks from one seed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite, sqrt
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.flops import Step
 from lm_profiler.measure.module_copy import ModuleCopy, seed, undisturbed
-
-_T = TypeVar("_T")
+from lm_profiler.measure.precision import Switches, operators_with_precision
 
 
 @dataclass(frozen=True)
@@ -100,39 +99,15 @@ def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device
 @contextmanager
 def _exact() -> Iterator[None]:
     """float32 as it is: neither TF32 nor bf16 within its products and convolutions."""
-    operators = _with_precision()
-    each = [operator.fp32_precision for operator in operators]
-    products, convolutions = _told(torch.get_float32_matmul_precision), _told(lambda: torch.backends.cudnn.allow_tf32)
+    before = Switches.now()
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    for operator in operators:
+    for operator in operators_with_precision():
         operator.fp32_precision = "ieee"
     try:
         yield
     finally:
-        if products is not None:
-            torch.set_float32_matmul_precision(products)
-        if convolutions is not None:
-            torch.backends.cudnn.allow_tf32 = convolutions
-        for operator, before in zip(operators, each, strict=True):
-            operator.fp32_precision = before
-
-
-def _with_precision() -> list[Any]:
-    """What has a float32 precision of its own, since torch 2.9."""
-    libraries: Any = torch.backends  # which torch types in part
-    cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
-    if not hasattr(cuda.matmul, "fp32_precision"):
-        return []
-    return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
-
-
-def _told(switch: Callable[[], _T]) -> _T | None:
-    """What the process is set to; None where single operators are, of which the older switches refuse to speak."""
-    try:
-        return switch()
-    except RuntimeError:
-        return None
+        before.restore()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
+from lm_profiler.measure.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.footprint import OptimizerName
@@ -115,12 +116,12 @@ class LanguageModel(LightningModule):
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
             self.check_precision()
-        self._previous_matmul_precision = torch.get_float32_matmul_precision()
+        self._matmul_switches = Switches.now()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 
     def teardown(self, stage: str) -> None:
         """Put the process-wide matmul precision back."""
-        torch.set_float32_matmul_precision(self._previous_matmul_precision)
+        self._matmul_switches.restore()
 
     def check_precision(self) -> None:
         """Raise ValueError for an optimizer that could not take its first step under this Trainer's precision."""

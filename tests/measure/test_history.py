@@ -91,6 +91,19 @@ def test_numpys_error_is_one_too() -> None:
     assert cause.requested == round(29.1 * 2**40)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_a_library_that_got_no_memory_ran_out_of_it(message: str) -> None:
+    cause = oom_cause(RuntimeError(message), CUDA)
+    assert cause is not None
+    assert cause.requested is None
+
+
 @pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory"), KeyError("x")])
 def test_other_errors_have_no_such_cause(error: Exception) -> None:
     assert oom_cause(error, CUDA) is None

@@ -220,6 +220,17 @@ def test_the_matmul_precision_holds_during_the_run_alone(make_trainer: Make, tin
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_a_process_that_uses_torchs_newer_switch_trains_and_keeps_it(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    products: Any = torch.backends.cuda.matmul
+    before, products.fp32_precision = products.fp32_precision, "tf32"
+    try:
+        make_trainer(1).fit(LanguageModel(**tiny), datamodule=data())
+        assert products.fp32_precision == "tf32"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        products.fp32_precision = before
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_a_compiled_model_trains_to_the_same_losses(
     checkpointing: bool, make_trainer: Make, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
