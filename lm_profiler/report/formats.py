@@ -62,7 +62,7 @@ def markdown(table: Table) -> str:
         disable_numparse=True,
         colalign=["right" if heading.figures else "left" for heading in table.headings],
     )
-    above = _fenced(table.above) if table.verbatim else list(map(_markdown, table.above))
+    above = fenced(table.above) if table.verbatim else list(map(_markdown, table.above))
     return "\n\n".join([*above, grid, *map(_markdown, table.below)]) + "\n"
 
 
@@ -70,7 +70,8 @@ def _markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", plain(text))
 
 
-def _fenced(lines: list[str]) -> list[str]:
+def fenced(lines: list[str]) -> list[str]:
+    """``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
     text = "\n".join(map(plain, lines))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return [f"{fence}text\n{text}\n{fence}"]

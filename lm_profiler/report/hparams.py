@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import html
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RunRecord
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, OPTIONS, option
+from lm_profiler.report.differences import OF_EACH_RUN, flat
+from lm_profiler.report.formats import fenced, plain
 from lm_profiler.report.groups import COMPARED
 from lm_profiler.report.terminal import headline, summary_lines, time_table
 
@@ -41,8 +45,8 @@ def write_hparams(entry: Entry) -> None:
 
     What else is written there has to be written before: TensorBoard reads a folder's files one after the other.
 
-    The session's settings are the options that runs are compared by, the device, and whatever option was given;
-    its metrics the main figures, medians over the measured steps. A run that did not end well is a failed session.
+    The session's settings are all options of the resolved config and the device; its metrics the main figures, medians
+    over the measured steps. A run that did not end well is a failed session, one that did not end a running one.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -61,14 +65,24 @@ def write_hparams(entry: Entry) -> None:
         writer.close()
 
 
-def settings(entry: Entry) -> dict[str, bool | int | float | str]:
-    """Options by their path, and the device: what is known of them."""
+def settings(entry: Entry) -> dict[str, bool | float | str]:
+    """Options by their path, and the device: what is known of them, whether the command line or a file set it."""
     facts = [COLUMNS[name] for name in COMPARED]
     found = {fact.option or fact.name: fact.get(entry) for fact in facts}
+    for path, value in flat(entry.config or {}).items():
+        if found.get(path) is None and path not in OF_EACH_RUN:
+            found[path] = value
     for path, given in entry.overrides.items():
         value = OPTIONS[path].get(entry) if path in OPTIONS else option(entry, path)
         found[path] = value if isinstance(value, (bool, int, float, str)) else given
-    return {path: value for path, value in found.items() if value is not None}
+    return {plain(path): _setting(value) for path, value in found.items() if value not in (None, [], {})}
+
+
+def _setting(value: Any) -> bool | float | str:
+    """What TensorBoard can hold: it knows no lists, and no number that is not finite as a float."""
+    if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
+        return value
+    return plain(str(value))
 
 
 def figures(entry: Entry) -> dict[str, float]:
@@ -91,12 +105,12 @@ def markdown(entry: Entry) -> str:
         ruler = "| :-- " + "| --: " * (len(columns) - 1) + "|"
         blocks += [f"**{_plain(headline(record))}**", "\n".join((head, ruler, *body))]
     blocks.append("\n".join(f"- {_plain(line)}" for line in summary_lines(record)))
-    return "\n\n".join((*blocks, "\n".join(f"    {line}" for line in record.command.splitlines())))
+    return "\n\n".join((*blocks, *fenced(record.command.splitlines())))
 
 
 def _plain(text: str) -> str:
-    """``text`` in which Markdown finds nothing of its own, nor HTML."""
-    return _MARKDOWN.sub(r"\\\g<0>", html.escape(text, quote=False)).replace("\n", " ")
+    """``text`` in which Markdown finds nothing of its own, nor HTML; controls are spelled out."""
+    return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
@@ -105,13 +119,23 @@ def _summaries(entry: Entry) -> Iterator[Any]:
     from tensorboard.plugins.text.summary_v2 import text_pb
 
     record = entry.record
-    started = datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
+    started = _started(record)
     # Its name is the session's folder: given one, sessions of the same name would be averaged.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
     yield Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures(entry).items()])
     yield text_pb("summary", markdown(entry))
-    yield _layout()
-    yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
+    if charts := _charts(record):
+        yield _layout(charts)
+    if entry.status != "unfinished":
+        yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
+
+
+def _started(record: RunRecord | None) -> float:
+    """When the run began, in seconds since 1970; where its record does not say, now."""
+    try:
+        return datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
+    except (ValueError, OverflowError):
+        return time.time()
 
 
 def _session_end(ok: bool, ended: float) -> Any:
@@ -127,31 +151,58 @@ def _session_end(ok: bool, ended: float) -> Any:
     return Summary(value=[value])
 
 
-def _layout() -> Any:
-    """The same for every run: TensorBoard merges equal ones."""
+def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
+    """TensorBoard merges the runs' layouts: charts of one category, equal ones once."""
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.custom_scalar import layout_pb2, metadata
     from tensorboard.util.tensor_util import make_tensor_proto
 
     layout = layout_pb2.Layout()
-    for title, charts in _charts().items():
+    for title, in_category in charts.items():
         category = layout.category.add(title=title)
-        for name, tags in charts.items():
+        for name, tags in in_category.items():
             category.chart.add(title=name).multiline.tag.extend(f"{tag}$" for tag in tags)
     value = Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, tensor=make_tensor_proto(layout.SerializeToString()))
     value.metadata.CopyFrom(metadata.create_summary_metadata())
     return Summary(value=[value])
 
 
-def _charts() -> Mapping[str, Mapping[str, list[str]]]:
-    """Tags by chart, charts by category."""
+def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
+    """Tags by chart, charts by category: of the series that this run has, so that no chart stays empty.
+
+    Equal for runs of one kind of device, and never of one title with other tags: TensorBoard would show both.
+    """
+    if record is None or not record.time or not record.time["step"].n:
+        return {}
     tags = {part: [str(TIMES[part].tag), str(HOST_TIMES[part].tag)] for part in TIMES}
-    return {
-        "Where the step's time goes": {
-            "all parts (ms)": [tags[part][0] for part in PARTS],
-            "all parts, on the host (ms)": [tags[part][1] for part in PARTS],
-        },
-        "Device against host": {f"{TIMES[part].title} (ms)": both for part, both in tags.items()},
-        "Memory": {"peaks (GiB)": [str(quantity.tag) for quantity in MEMORY.values()]},
-        "Throughput": {"tokens/s": [str(TOKENS_PER_S.tag)], "MFU (%)": [str(MFU.tag)]},
+    categories = {
+        "Where the step's time goes": {"all parts (ms)": [tags[part][0] for part in PARTS]},
+        "Memory": _memory_charts(record),
+        "Throughput": _rate_charts(record),
     }
+    if record.environment is None or record.environment.device_type != "cpu":  # there the two clocks are one
+        categories["Where the step's time goes"]["all parts, on the host (ms)"] = [tags[part][1] for part in PARTS]
+        categories["Device against host"] = {f"{TIMES[part].title} (ms)": both for part, both in tags.items()}
+    return {title: charts for title, charts in categories.items() if charts}
+
+
+def _memory_charts(record: RunRecord) -> dict[str, list[str]]:
+    known = {} if record.memory is None else record.memory.measured.model_dump(exclude_none=True)
+    charts = {
+        "peaks on the device (GiB)": ("allocated_peak", "reserved_peak"),
+        "peak resident (GiB)": ("resident_peak",),
+    }
+    return {
+        title: [str(MEMORY[reading].tag) for reading in readings]
+        for title, readings in charts.items()
+        if known.keys() & set(readings)
+    }
+
+
+def _rate_charts(record: RunRecord) -> dict[str, list[str]]:
+    rate, use = record.throughput, record.utilisation
+    known = {
+        "tokens/s": (TOKENS_PER_S, rate and rate.tokens_per_s),
+        "MFU (%)": (MFU, use and use.mfu),
+    }
+    return {title: [str(quantity.tag)] for title, (quantity, value) in known.items() if value is not None}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import FORWARD_S, made_entry, made_record
+from made_runs import FORWARD_S, made_entry, made_record, made_rows
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.plugins.base_plugin import TBContext
 from werkzeug.test import Client
 
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
+from lm_profiler.report.summary import scalars
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
 
@@ -135,3 +138,76 @@ def test_the_layout_has_each_part_beside_the_others_and_device_beside_host(tmp_p
     assert charts["all parts (ms)"] == [f"time_ms/{part}$" for part in PARTS]
     assert charts["backward (ms)"] == ["time_ms/backward$", "host_time_ms/backward$"]
     assert len(charts) == sum(len(group["chart"]) for group in layout["category"])  # two runs, one layout
+
+
+def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path, ask: Ask) -> None:
+    config = {
+        "name": "x",
+        "log_dir": str(tmp_path),
+        "model": {"class_path": "a.Model", "init_args": {"size": "small", "lr": 3e-4, "fused": None}},
+        "trainer": {"gradient_clip_val": 1.0, "devices": [0, 1], "plugins": []},
+        "data": {"seed": 10**400},
+    }
+    write_hparams(made_entry(tmp_path / "run", config=config))
+    [session] = sessions(ask).values()
+    assert session["hparams"] == {
+        "model.class_path": "a.Model",
+        "model.size": "small",
+        "model.lr": 3e-4,
+        "trainer.gradient_clip_val": 1.0,
+        "trainer.devices": "[0, 1]",
+        "data.seed": str(10**400),
+        "device": "a GPU",
+        "verb": "fit",
+        "trainer.precision": "32-true",
+    }
+
+
+def test_the_command_is_shown_as_it_is(tmp_path: Path, ask: Ask) -> None:
+    command = "python -m lm_profiler fit --a='**b** <img src=//evil> ![y](//evil) ```'\n# heading\n- item \x1b[31m"
+    write_hparams(made_entry(tmp_path / "run", command=command))
+    [text] = ask("text", "/text", run="run", tag="summary", markdown="true")
+    shown = text["text"]
+    assert not any(f"<{tag}" in shown for tag in ("img", "h1", "em", "a ")), shown
+    assert "**b** &lt;img src=//evil&gt; ![y](//evil) ```'\n# heading\n- item \\x1b[31m" in shown
+    assert "\x1b" not in shown
+
+
+def test_no_chart_is_laid_out_for_a_series_that_the_run_cannot_have(tmp_path: Path, ask: Ask) -> None:
+    """Against the scalars that a run on the CPU writes itself."""
+    made = made_record()
+    on_cpu = made_entry(
+        tmp_path / "cpu",
+        environment=made.environment.model_copy(update={"device_type": "cpu", "device_name": "a CPU"}),
+        memory=MemoryFacts(measured=MemoryReading(resident_peak=2**30), parts={}),
+        utilisation=None,
+    )
+    row = dataclasses.replace(made_rows()[-1], memory=(None, None, 2**30))
+    written = set(scalars(row))
+    write_hparams(on_cpu)
+    charts = [chart for group in ask("custom_scalars", "/layout")["category"] for chart in group["chart"]]
+    tags = [tag.removesuffix("$") for chart in charts for tag in chart["multiline"]["tag"]]
+    assert set(tags) <= written
+    assert {"time_ms/forward", "memory_gib/resident_peak", "throughput/tokens_per_s"} <= set(tags)
+    assert not any(tag.startswith("host_time_ms/") for tag in tags)  # one clock: the same series twice
+
+    write_hparams(made_entry(tmp_path / "gpu"))
+    write_hparams(made_entry(tmp_path / "died", status="oom"))
+    merged = [chart for group in ask("custom_scalars", "/layout")["category"] for chart in group["chart"]]
+    titles = [chart["title"] for chart in merged]
+    assert len(titles) == len(set(titles))
+    assert {"backward (ms)", "MFU (%)", "peaks on the device (GiB)", "peak resident (GiB)"} <= set(titles)
+
+
+def test_a_run_that_has_not_ended_is_a_running_session(tmp_path: Path, ask: Ask) -> None:
+    entry = made_entry(tmp_path / "run")
+    outcome = CellOutcome(cell="c", status="ok", reason=None, run=None, ended="", duration_s=0.0, exit_code=None)
+    write_hparams(dataclasses.replace(entry, outcome=outcome.model_copy(update={"status": "unfinished"})))
+    [session] = sessions(ask).values()
+    assert session["sessions"][0]["status"] == "STATUS_UNKNOWN"
+
+
+def test_bytes_that_are_no_text_and_a_damaged_time_lose_no_session(tmp_path: Path, ask: Ask) -> None:
+    write_hparams(Entry(tmp_path / "run", made_record({"model.size": "a\udcff"}, started="yesterday")))
+    [session] = sessions(ask).values()
+    assert session["hparams"]["model.size"] == "a\\udcff"
