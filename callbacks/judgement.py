@@ -17,6 +17,7 @@ from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
 from lm_profiler.callbacks.facts import is_compiled
 from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.environment import cpu_cores, matrix_units
 from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES
@@ -29,6 +30,9 @@ _TORCH_DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
+"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
 
 _BEYOND = 1.05
 """More of the machine's own matrix product than noise explains."""
@@ -106,12 +110,21 @@ def judge(
             has_device_stream=has_stream,
             host_bound_fraction=device_idle,
             utilisation=reached,
+            idle_share=_idle_share(kernels),
             memory_bound_share=None if kernels is None else kernels.memory_bound_share,
             communication_share=None if kernels is None else kernels.communication_share,
+            traced=kernels is not None,
             settings=settings,
         )
     )
     return Verdict(**dataclasses.asdict(found))
+
+
+def _idle_share(kernels: KernelTable | None) -> float | None:
+    """Of the traced steps, on the device; None where none was traced."""
+    if kernels is None or kernels.source != "kernels" or not kernels.window_s:
+        return None
+    return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
 
 
 def _means(times: Mapping[str, TimeSummary]) -> dict[str, float]:
@@ -128,13 +141,16 @@ def settings_of(
     memory_free_share: float | None,
 ) -> Settings:
     """What is switched on already, so that nobody is told to switch it on."""
-    loader = _loader(trainer)
-    on_cuda = trainer.strategy.root_device.type == "cuda"
+    loader, device = _loader(trainer), trainer.strategy.root_device
+    on_cuda = device.type == "cuda"
+    units = matrix_units(device)
     return Settings(
         precision=str(trainer.precision),
-        tf32=float32_matmul_precision() != "highest" if on_cuda else None,
+        tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
+        half_precision=units.half_precision,
         compiled=any(is_compiled(m) for m in module.modules()),
         num_workers=getattr(loader, "num_workers", None),
+        cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,
         fused_optimizer=_are_fused(trainer),
         checkpointing=recomputes,
@@ -149,13 +165,18 @@ def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None
 
 
 def _are_fused(trainer: Trainer) -> bool | None:
-    """None where they cannot be: without an optimizer, for one that has no fused kernel, or where Lightning refuses."""
+    """None where they cannot be: without an optimizer, for one that has no fused kernel, or where it is refused."""
     optimizers = trainer.optimizers
     if not optimizers or any("fused" not in optimizer.defaults for optimizer in optimizers):
         return None
+    if all(optimizer.defaults["fused"] for optimizer in optimizers):
+        return True
     if trainer.gradient_clip_val and isinstance(trainer.precision_plugin, MixedPrecision):
         return None  # it cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients)
-    return all(optimizer.defaults["fused"] for optimizer in optimizers)
+    if trainer.strategy.root_device.type not in _FUSED_DEVICES:
+        return None
+    refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
+    return None if refused else False
 
 
 def _loader(trainer: Trainer) -> Any:

@@ -1,4 +1,4 @@
-"""One concrete next thing to try for each cause, never one that is on already.
+"""One concrete next thing to try for each cause, never one that is on already or that this machine has not.
 
 A remedy is offered only where the setting is known to be off: an unknown setting (None) may well be on.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-
-LOOK_AT_TRACE = "Record a trace (--trace.steps=3) and look for gaps and for the longest kernels."
 
 _HEAVY_OPTIMIZER = 0.25
 
@@ -20,11 +18,13 @@ class Settings:
     Attributes:
         precision: Lightning's, e.g. "32-true" or "bf16-mixed".
         tf32: whether float32 products may use TF32 (None also where the device has none).
+        half_precision: the mixed precision that the device has matrix units for; None where it has none, or unknown.
         compiled: torch.compile is on.
         cuda_graphs: compiled with mode="reduce-overhead" or "max-autotune".
         num_workers: of the DataLoader.
+        cores: CPU cores that this process may use for them.
         pin_memory: of the DataLoader.
-        fused_optimizer: the optimizer runs as one fused kernel.
+        fused_optimizer: the optimizer runs as one fused kernel (None also where it cannot).
         checkpointing: activations are recomputed in backward.
         tokens_per_batch: tokens in one batch on one device.
         memory_free_share: share of the device's memory that the peak leaves free.
@@ -32,9 +32,11 @@ class Settings:
 
     precision: str | None = None
     tf32: bool | None = None
+    half_precision: str | None = None
     compiled: bool | None = None
     cuda_graphs: bool | None = None
     num_workers: int | None = None
+    cores: int | None = None
     pin_memory: bool | None = None
     fused_optimizer: bool | None = None
     checkpointing: bool | None = None
@@ -45,6 +47,11 @@ class Settings:
     def full_precision(self) -> bool:
         """Known to run in float32."""
         return self.precision is not None and str(self.precision).split("-")[0] == "32"
+
+    @property
+    def can_halve(self) -> bool:
+        """Known to run in float32 where there is a faster precision."""
+        return self.full_precision and self.half_precision is not None
 
 
 def for_input(s: Settings, copying: bool) -> str:
@@ -59,14 +66,16 @@ def for_input(s: Settings, copying: bool) -> str:
             ],
             "Send less: token ids as int32 instead of int64, and nothing that the step does not use.",
         )
-    more = f"Raise num_workers from {s.num_workers} to {2 * (s.num_workers or 0)}, or tokenize before training."
-    return _first(
-        [
-            (s.num_workers == 0, "Load batches in the background: num_workers=2 or more."),
-            (s.num_workers is not None, more),
-        ],
-        "Give the DataLoader more workers, or prepare (tokenize, pack) the data before training.",
-    )
+    prepare = "Prepare (tokenize, pack) the data before training"
+    if s.num_workers is None:
+        return f"Give the DataLoader more workers, or {prepare[0].lower()}{prepare[1:]}."
+    more = 2 * s.num_workers or 2
+    workers = more if s.cores is None else min(more, s.cores)
+    if workers <= s.num_workers:
+        return f"{prepare}: there are as many workers ({s.num_workers}) as CPU cores for them."
+    if s.num_workers == 0:
+        return f"Load batches in the background: num_workers={workers}."
+    return f"Raise num_workers from {s.num_workers} to {workers}, or tokenize before training."
 
 
 def for_host(s: Settings) -> str:
@@ -96,7 +105,7 @@ def for_memory(s: Settings, optimizer_share: float) -> str:
                 s.compiled is False,
                 "Try torch.compile: fused kernels read and write memory once, not once each.",
             ),
-            (s.full_precision, "Try precision bf16-mixed (16-mixed on cards before Ampere): half the bytes."),
+            (s.can_halve, f"Try precision {s.half_precision}: half the bytes."),
         ],
         _larger_batch(s, "each weight that is read then serves more tokens"),
     )
@@ -107,23 +116,20 @@ def for_communication(s: Settings) -> str:
     return _larger_batch(s, "gradients are exchanged once a step, however many tokens it has")
 
 
-def for_compute(s: Settings, optimizer_share: float, utilisation: float | None, on_device: bool) -> str:
+def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_device: bool) -> str:
     """Arithmetic: make it cheaper, or do not do it twice."""
     spare = s.memory_free_share is not None and s.memory_free_share >= 0.3
     rest = "Little is left to win here: it takes a smaller model, a shorter context or faster hardware."
-    if utilisation is None or utilisation < 0.6:
+    if utilisation < 0.6:
         rest = _larger_batch(s, "larger matrix products run closer to the peak")
     return _first(
         [
             *_lighter_optimizer(s, optimizer_share),
             (
                 on_device and s.full_precision and s.tf32 is False,
-                "Allow TF32 products (torch.set_float32_matmul_precision('high')), then try bf16-mixed.",
+                "Allow TF32 products: torch.set_float32_matmul_precision('high').",
             ),
-            (
-                on_device and s.full_precision,
-                "Try precision bf16-mixed (16-mixed on cards before Ampere): it runs on tensor cores.",
-            ),
+            (on_device and s.can_halve, f"Try precision {s.half_precision}: it runs on tensor cores."),
             (s.compiled is False, "Try torch.compile."),
             (
                 s.checkpointing is True and spare,
@@ -132,6 +138,14 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float | None, 
         ],
         rest,
     )
+
+
+def for_unknown(s: Settings, optimizer_share: float, traced: bool) -> str:
+    """Nothing shows: look closer."""
+    look = "Record a trace (--trace.steps=3) and look for gaps and for what takes longest."
+    if traced:
+        look = "Look for gaps and for what takes longest in the trace (report RUN --kernels)."
+    return _first(_lighter_optimizer(s, optimizer_share), look)
 
 
 def _lighter_optimizer(s: Settings, share: float) -> list[tuple[bool, str]]:

@@ -11,8 +11,11 @@ from lm_profiler.analysis._advice import Settings
 
 Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
 
-# Shares of the step from which a cause is named. Below them a remedy could not win what it costs to try it.
-_INPUT, _HOST, _COMMUNICATION, _MEMORY, _OTHER = 0.10, 0.50, 0.20, 0.50, 0.30
+# Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
+_INPUT, _COMMUNICATION, _MEMORY, _OTHER = 1 / 3, 0.20, 0.50, 0.30
+_NOTED = 0.10  # the batch's share from which it is spoken of, though it binds nothing
+_HOST = 0.50  # of the marks at which the device had finished
+_IDLE = 0.30  # of the traced steps in which the device had nothing to do
 _BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
 _WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
@@ -32,9 +35,11 @@ class Evidence:
         host_bound_fraction: share of marks at which the device had already finished when the next phase was
             enqueued.
         utilisation: 0 to 1, of the machine's own ceiling, or of the datasheet.
+        idle_share: share of the step in which the device had nothing to do (from a trace, which slows the host).
         memory_bound_share: share of the step in kernels that wait for memory (from a trace).
         communication_share: share of the step in communication that nothing overlaps (from a trace).
-        settings: what is switched on already.
+        traced: whether there is a trace to look at.
+        settings: what is switched on already, and what this machine has.
     """
 
     step_s: float
@@ -43,8 +48,10 @@ class Evidence:
     has_device_stream: bool = False
     host_bound_fraction: float | None = None
     utilisation: float | None = None
+    idle_share: float | None = None
     memory_bound_share: float | None = None
     communication_share: float | None = None
+    traced: bool = False
     settings: Settings = field(default_factory=Settings)
 
 
@@ -81,12 +88,16 @@ def _share(e: Evidence, *phases: str) -> float:
 
 
 def _input(e: Evidence) -> Verdict | None:
+    share, text, remedy = _batch(e)
+    return Verdict("input", share, text, remedy) if share >= _INPUT else None
+
+
+def _batch(e: Evidence) -> tuple[float, str, str]:
+    """The batch's share of the step, said in words, and what would make it less."""
     waiting, copying = _share(e, "data"), _share(e, "transfer")
     share = waiting + copying
-    if share < _INPUT:
-        return None
     text = f"{share:.0%} of the step goes to the batch (waiting for it {waiting:.0%}, copying it {copying:.0%})"
-    return Verdict("input", share, text, advice.for_input(e.settings, copying > waiting))
+    return share, text, advice.for_input(e.settings, copying > waiting)
 
 
 def _communication(e: Evidence) -> Verdict | None:
@@ -98,21 +109,33 @@ def _communication(e: Evidence) -> Verdict | None:
 
 
 def _host(e: Evidence) -> Verdict | None:
+    """A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too."""
     if not e.has_device_stream:
         return None  # host and device are one: there is nobody to wait for
+    if e.idle_share is None and e.utilisation is None:
+        return None  # nothing tells waiting from working
+    if (e.idle_share is not None and e.idle_share < _IDLE) or (e.utilisation is not None and e.utilisation >= _BUSY):
+        return None
+    text = _launching(e)
+    if text is None:
+        return None
+    if e.idle_share is not None:
+        text += f", which had nothing to do in {e.idle_share:.0%} of the traced steps"
+    return Verdict("host", e.idle_share, text, advice.for_host(e.settings))
+
+
+def _launching(e: Evidence) -> str | None:
+    """How one sees that the host sets the pace; None where it does not."""
     if e.host_bound_fraction is not None:
-        share = e.host_bound_fraction
-        text = f"at {share:.0%} of the marks the device had finished before its next work was enqueued"
-        return Verdict("host", share, text, advice.for_host(e.settings)) if share >= _HOST else None
+        text = f"at {e.host_bound_fraction:.0%} of the marks the host gave new work to a device that had finished"
+        return text if e.host_bound_fraction >= _HOST else None
     device = sum(e.phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
     host = sum(e.host_phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
-    # A loop that synchronizes every step also shows equal clocks, yet on a busy device it is not launching
-    # that costs.
-    idle = e.utilisation is None or e.utilisation < _BUSY
-    if not device or host < _KEEPS_UP * device or not idle:
+    if not device or host < _KEEPS_UP * device:
         return None
-    text = f"launching takes as long as the device's work ({host * 1e3:.1f} and {device * 1e3:.1f} ms a step)"
-    return Verdict("host", min(host / e.step_s, 1.0), text, advice.for_host(e.settings))
+    return (
+        f"launching takes as long ({host * 1e3:.1f} ms a step) as the work does on the device ({device * 1e3:.1f} ms)"
+    )
 
 
 def _memory(e: Evidence) -> Verdict | None:
@@ -127,14 +150,16 @@ def _compute(e: Evidence) -> Verdict | None:
     share, optimizer = _share(e, *_COMPUTE_PHASES), _share(e, "optimizer")
     if share < 1.0 - _OTHER:
         return None
-    if e.has_device_stream and (e.utilisation is None or e.utilisation < _BUSY):
+    if e.utilisation is None or e.utilisation < (_BUSY if e.has_device_stream else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
-    if e.utilisation is not None and e.utilisation < _WORKING:
-        return None
-    reached = "" if e.utilisation is None else f", at {e.utilisation:.0%} of what the machine can reach"
-    text = f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%}){reached}"
+    text = f"{_working(e)}, at {e.utilisation:.0%} of what the machine can reach"
     on_device = e.has_device_stream
     return Verdict("compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device))
+
+
+def _working(e: Evidence) -> str:
+    share, optimizer = _share(e, *_COMPUTE_PHASES), _share(e, "optimizer")
+    return f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%})"
 
 
 def _nothing(e: Evidence) -> Verdict:
@@ -142,8 +167,13 @@ def _nothing(e: Evidence) -> Verdict:
     if outside >= _OTHER:
         text = f"{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)"
         return Verdict(None, None, text, "Train with fewer callbacks and less logging, and compare.")
+    share, text, remedy = _batch(e)
+    if share >= _NOTED:
+        return Verdict(None, None, f"no single cause stands out; {text}; {_working(e)}", remedy)
+    optimizer = _share(e, "optimizer")
     if e.utilisation is None:
-        return Verdict(None, None, "no cause stands out, and utilisation is unknown", advice.LOOK_AT_TRACE)
+        text = f"{_working(e)}; utilisation is unknown, and with it the cause"
+        return Verdict(None, None, text, advice.for_unknown(e.settings, optimizer, e.traced))
     reached = "less than 1%" if e.utilisation < 0.01 else f"only {e.utilisation:.0%}"
     text = f"{reached} of what the machine can reach, so the time goes to small operators or memory, not to arithmetic"
-    return Verdict(None, None, text, advice.for_memory(e.settings, _share(e, "optimizer")))
+    return Verdict(None, None, text, advice.for_memory(e.settings, optimizer))

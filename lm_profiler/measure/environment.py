@@ -6,7 +6,9 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -22,7 +24,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         platform=platform.platform(),
         cpu=_cpu_name(),
-        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        cpu_count=cpu_cores(),
         threads=torch.get_num_threads(),
         device_type=device.type,
         device_name=device_name(device),
@@ -36,6 +38,33 @@ def environment(device: torch.device, world_size: int) -> Environment:
         },
         git_commit=_git_commit(),
     )
+
+
+def cpu_cores() -> int:
+    """CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class MatrixUnits:
+    """What a device multiplies faster than float32. ``tf32``: whether it has that mode; None is none, or unknown."""
+
+    tf32: bool = False
+    half_precision: Literal["bf16-mixed", "16-mixed"] | None = None
+
+
+def matrix_units(device: torch.device) -> MatrixUnits:
+    """By compute capability: fp16 since Volta (7.0), bf16 and TF32 since Ampere (8.0). Other makers' are unknown.
+
+    Source: CUDA C++ Programming Guide, "Arithmetic Instructions" and "Warp Matrix Functions". Left out: Turing's GTX 16
+    cards (7.5), which have no tensor cores but multiply fp16 at twice the rate.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return MatrixUnits()
+    capability = torch.cuda.get_device_capability(device)
+    if capability >= (8, 0):
+        return MatrixUnits(True, "bf16-mixed")
+    return MatrixUnits(False, "16-mixed" if capability >= (7, 0) else None)
 
 
 def device_name(device: torch.device) -> str:

@@ -19,7 +19,7 @@ def gpu(**changes):
 
 
 def test_a_cpu_run_that_computes():
-    found = what_binds(evidence())
+    found = what_binds(evidence(utilisation=0.65))
     assert found.bound_by == "compute"
     assert found.share == pytest.approx(0.98)
     assert "98%" in found.evidence
@@ -36,7 +36,31 @@ def test_a_cpu_that_hardly_computes_is_not_bound_by_compute():
 
 @pytest.mark.parametrize("fraction", [None, 1.0])
 def test_host_is_never_claimed_without_a_device(fraction):
-    assert what_binds(evidence(host_bound_fraction=fraction)).bound_by == "compute"
+    assert what_binds(evidence(host_bound_fraction=fraction, utilisation=0.5)).bound_by == "compute"
+    assert what_binds(evidence(host_bound_fraction=fraction, utilisation=0.05)).bound_by is None
+
+
+@pytest.mark.parametrize("make", [evidence, gpu])
+@pytest.mark.parametrize("fraction", [None, 0.0, 1.0])
+def test_nothing_is_claimed_of_compute_or_host_where_utilisation_is_unknown(make, fraction):
+    found = what_binds(make(utilisation=None, host_bound_fraction=fraction))
+    assert (found.bound_by, found.share) == (None, None)
+    assert "utilisation is unknown" in found.evidence
+    assert "--trace.steps=3" in found.advice
+    traced = what_binds(make(utilisation=None, host_bound_fraction=fraction, traced=True))
+    assert "in the trace" in traced.advice
+    assert "Record" not in traced.advice
+
+
+def test_a_batch_that_takes_a_tenth_binds_nothing():
+    """Two thirds of this step are forward and backward."""
+    phases = {"data": 0.15, "transfer": 0.01, "forward": 0.22, "backward": 0.45, "optimizer": 0.07, "other": 0.1}
+    found = what_binds(evidence(step_s=1.0, phases_s=phases, utilisation=0.5))
+    assert found.bound_by == "compute"
+    found = what_binds(evidence(step_s=1.0, phases_s=phases, utilisation=0.02, settings=Settings(num_workers=0)))
+    assert found.bound_by is None
+    assert "16% of the step goes to the batch" in found.evidence
+    assert "num_workers" in found.advice
 
 
 @pytest.mark.parametrize("make", [evidence, gpu])
@@ -54,28 +78,55 @@ def test_input_comes_before_host():
 
 
 def test_copying_is_cured_by_pinned_memory_unless_it_is_on():
-    phases = {**BUSY, "transfer": 0.03}
+    phases = {"transfer": 0.04, "forward": 0.02, "backward": 0.04}
     assert "pin_memory=True" in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=False))).advice
     for pinned in (True, None):
         assert "pin" not in what_binds(gpu(phases_s=phases, settings=Settings(pin_memory=pinned))).advice.lower()
 
 
 def test_more_workers_than_there_are():
-    phases = {**BUSY, "data": 0.03}
-    found = what_binds(gpu(phases_s=phases, settings=Settings(num_workers=4)))
-    assert "from 4 to 8" in found.advice
+    def advice(**settings):
+        phases = {"data": 0.04, "forward": 0.02, "backward": 0.04}
+        return what_binds(gpu(phases_s=phases, settings=Settings(**settings))).advice
+
+    assert "from 4 to 8" in advice(num_workers=4)
+    assert "from 4 to 8" in advice(num_workers=4, cores=16)
+    assert "from 4 to 6" in advice(num_workers=4, cores=6)
+    for cores in (2, 1):  # never more than there are cores
+        assert "num_workers from" not in advice(num_workers=2, cores=cores)
+        assert "as many workers (2) as CPU cores" in advice(num_workers=2, cores=2)
+    assert "num_workers=1." in advice(num_workers=0, cores=1)
 
 
 def test_a_device_that_is_always_done_waits_for_the_host():
     found = what_binds(gpu(host_bound_fraction=0.9, utilisation=0.1, settings=Settings(compiled=False)))
-    assert (found.bound_by, found.share) == ("host", 0.9)
+    assert (found.bound_by, found.share) == ("host", None)  # a share of the marks is none of the step
+    assert "90% of the marks" in found.evidence
     assert "torch.compile" in found.advice
+    assert what_binds(gpu(host_bound_fraction=0.9, utilisation=0.1, idle_share=0.6)).share == 0.6
+
+
+@pytest.mark.parametrize(
+    "idle_share, utilisation, bound_by",
+    [
+        (None, 0.85, "compute"),  # each query found it done, and yet it was at work
+        (0.6, 0.85, "compute"),  # the profiler slows the host of the traced steps
+        (0.1, 0.2, None),  # slow kernels, not a slow host
+        (0.1, None, None),
+        (None, None, None),
+        (0.6, 0.2, "host"),
+        (0.6, None, "host"),
+    ],
+)
+def test_marks_alone_do_not_make_a_host_verdict(idle_share, utilisation, bound_by):
+    found = what_binds(gpu(host_bound_fraction=0.8, idle_share=idle_share, utilisation=utilisation))
+    assert found.bound_by == bound_by
 
 
 def test_equal_clocks_mean_host_only_on_an_idle_device():
     unknown = {"host_bound_fraction": None}
     assert what_binds(gpu(**unknown, utilisation=0.1)).bound_by == "host"
-    assert what_binds(gpu(**unknown, utilisation=None)).bound_by == "host"
+    assert what_binds(gpu(**unknown, utilisation=None)).bound_by is None
     assert what_binds(gpu(**unknown, utilisation=0.7)).bound_by == "compute"  # it synchronizes each step
     short = {phase: t / 10 for phase, t in BUSY.items()}
     assert what_binds(gpu(**unknown, utilisation=0.1, host_phases_s=short)).bound_by is None
@@ -109,8 +160,13 @@ def test_a_heavy_optimizer():
 
 
 def test_precision_is_advised_on_a_gpu_and_not_on_a_cpu():
-    full = Settings(precision="32-true", compiled=False)
-    assert "bf16" in what_binds(gpu(settings=full)).advice
+    full = Settings(precision="32-true", compiled=False, half_precision="bf16-mixed")
+    assert "bf16-mixed" in what_binds(gpu(settings=full)).advice
+    older = dataclasses.replace(full, half_precision="16-mixed")
+    assert "precision 16-mixed" in what_binds(gpu(settings=older)).advice
+    for binds in ({}, {"memory_bound_share": 0.9}, {"utilisation": 0.1}):  # a card without, or one that nobody knows
+        settings = Settings(precision="32-true", compiled=True)
+        assert "16-mixed" not in what_binds(gpu(settings=settings, **binds)).advice
     assert "TF32" not in what_binds(gpu(settings=full)).advice  # unknown: it may be on, or not exist
     assert "TF32" in what_binds(gpu(settings=Settings(precision="32-true", tf32=False))).advice
     assert "bf16" not in what_binds(evidence(settings=full)).advice
@@ -139,8 +195,10 @@ CASES = [
     *({"utilisation": u, "host_bound_fraction": h} for u, h in itertools.product([0.1, 0.5, 0.9], [0.0, 1.0])),
     {"memory_bound_share": 0.9},
     {"communication_share": 0.5},
-    {"phases_s": {**BUSY, "data": 0.05}},
-    {"phases_s": {**BUSY, "transfer": 0.05}},
+    {"phases_s": {"forward": 0.03, "data": 0.05}},
+    {"phases_s": {"forward": 0.03, "transfer": 0.05}},
+    {"utilisation": None},
+    {"host_bound_fraction": 0.9, "utilisation": None, "idle_share": 0.9},
     {"phases_s": {"forward": 0.02, "optimizer": 0.07}},
 ]
 

@@ -16,18 +16,20 @@ from lightning.pytorch.utilities.compile import from_compiled
 from rich.console import Console
 from torch import nn
 
+from lm_profiler.analysis import Settings
 from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.facts import is_compiled
 from lm_profiler.callbacks.hardware import Hardware
 from lm_profiler.callbacks.instruments import HistoryWatch
-from lm_profiler.callbacks.judgement import free_share, judge_utilisation, settings_of
+from lm_profiler.callbacks.judgement import free_share, judge, judge_utilisation, settings_of
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.environment import MatrixUnits, matrix_units
 from lm_profiler.measure.history import MemoryHistory
-from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Flops, RunRecord, Telemetry, read_run
+from lm_profiler.record.quantities import PARTS, PHASES
+from lm_profiler.record.run import Flops, RunRecord, Telemetry, TimeSummary, read_run
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.terminal import print_run
 
@@ -88,7 +90,7 @@ def test_a_run_that_slows_half_way_says_so(tmp_path: Path) -> None:
 
 
 def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL)
+    record = recorded(tmp_path, LEVEL, Hardware(FLOPS, ceiling_of(72_000.0)))
     assert record.verdict is not None
     assert record.verdict.bound_by == "compute"
     said = lines(record)
@@ -109,7 +111,7 @@ def test_the_trace_tells_what_the_marks_cannot(
     tmp_path: Path, all_reduce_us: float, adam_us: float, bound_by: str, share: float
 ) -> None:
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
-    verdict = recorded(tmp_path, LEVEL, Hardware(kernels=table)).verdict
+    verdict = recorded(tmp_path, LEVEL, Hardware(FLOPS, ceiling_of(72_000.0), kernels=table)).verdict
     assert verdict is not None
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
 
@@ -186,6 +188,62 @@ def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path
     module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
     found = settings_of(trainer, module, 8, None, free_share(None, 100))
     assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
+
+
+@pytest.mark.parametrize(
+    "capability, hip, expected",
+    [
+        ((6, 1), None, MatrixUnits(False, None)),
+        ((7, 5), None, MatrixUnits(False, "16-mixed")),
+        ((8, 0), None, MatrixUnits(True, "bf16-mixed")),
+        ((9, 0), None, MatrixUnits(True, "bf16-mixed")),
+        ((9, 4), "6.2", MatrixUnits(False, None)),  # AMD's numbers mean something else
+    ],
+)
+def test_a_card_is_advised_only_what_it_has(
+    capability: tuple[int, int], hip: str | None, expected: MatrixUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert matrix_units(torch.device("cuda", 0)) == expected
+    assert matrix_units(torch.device("cpu")) == MatrixUnits()
+
+
+def test_tf32_is_off_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    for units, tf32 in ((MatrixUnits(True, "bf16-mixed"), False), (MatrixUnits(False, "16-mixed"), None)):
+        monkeypatch.setattr("lm_profiler.callbacks.judgement.matrix_units", lambda device, units=units: units)
+        found = settings_of(trainer, module, 8, None, None)
+        assert (found.tf32, found.half_precision) == (tf32, units.half_precision)
+
+
+@pytest.mark.parametrize("refused", [{"foreach": True}, {"differentiable": True}])
+def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str, bool], tmp_path: Path) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), **refused)]
+    assert settings_of(trainer, module, 8, None, None).fused_optimizer is None
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters())]
+    assert settings_of(trainer, module, 8, None, None).fused_optimizer is False
+
+
+def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    monkeypatch.setattr("lm_profiler.callbacks.judgement.cpu_cores", lambda: 12)
+    assert settings_of(trainer, module, 8, None, None).cores == 12
+    monkeypatch.setattr(type(trainer), "num_devices", 8)
+    assert settings_of(trainer, module, 8, None, None).cores == 1
+
+
+def test_idle_time_of_the_trace_is_the_hosts_evidence(tmp_path: Path) -> None:
+    table = kernel_table(cuda_step())  # idle for 54 of 170 microseconds
+    times = {"step": _time(1.0), **{phase: _time(0.14) for phase in PHASES}}
+    found = judge(times, times, True, 0.9, None, Settings(), table)
+    assert found is not None
+    assert (found.bound_by, found.share) == ("host", pytest.approx(54 / 170))
+
+
+def _time(seconds: float) -> TimeSummary:
+    return TimeSummary(**{**dict.fromkeys(TimeSummary.model_fields), "n": 1, "outliers": 0, "mean": seconds})
 
 
 def test_unknown_work_has_no_utilisation() -> None:
