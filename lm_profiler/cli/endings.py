@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+from lm_profiler.record.text import printable
+
 OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
 
@@ -19,7 +21,7 @@ class Terminated(KeyboardInterrupt):
 
 def say(message: str) -> None:
     """One short message on stderr."""
-    print(f"lm_profiler: {message}", file=sys.stderr)
+    print(f"lm_profiler: {printable(message)}", file=sys.stderr)
 
 
 @contextmanager

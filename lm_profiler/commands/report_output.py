@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.text import printable
 from lm_profiler.report import formats
 from lm_profiler.report.collection import Collection
 from lm_profiler.report.table import Table
@@ -45,8 +46,11 @@ def write(found: Collection, table: Table, kind: str | None, output: Path | None
         UsageError: ``output`` cannot be written, or the format needs what is not installed.
     """
     if output is None:
-        shown = kind in (None, "terminal")
-        sys.stdout.write(formats.terminal(table, sys.stdout) if shown else _TEXT[str(kind)](table))
+        if kind in (None, "terminal"):
+            sys.stdout.write(formats.terminal(table, sys.stdout))
+        else:
+            text = _TEXT[str(kind)](table)
+            sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         return
     with writable(output):
         if kind == "html":

@@ -10,16 +10,25 @@ from pathlib import Path
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
 
+    A link stays one: what it points to is written. What is there and no plain file, a pipe or a device, is written
+    into, and never replaced.
+
     Raises:
         OSError: the folder cannot be written to.
     """
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    data = content.encode() if isinstance(content, str) else content
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            file.write(data)
+        return
+    handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
         # mkstemp makes private files; a record is as readable as any other file of the user's.
         Path(aside).chmod(0o666 & ~_umask())
-        Path(aside).replace(path)
+        Path(aside).replace(target)
     except BaseException:
         Path(aside).unlink()
         raise

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run import Part, RecordError
+from lm_profiler.record.reading import read_json
+from lm_profiler.record.run import Part, RecordError, why_not
 
 Kind = Literal[
     "matmul",
@@ -92,8 +93,8 @@ class KernelTable(Part):
 
     schema_version: Literal[1] = 1
     source: Literal["kernels", "operators"]
-    steps: int
-    window_s: float
+    steps: int = Field(gt=0)
+    window_s: float = Field(gt=0)
     phases: dict[str, PhaseKernels]
     rows: list[KernelRow]
     """The largest first."""
@@ -125,9 +126,8 @@ def read_kernels(path: Path) -> KernelTable:
         RecordError: there is none, or it is damaged or of another version.
     """
     try:
-        return KernelTable.model_validate_json(path.read_text(encoding="utf-8"))
+        return KernelTable.model_validate(read_json(path))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, ValidationError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "is not text"
-        raise RecordError(f"{path}: not a table of kernels of version 1: {first}") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: not a table of kernels of version 1: {why_not(error)}") from None

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
-from pydantic_core import from_json
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.reading import read_json
 
 SCHEMA_VERSION = 1
 
@@ -373,14 +373,20 @@ def read_run(folder: Path) -> RunRecord:
     """
     path = folder / "run.json"
     try:
-        return RunRecord.model_validate(from_json(path.read_text(encoding="utf-8"), allow_inf_nan=False))
+        return RunRecord.model_validate(read_json(path))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where, said = ".".join(map(str, first["loc"])) or "file", first["msg"].removeprefix("Value error, ")
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
-    except ValueError as error:  # no JSON, or figures that are none
-        where, said = "file", str(error)
-    raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: {said}")
+    except ValueError as error:
+        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {why_not(error)}") from None
+
+
+def why_not(error: ValueError) -> str:
+    """Where a file is no record, and why: of pydantic's complaints the first."""
+    if isinstance(error, UnicodeDecodeError):
+        return "is not text"
+    if not isinstance(error, ValidationError):  # no JSON, or figures that are none
+        return f"file: {error}"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg'].removeprefix('Value error, ')}"

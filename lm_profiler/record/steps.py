@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
+from lm_profiler.record.reading import BEYOND, read_text
 
 Peaks = tuple[int | None, ...]
 """A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
@@ -78,15 +78,14 @@ def read_steps(path: Path) -> list[StepRow]:
     Raises:
         ValueError: it is not a steps.csv of this version.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(file)
+    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    try:
         header = tuple(next(reader, ()))
-        if header != STEP_COLUMNS:
-            raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
-        try:
+        if header == STEP_COLUMNS:
             return [_row(fields) for fields in reader]
-        except (ValueError, IndexError) as error:
-            raise ValueError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+    except (ValueError, IndexError, csv.Error) as error:
+        raise ValueError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+    raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
 
 
 def _row(fields: list[str]) -> StepRow:
@@ -95,12 +94,18 @@ def _row(fields: list[str]) -> StepRow:
     n = len(TIMED)
     device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
     seconds, host_seconds = (tuple(map(_finite, device)) if any(device) else None), tuple(map(_finite, host))
-    tokens, *memory = (int(field) if field else None for field in fields[2 + 2 * n : -1])
-    return StepRow(int(fields[0]), fields[1], seconds, host_seconds, tokens, tuple(memory), int(fields[-1]))
+    tokens, *memory = (_count(field) if field else None for field in fields[2 + 2 * n : -1])
+    return StepRow(_count(fields[0]), fields[1], seconds, host_seconds, tokens, tuple(memory), _count(fields[-1]))
 
 
 def _finite(field: str) -> float:
     value = float(field)
-    if not math.isfinite(value):
-        raise ValueError(f"expected a finite number, found {field}")
+    if not abs(value) < BEYOND:  # nor is NaN
+        raise ValueError(f"expected a finite number below {BEYOND:g}, found {field[:30]}")
     return value
+
+
+def _count(field: str) -> int:
+    if not (field.isdecimal() and len(field) < 20):
+        raise ValueError(f"expected a count, found {field[:30]!r}")
+    return int(field)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.run import Part, RecordError, Verb
+from lm_profiler.record.reading import read_json
+from lm_profiler.record.run import Part, RecordError, Verb, why_not
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
@@ -73,12 +74,11 @@ def read_plan(folder: Path) -> SweepPlan:
     """
     path = folder / PLAN_FILE
     try:
-        return SweepPlan.model_validate_json(path.read_text(encoding="utf-8"))
+        return SweepPlan.model_validate(read_json(path))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, ValidationError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "is not text"
-        raise RecordError(f"{path}: not a sweep of version 1: {first}") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: not a sweep of version 1: {why_not(error)}") from None
 
 
 def write_outcome(folder: Path, outcome: CellOutcome) -> None:
@@ -93,7 +93,7 @@ def write_outcome(folder: Path, outcome: CellOutcome) -> None:
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
     """What became of one cell of the sweep in ``folder``; None where nothing is known, or nothing that can be read."""
     try:
-        return CellOutcome.model_validate_json((folder / cell_id / OUTCOME_FILE).read_text(encoding="utf-8"))
+        return CellOutcome.model_validate(read_json(folder / cell_id / OUTCOME_FILE))
     except (OSError, ValueError):  # pydantic's and Unicode's errors are ValueErrors
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_profiler.models.config import PRESETS
+from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.precision import full_name
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.record.run import RunRecord
@@ -72,6 +72,11 @@ def _of_option(path: str) -> Callable[[Entry], Any]:
     return lambda entry: option(entry, path)
 
 
+def preset_of(size: Any) -> TransformerConfig | None:
+    """The dimensions of ``size``, whatever somebody's config calls one."""
+    return PRESETS.get(size) if isinstance(size, str) else None
+
+
 def _dimension(name: str) -> Callable[[Entry], Any]:
     """The model's own where the config gives it, else the preset's."""
 
@@ -79,8 +84,7 @@ def _dimension(name: str) -> Callable[[Entry], Any]:
         given = option(entry, f"model.{name}")
         if given is not None:
             return given
-        size = option(entry, "model.size")
-        return getattr(PRESETS.get(str(size)), name, None)
+        return getattr(preset_of(option(entry, "model.size")), name, None)
 
     return get
 
@@ -106,9 +110,20 @@ def _precision(entry: Entry) -> str | None:
     return full_name(given) if known else None
 
 
-def _parameters(record: RunRecord) -> int | None:
-    """None also for a run that died before its model was built."""
-    return None if record.model is None else record.model.parameters or None
+def parameters(entry: Entry, embedding: bool = True) -> int | None:
+    """Of the module as it was built; of our own model also where it was not, as in a run that was refused."""
+    model = entry.record.model if entry.record is not None else None
+    if model is not None and model.parameters:
+        return model.parameters if embedding else model.parameters_without_embedding
+    given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
+    given |= {"vocab_size": option(entry, "model.vocab_size")}
+    size = option(entry, "model.size")
+    if not isinstance(size, str):
+        return None
+    try:
+        return preset(size, **given).num_parameters(embedding)
+    except (TypeError, ValueError):  # a size of somebody else's model, or dimensions that do not fit together
+        return None
 
 
 def _time(part: str, clock: str) -> Column:
@@ -153,7 +168,7 @@ _FACTS = (
     Column("device", "device", _device),
     Column("size", "size", _of_option("model.size"), option="model.size"),
     *(Column(name, name, _dimension(name), option=f"model.{name}") for name in DIMENSIONS),
-    Column("parameters", "parameters", _of_record(_parameters)),
+    Column("parameters", "parameters", parameters),
     Column("precision", "precision", _precision, option="trainer.precision"),
     *(
         Column(name, title, _of_option(path), option=path)

@@ -8,6 +8,7 @@ import json
 import re
 from typing import Any, TextIO
 
+from lm_profiler.record.text import printable
 from lm_profiler.report.table import Table
 
 SUFFIXES = {
@@ -22,13 +23,18 @@ SUFFIXES = {
 FOR_PROGRAMS = ("csv", "json", "parquet")
 """These carry SI values, with the ends of intervals in columns of their own."""
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
-_MARKDOWN = re.compile(r"[\\`*<|~]|&(?=#?\w+;)|\](?=\()|(?<!\w)_|_(?!\w)")
+_MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
+_HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""What JSON lets through and a terminal or an editor would obey, or not show."""
+_ENTITIES = {"&": "&amp;", "<": "&lt;"}
+_OPENS = re.compile(r"&(?=#?\w+;)|<")
 
 
 def plain(text: str) -> str:
     """``text`` on one line, with nothing in it that a terminal would obey."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text.translate(_BREAKS))
+    return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
 
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
@@ -67,7 +73,8 @@ def markdown(table: Table) -> str:
 
 
 def _markdown(text: str) -> str:
-    return _MARKDOWN.sub(r"\\\g<0>", plain(text))
+    """A bracket as an entity: not every Markdown takes a backslash before one."""
+    return _OPENS.sub(lambda found: _ENTITIES[found[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
 def fenced(lines: list[str]) -> list[str]:
@@ -94,18 +101,52 @@ def latex(table: Table) -> str:
 
 
 def csv_text(table: Table) -> str:
-    """A header and a line a row."""
+    """A header and a line a row.
+
+    Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
+    carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
+    """
     records = _records(table)
+    names = list(records[0]) if records else [heading.name for heading in table.headings]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]) if records else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _scalar(value) for name, value in record.items()} for record in records)
+    # Only characters of the line's end are quoted within fields, and a bare carriage return would tear a row.
+    writer = csv.writer(_Lines(text), lineterminator="\r\n")
+    writer.writerow([_harmless(name) for name in names])
+    writer.writerows([_harmless(_scalar(value)) for value in record.values()] for record in records)
     return text.getvalue()
+
+
+class _Lines:
+    """Takes whole rows that end in CRLF, and ends them with a line feed alone."""
+
+    def __init__(self, to: TextIO) -> None:
+        self._to = to
+
+    def write(self, row: str) -> int:
+        return self._to.write(row[:-2] + "\n")
+
+
+def _harmless(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):
+        return f"'{value}"
+    return value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def json_text(table: Table) -> str:
     """A list of objects, one a row."""
-    return json.dumps(_records(table), indent=1, ensure_ascii=False) + "\n"
+    return _HIDDEN.sub(_escaped, json.dumps(_records(table), indent=1, ensure_ascii=False)) + "\n"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
 
 
 def parquet(table: Table) -> bytes:

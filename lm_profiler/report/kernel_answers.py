@@ -38,7 +38,7 @@ def _largest(table: KernelTable) -> list[tuple[str, str]]:
             names.append(name)
             share = total_s / _phases_s(table, [phase])
             calls = count / table.steps
-            each = f"{calls:g} call{'' if calls == 1 else 's'} of {total_s / count * 1e6:,.0f} µs"
+            each = f"{calls:g} call{'' if calls == 1 else 's'} of {total_s / max(count, 1) * 1e6:,.0f} µs"
             answers.append((f"largest in {phase}", f"{again}{name}: {_ms(table, total_s)}, {share:.1%} of it, {each}"))
     return answers
 

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from lm_profiler.record.kernels import KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
+from lm_profiler.report.console import PlainConsole
 
 IDLE = "idle"
 
@@ -20,7 +21,7 @@ _FIGURES_WIDTH = 68  # of the largest kernels' table without the names
 
 def print_kernels(table: KernelTable, console: Console | None = None) -> None:
     """Print milliseconds a step by phase and kind, and the largest kernels of all."""
-    console = console or Console()
+    console = console or PlainConsole()
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 160
     what = "kernels on the device" if table.source == "kernels" else "operators on the host"
@@ -124,4 +125,4 @@ def _ms(table: KernelTable, seconds: float) -> str:
 def _plain(name: str) -> str:
     for noise in _NOISE:
         name = name.replace(noise, "")
-    return name.replace("[", r"\[")  # no markup
+    return name

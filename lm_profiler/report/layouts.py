@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.collection import Entry
-from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column
+from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 from lm_profiler.report.merged import HOW_MERGED, Merged, by_facts, distinct, fact
 from lm_profiler.report.pivot import value_cell
 from lm_profiler.report.recut import steps_after
@@ -24,16 +24,21 @@ def model_name(entry: Entry) -> str:
     if size is None:
         return entry.name
     given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
-    own = [f"{name} {value}" for name, value in given.items() if value != getattr(PRESETS.get(size), name, None)]
+    own = [f"{name} {value}" for name, value in given.items() if value != getattr(preset_of(size), name, None)]
     return f"{size} ({', '.join(own)})" if own else str(size)
 
 
 def names(entries: Sequence[Entry]) -> list[str]:
-    """What each entry is called: its model, and the other facts that tell it from the rest."""
+    """What each entry is called: its model, the other facts that tell it from the rest, and its run if none do."""
     apart = [found for found in apart_by([[entry] for entry in entries]) if found.name not in _OF_MODEL]
-    return [
+    found = [
         ", ".join([model_name(entry), *filter(None, (told(found, found.get(entry)) for found in apart))])
         for entry in entries
+    ]
+    alike = Counter(found)
+    return [
+        f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
+        for name, entry in zip(found, entries, strict=True)
     ]
 
 
@@ -164,14 +169,7 @@ def _milliseconds(group: Merged, of: Column) -> Cell:
 
 
 def _parameters(group: Merged) -> Cell:
-    counts = distinct(
-        entry.record.model.parameters_without_embedding
-        for entry in group
-        if entry.record is not None and entry.record.model is not None
-    )
-    preset = PRESETS.get(str(fact(group, COLUMNS["size"])))
-    if not counts and preset is not None and all(fact(group, COLUMNS[n]) == getattr(preset, n) for n in DIMENSIONS):
-        counts = [preset.num_parameters(embedding=False)]
+    counts = distinct(parameters(entry, embedding=False) for entry in group)
     return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_profiler.models.config import PRESETS
 from lm_profiler.report.collection import Entry
-from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column
+from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column, preset_of
 from lm_profiler.report.differences import OF_EACH_RUN, SEEDS, flat
 
 Merged = Sequence[Entry]
@@ -88,7 +88,7 @@ def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
     if of.name == "parameters":
         return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
     pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
-    return of.name in DIMENSIONS and all(value == getattr(PRESETS.get(size), of.name, None) for size, value in pairs)
+    return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
 
 
 def status(row: Merged) -> str:
@@ -140,7 +140,7 @@ def rank(value: Any) -> tuple[int, float, str]:
     """Where ``value`` stands in a table: numbers by size, presets from the smallest, words by letter, None last."""
     if isinstance(value, (int, float)):
         return 0, value, ""
-    if value in tuple(PRESETS):
+    if preset_of(value) is not None:
         return 1, list(PRESETS).index(value), ""
     return (3, 0, "") if value is None else (2, 0, str(value))
 

@@ -74,11 +74,19 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 
 
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
-    """A line of the facts that all rows share and no column shows, if there are any."""
+    """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
     everything = [entry for group in groups for entry in group]
     facts = [found for found in _known_facts(groups) if found not in shown and not differs(everything, found)]
-    texts = [f"{found.title} {_text(fact(everything, found), found)}" for found in facts]
-    return [f"in all rows: {', '.join(texts)}"] if texts else []
+    in_all, in_some = [], []
+    for found in facts:
+        text = f"{found.title} {_text(fact(everything, found), found)}"
+        rows = sum(all(found.get(entry) is not None for entry in group) for group in groups)
+        if rows == len(groups):
+            in_all.append(text)
+        else:
+            in_some.append(f"{text} ({rows} of {len(groups)} rows)")
+    lines = {"in all rows": in_all, "where known": in_some}
+    return [f"{which}: {', '.join(texts)}" for which, texts in lines.items() if texts]
 
 
 def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES
 from lm_profiler.record.run import RunRecord, Telemetry, TimeSummary, Utilisation
+from lm_profiler.report.console import PlainConsole
 from lm_profiler.report.numerics import numerics_headline, numerics_table
 
 _SLOW_CLOCK = 0.75
@@ -17,7 +18,7 @@ _SLOW_CLOCK = 0.75
 
 def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
     """Print the phases, the step, throughput, memory and where everything is; or how the run died."""
-    console = console or Console()
+    console = console or PlainConsole()
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 120
     if record.time and record.time["step"].n:

@@ -105,3 +105,28 @@ def test_a_folder_without_permission_is_an_os_error(tmp_path: Path) -> None:
             claim_run_dir(tmp_path / "name")
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_a_link_stays_one_and_what_it_points_to_is_written(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    target, link, dangling = tmp_path / "there" / "a.csv", tmp_path / "a.csv", tmp_path / "b.csv"
+    target.write_text("old")
+    link.symlink_to(target)
+    dangling.symlink_to(tmp_path / "there" / "b.csv")
+    write_whole(link, "new")
+    write_whole(dangling, "first")
+    assert link.is_symlink()
+    assert dangling.is_symlink()
+    assert target.read_text() == "new"
+    assert (tmp_path / "there" / "b.csv").read_text() == "first"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+def test_what_is_no_plain_file_is_written_into_and_stays(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(pipe.read_bytes)
+        write_whole(pipe, "x")
+        assert read.result() == b"x"
+    assert stat.S_ISFIFO(pipe.stat().st_mode)

@@ -78,6 +78,28 @@ def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
 
 
+def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_numbers_have_none():
+    given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
+    table = Table([Heading("=x", "x"), Heading("y", "y")], [[Cell(text), Cell(-0.5)] for text in given])
+    header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
+    assert header == ["'=x", "y"]
+    assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
+    assert {row[1] for row in found} == {"-0.5"}
+
+
+def test_a_carriage_return_tears_no_row():
+    table = Table([Heading("x", "x"), Heading("y", "y")], [[Cell("a\rb"), Cell("c")]])
+    assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
+    assert csv_text(table) == 'x,y\n"a\rb",c\n'
+
+
+def test_json_hides_no_control_from_its_reader_and_gives_none_to_a_terminal():
+    given = "\x1b[31m\x9b\x7f\u202e ä"
+    text = json_text(Table([Heading("x", "x")], [[Cell(given)]]))
+    assert json.loads(text) == [{"x": given}]
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
 def test_values_of_several_types_go_to_parquet_as_text():
     table = Table([Heading("x", "x")], [[Cell(8)], [Cell("auto")], [Cell([1, 2])], [Cell()]])
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
@@ -98,7 +120,7 @@ def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
 def test_nothing_in_a_name_breaks_a_markdown_table():
     row = markdown(nasty()).splitlines()[-1]
     assert row.count("|") - row.count("\\|") == 3
-    assert r"[bold]x[/bold] \| \<b>\&lt; $5\_% #{\~^\\} \`c\` \*s\* new" in row
+    assert r"[bold]x[/bold] \| &lt;b>&amp;lt; $5\_% #{\~^\\} \`c\` \*s\* new" in row
 
 
 def test_names_as_published_stay_as_they_are_in_markdown():

@@ -185,7 +185,25 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
-    assert "size small" in table.above[0]
+    assert table.above[1].startswith("where known: size small (2 of 3 rows), d_model 768 (2 of 3 rows)")
     [note] = rows([entries[:2]]).below[1:]
     assert note == "note: one figure for runs that differ in trainer.gradient_clip_val: a, b"
     assert [group.values for group in grouped(entries[:2]).groups] == [(1.0,), (None,)]
+
+
+def test_what_most_rows_do_not_know_is_not_in_all_rows():
+    entries = [run("a", FAST, name="a", precision="bf16-mixed")]
+    refused = [("oom", "no memory"), ("refused", "too large")]
+    for name, failed in zip("bc", refused, strict=True):
+        died = run(name, failed=failed, name=name)
+        entries.append(Entry(died.folder, died.record.model_copy(update={"model": None, "config": None})))
+    in_all, known, *_ = rows(repeats_together(entries)).above
+    assert in_all == "in all rows: verb fit, device H100"
+    assert "parameters 128,625,408 (1 of 3 rows), precision bf16-mixed (1 of 3 rows)" in known
+
+
+def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():
+    refused = run("a", failed=("refused", "too large"), size="xl")
+    refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
+    [row] = rows([[refused]], [column("parameters")]).rows
+    assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")

@@ -1,0 +1,63 @@
+"""Reads what a program left on the disk: plain files only, and no figure that arithmetic cannot hold."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+BEYOND = 1e30
+"""No time, count or size is as large (the FLOPs of the largest trainings are 1e26): what is, is damage, and its square
+or its sum with others would overflow."""
+
+_OPTIONS = ("config", "overrides")
+"""Parts of a record that hold a user's own numbers, of any size."""
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of ``path``, which a pipe or a device would make a reader wait for, perhaps for ever.
+
+    Raises:
+        OSError: it cannot be read, or is no plain file.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """The text of ``path``, UTF-8.
+
+    Raises:
+        OSError: as ``read_plain``.
+        UnicodeDecodeError: it is no text.
+    """
+    return read_plain(path).decode("utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in ``path``; of a user's options, numbers beyond ``BEYOND`` come as text.
+
+    Raises:
+        OSError: as ``read_plain``.
+        ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
+    """
+    return _checked(from_json(read_text(path), allow_inf_nan=False), "")
+
+
+def _checked(value: Any, at: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_checked(below, at) for below in value]
+    if not isinstance(value, (int, float)) or abs(value) < BEYOND:
+        return value
+    if at.partition(".")[0] in _OPTIONS:
+        return str(value)
+    raise ValueError(f"{at}: expected a number below {BEYOND:g}")
