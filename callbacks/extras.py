@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from lm_profiler.callbacks.failures import first_line
+from lm_profiler.measure.boundary import Part
 
 Found = TypeVar("Found")
 
@@ -15,14 +15,4 @@ def found(what: str, look: Callable[[], Found], notes: list[str]) -> Found | Non
 
     Any error counts: a user's module, loader or logger runs in there, or a driver, and the run itself went well.
     """
-    try:
-        return look()
-    except Exception as error:
-        notes.append(f"{what} unknown: {said(error)}")
-        return None
-
-
-def said(error: Exception) -> str:
-    """Type and message, in one line."""
-    message = first_line(error)
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+    return Part(what, notes.append, outcome="unknown").run(look)

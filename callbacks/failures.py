@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lm_profiler.measure.boundary import first_line
 from lm_profiler.measure.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
@@ -27,12 +28,6 @@ def raised_by_data(error: BaseException) -> bool:
     """Whether the exception came through the loop's asking for a batch."""
     asking = _DataFetcher.__next__.__code__
     return any(frame.f_code is asking for frame, _ in walk_tb(error.__traceback__))
-
-
-def first_line(error: BaseException) -> str:
-    """The exception's message, shortened to one line; empty where it has none."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
@@ -56,9 +51,14 @@ def failure_of(error: BaseException, phase: str, step: int, device: torch.device
     )
 
 
+def failure_of_ours(error: BaseException, step: int | None) -> Failure:
+    """The failure of a run in which training went on and the instruments did not."""
+    return Failure(phase="instruments", step=step, type=type(error).__name__, message=first_line(error))
+
+
 def keep_snapshot(device: torch.device, path: Path) -> None:
     """Leave the allocator's state as it was when memory ran out, for memory_viz, where it keeps one."""
     history = memory_history_of(device)
     if history is not None:
-        with suppress(OSError, RuntimeError):  # a record without a snapshot is better than none
+        with suppress(Exception):  # a record without a snapshot is better than none
             history.dump(path)

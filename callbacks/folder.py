@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -31,3 +32,12 @@ def run_folder(trainer: Trainer, name: str) -> Path:
             if (folder / "run.json").exists():
                 folder = claim_run_dir(folder.parent)
     return Path(str(trainer.strategy.broadcast(str(folder))))
+
+
+def second_place(name: str) -> Path:
+    """Where the files of a run go whose folder cannot be written to any more.
+
+    Raises:
+        OSError: there is no other place either.
+    """
+    return claim_run_dir(Path(tempfile.gettempdir()) / "lm_profiler" / name)

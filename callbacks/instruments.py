@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from lm_profiler.callbacks.extras import said
 from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.history import memory_history_of
 from lm_profiler.measure.recompiles import recompilations, recompiled_since
 from lm_profiler.measure.syncs import sync_detector_of
@@ -20,7 +20,11 @@ from lm_profiler.record.run import Sync, Telemetry
 
 
 class Instrument(Protocol):
-    """Told of every stage; works between steps."""
+    """Told of every stage; works between steps. What it raises takes it out, and ``discard`` is called."""
+
+    name: str
+    part: Part
+    """Answers for what training calls of it during a step."""
 
     def begin(self, stage: str) -> None:
         """``stage`` starts with the next step."""
@@ -28,9 +32,15 @@ class Instrument(Protocol):
     def end(self, stage: str) -> None:
         """``stage`` is over; of ``measure``, on the device too."""
 
+    def discard(self) -> None:
+        """Stop, leave training's objects as they were, and keep nothing."""
+
 
 class TelemetryWatch:
     """Clock, power and energy of the GPU over the measured steps; None elsewhere."""
+
+    name = "telemetry"
+    part: Part = UNGUARDED
 
     def __init__(self, device: torch.device) -> None:
         self._telemetry = telemetry_of(device)
@@ -44,9 +54,16 @@ class TelemetryWatch:
         if stage == "measure" and self._telemetry is not None:
             self.reading = self._telemetry.stop()
 
+    def discard(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.stop()
+
 
 class CompileWatch:
     """How often torch.compile compiled while steps were measured, and what."""
+
+    name = "recompilations"
+    part: Part = UNGUARDED
 
     def __init__(self) -> None:
         self.recompilations = 0
@@ -61,9 +78,15 @@ class CompileWatch:
             self.recompilations = recompilations() - self._before
             self.names = recompiled_since(self._before) or []
 
+    def discard(self) -> None:
+        self.recompilations, self.names = 0, []
+
 
 class SyncWatch:
     """The lines that make the host wait for the device, found in the ``memory`` stage; None without a device."""
+
+    name = "waits for the device"
+    part: Part = UNGUARDED
 
     def __init__(self, device: torch.device) -> None:
         self._detector = sync_detector_of(device)
@@ -77,14 +100,19 @@ class SyncWatch:
         if stage == "memory" and self._detector is not None:
             self.points = self._detector.end()
 
+    def discard(self) -> None:
+        if self._detector is not None:
+            self._detector.end()
+
 
 class HistoryWatch:
     """The allocator's history of the ``memory`` stage, when asked for, in ``path``."""
 
+    name = "memory.history"
+    part: Part = UNGUARDED
+
     def __init__(self, device: torch.device, path: Path, wanted: bool) -> None:
         self._history = memory_history_of(device) if wanted else None
-        if wanted and self._history is None:
-            raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
         self._path = path
 
     def begin(self, stage: str) -> None:
@@ -97,6 +125,16 @@ class HistoryWatch:
                 self._history.dump(self._path)
             finally:
                 self._history.stop()
+
+    def discard(self) -> None:
+        if self._history is not None:
+            self._history.stop()
+
+
+def require_history(device: torch.device) -> None:
+    """Raise a ValueError where the allocator of ``device`` keeps no history."""
+    if memory_history_of(device) is None:
+        raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
 
 
 @dataclass(frozen=True)
@@ -113,21 +151,22 @@ class Instruments:
     def __iter__(self) -> Iterator[Instrument]:
         return (getattr(self, field.name) for field in fields(self))
 
-    def begin(self, stage: str) -> list[str]:
-        """``stage`` starts with the next step; returns a note for each instrument that cannot."""
-        return _told([instrument.begin for instrument in self], stage)
+    def guard(self, tell: Callable[[str], object]) -> None:
+        """Let each fail by itself; ``tell`` is told."""
+        for instrument in self:
+            instrument.part = Part(instrument.name, tell, instrument.discard)
 
-    def end(self, stage: str) -> list[str]:
-        """``stage`` is over; returns a note for each instrument that lost what it had."""
-        return _told([instrument.end for instrument in reversed(list(self))], stage)
+    def begin(self, stage: str) -> None:
+        """``stage`` starts with the next step."""
+        for instrument in self:
+            instrument.part.run(instrument.begin, stage)
 
+    def end(self, stage: str) -> None:
+        """``stage`` is over."""
+        for instrument in reversed(list(self)):
+            instrument.part.run(instrument.end, stage)
 
-def _told(listeners: Sequence[Callable[[str], None]], stage: str) -> list[str]:
-    """Tell everyone, whoever fails: a driver or a full disk must not end somebody's training."""
-    notes = []
-    for tell in listeners:
-        try:
-            tell(stage)
-        except Exception as error:
-            notes.append(f"{tell.__qualname__}({stage!r}) failed: {said(error)}")
-    return notes
+    def discard(self) -> None:
+        """Stop them all."""
+        for instrument in reversed(list(self)):
+            instrument.part.run(instrument.discard)

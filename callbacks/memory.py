@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.history import allocator_facts
 from lm_profiler.measure.holdings import HeldAtPeak, HoldingsReader
 from lm_profiler.measure.levels import LevelsReader
@@ -48,6 +49,9 @@ class MemoryReader:
         parties: the module and the optimizers whose tensors count, asked for when they exist.
     """
 
+    name = "memory"
+    part: Part = UNGUARDED
+
     def __init__(
         self,
         probe: Probe,
@@ -60,6 +64,7 @@ class MemoryReader:
         self._device = device
         self._parties = parties
         self._readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
+        self._observers: tuple[Callable[[int], None], ...] = ()
         self.step_peaks: Callable[[], Peaks] = probe.peaks
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
         self.by_part: dict[str, Peaks] = {}
@@ -74,25 +79,33 @@ class MemoryReader:
         module, optimizers = self._parties()
         # In this order: the last resets the peak that the first reads.
         self._readers = (
-            HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device),
-            LevelsReader(module, optimizers, self._probe.held, self._device),
+            HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device, self.part),
+            LevelsReader(module, optimizers, self._probe.held, self._device, self.part),
             PartPeaks(self._probe),
         )
         self._readers[0].start()
         self.step_peaks = self._take_step
-        self._timeline.observers += self._readers
+        self._observers = tuple(self.part.guard(reader) for reader in self._readers)
+        self._timeline.observers += self._observers
 
     def end(self, stage: str) -> None:
         if stage == "measure":
             self.allocator = allocator_facts(self._device)
         if self._readers is None:
             return
-        ours, self._readers, self.step_peaks = self._readers, None, self._probe.peaks
-        self._timeline.observers = tuple(o for o in self._timeline.observers if o not in ours)
-        holdings, levels, parts = ours
-        holdings.stop()
-        levels.stop()
+        holdings, levels, parts = self._readers
+        self.discard()
         self.by_part, self.held, self.levels = parts.by_part(), holdings.by_part(), levels.levels
+
+    def discard(self) -> None:
+        if self._readers is None:
+            return
+        (holdings, levels, _), self._readers, self.step_peaks = self._readers, None, self._probe.peaks
+        self._timeline.observers = tuple(o for o in self._timeline.observers if o not in self._observers)
+        try:
+            holdings.stop()
+        finally:
+            levels.stop()
 
     def _take_step(self) -> Peaks:
         assert self._readers is not None

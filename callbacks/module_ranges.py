@@ -13,6 +13,7 @@ from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
 from lm_profiler.callbacks.facts import is_compiled
+from lm_profiler.measure.boundary import UNGUARDED, Part
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""
@@ -24,17 +25,20 @@ class ModuleRanges:
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: Part = UNGUARDED) -> None:
+        self._part = part
         self._handles: list[RemovableHandle] = []
         self._threads = threading.local()  # the autograd engine recomputes checkpointed modules in a thread of its own
 
     def attach(self, module: nn.Module) -> None:
         """Until ``detach``."""
+        closed = self._part.guard(self._close)
         for path, child in _callable_below(module):
             name = f"module: {path} ({type(child).__name__})"
+            opened = self._part.guard(partial(self._open, name))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
-            self._handles.append(child.register_forward_pre_hook(partial(self._open, name), prepend=True))
-            self._handles.append(child.register_forward_hook(self._close, always_call=True))
+            self._handles.append(child.register_forward_pre_hook(opened, prepend=True))
+            self._handles.append(child.register_forward_hook(closed, always_call=True))
 
     def detach(self) -> None:
         """Leave the modules as they were."""

@@ -8,14 +8,14 @@ on the instances.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, update_wrapper
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lm_profiler.measure import timeline as at
-from lm_profiler.measure.timeline import Timeline
+from lm_profiler.measure.timeline import Span, Timeline
 
 
 class OptimizerMarks:
@@ -47,61 +47,65 @@ class OptimizerMarks:
             self._undo.pop()()
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._depth -= 1
-        if self._depth <= 0:
-            self._depth = 0
-            self._timeline.close(at.OPTIMIZER)
+        try:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._depth = 0
+                self._timeline.close(at.OPTIMIZER)
+        except BaseException as error:
+            self._timeline.part.failed(error)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        return self._timeline.part.run(self._begin_step, args, kwargs)
+
+    def _begin_step(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._depth += 1
         # ``args`` begins with the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
             self._open()
             return None
-        around = self._around(closure)
+        around = update_wrapper(partial(self._without, closure), closure)
         return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
     def _open(self) -> None:
         if self._timeline.current != at.OPTIMIZER:
             self._timeline.enter(at.OPTIMIZER)
 
-    def _around(self, closure: Callable[..., Any]) -> Callable[..., Any]:
+    def _without(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The closure is not the optimizer's arithmetic, which goes on whenever it returns."""
-
-        @wraps(closure)
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            self._timeline.close(at.OPTIMIZER)
-            try:
-                result = closure(*args, **kwargs)
-            except BaseException:
-                self._timeline.fail()
-                raise
-            self._open()
-            return result
-
-        return marked
+        part = self._timeline.part
+        part.run(self._timeline.close, at.OPTIMIZER)
+        try:
+            result = closure(*args, **kwargs)
+        except BaseException:
+            part.run(self._timeline.fail)
+            raise
+        part.run(self._open)
+        return result
 
     def _wrap(self, owner: Any, name: str, code: int) -> None:
-        original = getattr(owner, name)
-        timeline = self._timeline
-
-        @wraps(original)
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            timeline.enter(code)
-            try:
-                return original(*args, **kwargs)
-            except BaseException:
-                timeline.fail()
-                raise
-            finally:
-                timeline.leave()
-
         replaced = owner.__dict__.get(name)
-        setattr(owner, name, marked)
+        setattr(owner, name, _Marked(owner, name, Span(self._timeline, code)))
         self._undo.append(
-            (lambda: delattr(owner, name)) if replaced is None else (lambda: setattr(owner, name, replaced))
+            partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
         )
+
+
+class _Marked:
+    """A method of ``owner`` with a mark around it. A copy of the owner, or its pickle, has its own method there."""
+
+    def __init__(self, owner: Any, name: str, span: Span) -> None:
+        self._owner, self._name, self._span = owner, name, span
+        self._method = getattr(owner, name)
+        update_wrapper(self, self._method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._span:
+            return self._method(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
 
 
 def _steps_within_steps(optimizer: Optimizer) -> bool:

@@ -7,7 +7,8 @@ the actions that begin or end a phase into marks, and passes all of them on to t
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Forward, Marked, OptimizerStep
+from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Done, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
+from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
 
 _FETCHES = {
@@ -44,42 +46,64 @@ _HOOK_OWNERS: dict[str, type] = {
 class _Spans(dict[str, Marked]):
     """The span of each action, found out when the action is first seen."""
 
-    def __init__(self, find: Callable[[str], Marked | None]) -> None:
+    def __init__(self, find: Callable[[str], Marked | None], count: Callable[[str], Marked | None], part: Part) -> None:
         super().__init__()
         self._find = find
+        self._count = count
+        self._part = part
 
     def __missing__(self, action_name: str) -> Marked:
-        span = self[action_name] = self._find(action_name) or NOTHING
+        span = self._part.run(self._find, action_name) or self._count(action_name) or NOTHING
+        self[action_name] = span
         return span
 
 
 class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` while the stages last.
 
+    It counts the steps by itself and ends the loop, whatever becomes of the instruments.
+
     Args:
         trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
         timeline: takes the marks.
-        step_ended: gets each finished step's marks, between that step and the next. It may raise StopIteration, which
-            the loop takes for the end of the data.
+        steps: how many until the stages are done.
+        step_ended: gets each finished step's marks, between that step and the next; returns how many are left.
+        done: called when none is left; does not raise.
+        stop: whether the loop ends then: it takes StopIteration for the end of its data.
     """
 
-    def __init__(self, trainer: Any, timeline: Timeline, step_ended: Callable[[StepMarks], None]) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        timeline: Timeline,
+        steps: int,
+        step_ended: Callable[[StepMarks], int],
+        done: Callable[[], None],
+        stop: bool,
+    ) -> None:
         super().__init__()
         assert trainer.state.fn is not None
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
         self._wrapped: Profiler = self._trainer.profiler
         self._user = None if type(self._wrapped) is PassThroughProfiler else self._wrapped
         self._timeline = timeline
+        self._part = timeline.part
+        self._left = steps
         self._step_ended = step_ended
+        self._done = done
+        self._stop = stop
         self.step_done = False
         self._fetch = _FETCHES[trainer.state.fn]
         self._forward = _FORWARDS[trainer.state.fn]
         self._fitting = trainer.state.fn is TrainerFn.FITTING
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
-        self._spans = _Spans(self._span)
+        self._spans = _Spans(self._span, self._counting_span, timeline.part)
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
+
+    def __reduce__(self) -> Any:
+        return copy, (self._wrapped,)  # nobody wants ours but where it stands
 
     def restore(self) -> None:
         """Give the Trainer the user's profiler back."""
@@ -91,28 +115,48 @@ class PhaseProfiler(Profiler):
         span, user = self._spans[action_name], self._wrapped.profile(action_name)
         return user if span is NOTHING else Both(user, span)
 
+    def count_only(self) -> None:
+        """Take no more marks; still count, and end the loop where it would have ended."""
+        self._timeline.stop()
+        self._spans.clear()
+
     def start(self, action_name: str) -> None:
         if self._user is not None:
             self._user.start(action_name)
         if action_name != self._fetch:
             return
-        timeline = self._timeline
-        if not timeline.live:
-            timeline.come_inside()
-        if self.step_done and timeline.running:
+        if self.step_done:
             self.step_done = False
-            self._step_ended(timeline.end_step())
-        timeline.stack.append(at.DATA)
-        if timeline.running:
-            timeline.mark(at.DATA)
-        else:
-            timeline.begin_step()
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._left <= 0:
+                self._done()
+                if self._stop:
+                    # Both are needed: a fit would go on with the next epoch.
+                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+                    raise StopIteration
+                return
+        timeline = self._timeline
+        if self._part.out:
+            return
+        try:
+            if not timeline.live:
+                timeline.come_inside()
+            timeline.stack.append(at.DATA)
+            if timeline.running:
+                timeline.mark(at.DATA)
+            else:
+                timeline.begin_step()
+        except BaseException as error:
+            self._part.failed(error)
 
     def stop(self, action_name: str) -> None:
-        if action_name == self._fetch:
-            self._timeline.leave()
-        elif action_name == _MANUAL_STEP:
-            self._timeline.close(at.OPTIMIZER)
+        try:
+            if action_name == self._fetch:
+                self._timeline.leave()
+            elif action_name == _MANUAL_STEP:
+                self._timeline.close(at.OPTIMIZER)
+        except BaseException as error:
+            self._part.failed(error)
         if self._user is not None:
             self._user.stop(action_name)
 
@@ -124,17 +168,27 @@ class PhaseProfiler(Profiler):
 
     def close_step(self) -> None:
         """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
-        if not self._timeline.running:
-            return
         if self.step_done:
             self.step_done = False
-            with suppress(StopIteration):  # there is nothing left to stop
-                self._step_ended(self._timeline.end_step())
-        else:
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._left <= 0:
+                self._done()
+        elif self._timeline.running:
             self._timeline.go_outside()
 
-    def _finish_step(self) -> None:
-        self.step_done = True
+    def _end_step(self) -> int:
+        timeline = self._timeline
+        if not timeline.live:
+            timeline.come_inside()
+        return self._step_ended(timeline.end_step()) if timeline.running else self._left
+
+    def _counting_span(self, action_name: str) -> Marked | None:
+        """What is needed to count steps: where they are done, and where the loop is left."""
+        ends = f".{self._forward}" if not self._automatic else ".optimizer_step"
+        owner = "[LightningModule]" if self._automatic else "[Strategy]"
+        if action_name == "run_training_epoch" and self._fitting:
+            return Action(self._timeline, self.close_step)
+        return Done(self) if action_name.startswith(owner) and action_name.endswith(ends) else None
 
     def _span(self, action_name: str) -> Marked | None:
         """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""
@@ -151,7 +205,7 @@ class PhaseProfiler(Profiler):
 
     def _strategy_span(self, hook: str) -> Marked | None:
         if hook == self._forward:
-            return Forward(self._timeline, None if self._automatic else self._finish_step)
+            return Forward(self._timeline, None if self._automatic else self)
         if hook == "batch_to_device":
             return Span(self._timeline, at.TRANSFER)
         return Span(self._timeline, at.BACKWARD) if hook == "backward" else None

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import index
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,10 +18,18 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import failure_of, keep_snapshot, phase_of, status_of
-from lm_profiler.callbacks.folder import run_folder, snapshot_file
+from lm_profiler.callbacks.failures import failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
+from lm_profiler.callbacks.folder import run_folder, second_place, snapshot_file
 from lm_profiler.callbacks.hardware import Hardware, look_at_hardware
-from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
+from lm_profiler.callbacks.instruments import (
+    CompileWatch,
+    HistoryWatch,
+    Instruments,
+    SyncWatch,
+    TelemetryWatch,
+    require_history,
+)
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
 from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
@@ -30,9 +41,10 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
 from lm_profiler.callbacks.work import Work
+from lm_profiler.measure.boundary import UNGUARDED, Part, said, say
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
-from lm_profiler.measure.timeline import Timeline
+from lm_profiler.measure.timeline import StepMarks, Timeline
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.terminal import print_run
@@ -80,8 +92,18 @@ class TrainingProfiler(Callback):
         self._peak_flops_per_s = peak_flops_per_s
         self._clock = clock
         self._quiet = quiet
+        self.part: Part = UNGUARDED
+        self._notes: list[str] = []
+        self._recorder: Recorder | None = None
+        self._phases: PhaseProfiler | None = None
         self._session: Session | None = None
+        self._over = True
         self.record: RunRecord | None = None
+        self._options = dict(vars(self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or a pickle, can profile a run of its own; it knows nothing of this one's."""
+        return {**self._options, "_options": self._options}
 
     # -- a run begins -------------------------------------------------------------------------------------------
 
@@ -91,63 +113,116 @@ class TrainingProfiler(Callback):
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         if sum(isinstance(callback, TrainingProfiler) for callback in callbacks) > 1:
             raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
+        if self._memory.history:
+            require_history(trainer.strategy.root_device)
         assert trainer.state.fn is not None
         self._verb = _VERBS[trainer.state.fn]
-        launch = self._launch or Launch()
-        self.folder = run_folder(trainer, launch.name)
+        self._trainer = trainer
+        self._max_steps = trainer.max_steps
+        self._notes = []
+        self._session = self._recorder = self._phases = None
+        self._over = False
         self.record = None
-        self._recorder = Recorder(self.folder, launch, trainer, pl_module, self._verb)
-        self._tokens_in: Callable[[Any], int] | None = getattr(pl_module, "tokens_in", None)
+        self.part = Part("the profiler", self._tell, self._leave)
+        self._recording = Part("the record", self._tell)
+        self.part.run(self._begin, pl_module)
+
+    def _begin(self, module: LightningModule) -> None:
+        trainer, launch = self._trainer, self._launch or Launch()
+        device, rank = trainer.strategy.root_device, trainer.global_rank
+        self.folder = run_folder(trainer, launch.name)
+        recorder = self._recorder = Recorder(self.folder, launch, trainer, module, self._verb)
+        self._tokens = Part("tokens_in", self._tell)
+        self._tokens_in: Callable[[Any], int] | None = self._tokens.run(getattr, module, "tokens_in", None)
         self._work = Work(self._verb)
         self._audit = NumericsAudit(self._numerics.audit, self._verb)
-        self._max_steps = trainer.max_steps
-        self._start(trainer)
-
-    def _start(self, trainer: Trainer) -> None:
-        device, rank = trainer.strategy.root_device, trainer.global_rank
         stream = stream_of(device)
-        timeline = Timeline(self._clock, stream)
+        timeline = Timeline(self._clock, stream, self.part)
         if self._trace.nvtx:
-            timeline.observers += (NvtxRanges(),)
-        instruments = self._instruments(trainer, timeline)
-        steps = {
+            timeline.observers += (Part("trace.nvtx", self._tell).guard(NvtxRanges()),)
+        progress = None
+        if trainer.is_global_zero and not self._quiet:
+            progress = found("progress", lambda: Progress(until_sure=self._stages.until_ci is not None), self._notes)
+        schedule = Schedule(self._planned)
+        precision = Precision(self._stages, trainer.strategy.broadcast)
+        instruments = self._instruments(timeline)
+        self._optimizers = OptimizerMarks(timeline)
+        keep = recorder.keep if trainer.is_global_zero else None
+        self._session = Session(timeline, stream, schedule, instruments, progress, rank, precision, self._tell, keep)
+        if trainer.is_global_zero:
+            Part("writing an unfinished record", self._tell).run(recorder.begin, self._planned)
+        self._stand_in(timeline)
+
+    @property
+    def _planned(self) -> dict[str, int]:
+        return {
             "warmup": self._stages.warmup_steps,
             "measure": self._stages.planned_steps,
             "memory": self._memory.steps,
-            "trace": instruments.tracer.stage_steps,
+            "trace": self._trace.stage_steps,
         }
-        progress = Progress(until_sure=self._stages.until_ci is not None)
-        self._session = Session(
-            timeline,
-            stream,
-            Schedule(steps),
-            instruments,
-            progress if trainer.is_global_zero and not self._quiet else None,
-            rank,
-            self._stages_done,
-            Precision(self._stages, trainer.strategy.broadcast),
-        )
-        self._phases = PhaseProfiler(trainer, timeline, self._session.step_ended)
-        self._optimizers = OptimizerMarks(timeline)
-        self._trainer = trainer
-        trainer.profiler = self._phases  # type: ignore[attr-defined]
 
-    def _instruments(self, trainer: Trainer, timeline: Timeline) -> Instruments:
-        device, folder = trainer.strategy.root_device, self.folder
+    def _stand_in(self, timeline: Timeline) -> None:
+        self._phases = PhaseProfiler(
+            self._trainer,
+            timeline,
+            sum(self._planned.values()),
+            self._step_ended,
+            partial(self._recording.run, self._finish, "ok"),
+            self._stages.stop_when_done,
+        )
+        self._trainer.profiler = self._phases  # type: ignore[attr-defined]
+
+    def _step_ended(self, marks: StepMarks) -> int:
+        assert self._session is not None
+        return self._session.step_ended(marks)
+
+    def _instruments(self, timeline: Timeline) -> Instruments:
+        trainer, folder = self._trainer, self.folder
+        device, rank = trainer.strategy.root_device, trainer.global_rank
+        users = (kind.__name__ for kind in type(trainer.profiler).__mro__)  # type: ignore[attr-defined]
         return Instruments(
             memory=MemoryReader(
                 probe_of(device), timeline, device, lambda: (trainer.lightning_module, trainer.optimizers)
             ),
             compiles=CompileWatch(),
             syncs=SyncWatch(device),
-            history=HistoryWatch(device, snapshot_file(folder, trainer.global_rank), self._memory.history),
-            tracer=Tracer(self._trace, device, timeline, folder, trainer.global_rank, lambda: trainer.lightning_module),
+            history=HistoryWatch(device, snapshot_file(folder, rank), self._memory.history),
+            tracer=Tracer(
+                self._trace,
+                device,
+                timeline,
+                folder,
+                rank,
+                lambda: trainer.lightning_module,
+                taken="PyTorchProfiler" in users,
+            ),
             telemetry=TelemetryWatch(device),
         )
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _tell(self, text: str) -> None:
+        """Into the record, and at once to whoever watches: there may be no record."""
+        rank = self._trainer.global_rank
+        text = f"rank {rank}: {text}" if rank else text
+        self._notes.append(text)
+        say(text)
+
+    def _leave(self) -> None:
+        """The core of the instruments failed: count steps, and nothing else."""
+        if self._phases is None:
+            self._stand_in(Timeline(part=self.part))
+        assert self._phases is not None
+        self._phases.count_only()
         if self._session is not None:
-            self._optimizers.attach(trainer, pl_module)
+            self._optimizers.detach()
+            self._session.instruments.discard()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._over:
+            self.part.run(self._attach)
+
+    def _attach(self) -> None:
+        self._optimizers.attach(self._trainer, self._trainer.lightning_module)
 
     # -- steps ----------------------------------------------------------------------------------------------------
 
@@ -162,13 +237,20 @@ class TrainingProfiler(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         session = self._session
-        if session is None:
+        if session is None or self._over or self.part.out:
             return
         if self._tokens_in is not None:
-            session.tokens = (session.tokens or 0) + self._tokens_in(batch)
+            try:
+                session.tokens = (session.tokens or 0) + index(self._tokens_in(batch))
+            except BaseException as error:
+                self._tokens.failed(error)
+                self._tokens_in = session.tokens = None
         if not self._work.seen:
-            self._work.see(batch)
-            self._audit.see(batch)
+            self.part.run(self._see, batch)
+
+    def _see(self, batch: Any) -> None:
+        self._work.see(batch)
+        self._audit.see(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
         if trainer.state.fn is TrainerFn.VALIDATING:
@@ -179,14 +261,6 @@ class TrainingProfiler(Callback):
 
     def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.on_train_batch_end(trainer, *args[:4])
-
-    def _stages_done(self) -> None:
-        self._finish("ok")
-        if self._stages.stop_when_done:
-            # Both are needed: the loop takes StopIteration for the end of its data, and a fit would go on with the
-            # next epoch.
-            self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
-            raise StopIteration
 
     # -- a run ends -------------------------------------------------------------------------------------------------
 
@@ -203,68 +277,110 @@ class TrainingProfiler(Callback):
         self._close_evaluation(trainer)
 
     def _close_evaluation(self, trainer: Trainer) -> None:
-        if trainer.state.fn is TrainerFn.FITTING or self._session is None:
+        if trainer.state.fn is TrainerFn.FITTING or self._over:
             return
-        self._phases.close_step()
+        if self._phases is not None:
+            self.part.run(self._phases.close_step)
         self._finish_early()
 
     def _finish_early(self) -> None:
-        if self._session is None:
-            return
-        left = self._session.schedule
-        self._session.notes.append(
-            f"the loop ended in stage {left.stage}, after {left.done} of its {left.planned[left.stage or '']} steps"
-        )
-        self._finish("ok")
+        if not self._over:
+            self._recording.run(self._finish, "ok", None, True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        session = self._session
-        if session is None:
+        if not self._over:
+            self._recording.run(self._died, exception)
+
+    def _died(self, exception: BaseException) -> None:
+        session, device = self._session, self._trainer.strategy.root_device
+        phase, steps = "other", 0
+        if session is not None and self._phases is not None:
+            phase = phase_of(exception, session.timeline, session.steps)
+            self.part.run(self._phases.close_step)  # one that was done before the run died counts
+            steps = session.steps
+        if self._over:  # and was the last
             return
-        phase = phase_of(exception, session.timeline, session.steps)
-        self._phases.close_step()  # one that was done before the run died counts
-        if self._session is None:  # and was the last
-            return
-        status, device = status_of(exception), trainer.strategy.root_device
-        failure = failure_of(exception, phase, session.steps + 1, device)
+        status = status_of(exception)
+        failure = failure_of(exception, phase, steps + 1, device)
         if status == "oom":
-            keep_snapshot(device, snapshot_file(self.folder, trainer.global_rank))
+            keep_snapshot(device, snapshot_file(self.folder, self._trainer.global_rank))
         self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._finish_early()  # a loop that had nothing to do told nobody that it ended
-        self._take_out(trainer)
+        self._recording.run(self._take_out)
         trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
-    def _finish(self, status: Status, failure: Failure | None = None) -> None:
-        session, trainer = self._session, self._trainer
-        assert session is not None
-        self._take_out(trainer)
-        session.finish(trace=failure is None)
-        measured = session.measured()
+    def _finish(self, status: Status, failure: Failure | None = None, early: bool = False) -> None:
+        self._take_out()
+        trainer, session = self._trainer, self._session
+        if early and session is not None and not self.part.out:
+            left = session.schedule
+            self._notes.append(
+                f"the loop ended in stage {left.stage}, after {left.done} of its {left.planned[left.stage or '']} steps"
+            )
+        measured = self._measured(failure)
         if failure is None:
             measured = gather(measured)
+            if self.part.error is not None:
+                status, failure = "failed", failure_of_ours(self.part.error, session.steps + 1 if session else None)
         elif not trainer.is_global_zero:
             # The other ranks may never answer again: each keeps what it has.
             write_steps(self.folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
         if trainer.is_global_zero:
-            # First what is certain: neither an error nor a signal in what is looked at afterwards can lose it.
-            self.record = self._recorder.write(measured, status, failure)
-            hardware = Hardware()
-            if failure is None and measured.rows:
-                tracer = session.instruments.tracer
-                hardware = look_at_hardware(trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
-            self.record = self._recorder.complete(measured, self.record, hardware)
-            if not self._quiet:
-                print_run(self.record, self.folder)
-        elif failure is None:
+            self._record(measured, status, failure)
+        elif failure is None and session is not None:
             found("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
-
-    def _take_out(self, trainer: Trainer) -> None:
-        """Leave the loop as it was; what is left of training pays nothing."""
+        self._over = True
         self._session = None
-        self._phases.restore()
-        self._optimizers.detach()
+
+    def _measured(self, failure: Failure | None) -> Measured:
+        """What there is: of instruments that failed, what they had by then."""
+        session = self._session
+        measured = None
+        if session is not None:
+            found("the last steps", lambda: session.finish(trace=failure is None), self._notes)
+            measured = found("what was measured", session.measured, self._notes)
+        if measured is None:
+            measured = Measured((), {}, self._planned, None, None, 0, ())
+        return replace(measured, notes=(*self._notes, *measured.notes))
+
+    def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
+        """First what is certain: neither an error nor a signal in what is looked at afterwards can lose it."""
+        recorder, notes = self._recorder, list(measured.notes)
+        if recorder is None:
+            return
+        record = found("figures", lambda: recorder.first(measured, status, failure), notes)
+        self.record = record or recorder.bare(replace(measured, notes=notes), status, failure)
+        self._save(recorder, measured, self.record)
+        self._over = True
+        hardware = Hardware()
+        if record is not None and failure is None and measured.rows and self._session is not None:
+            tracer = self._session.instruments.tracer
+            hardware = look_at_hardware(self._trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
+        if record is not None:
+            self.record = recorder.complete(measured, record, hardware)
+        if not self._quiet:
+            print_run(self.record, self.folder)
+
+    def _save(self, recorder: Recorder, measured: Measured, record: RunRecord) -> None:
+        try:
+            recorder.save(measured, record)
+        except OSError as error:
+            first, second = self.folder, second_place(record.name)
+            text = f"the record is in {second}: {first} cannot be written to: {said(error)}"
+            self._tell(text)
+            self.folder = recorder.folder = second
+            self.record = record.model_copy(update={"notes": [*record.notes, text]})
+            recorder.save(measured, self.record)
+
+    def _take_out(self) -> None:
+        """Leave the loop as it was; what is left of training pays nothing."""
+        trainer = self._trainer
+        if self._phases is not None:
+            self._phases.restore()
+        if self._session is not None:
+            self._optimizers.detach()
         if not self._stages.stop_when_done:
             others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
             trainer.callbacks = others  # type: ignore[attr-defined]

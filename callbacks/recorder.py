@@ -47,7 +47,7 @@ from lm_profiler.record.run import (
     Verdict,
     write_run,
 )
-from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
+from lm_profiler.record.steps import Peaks, StepRow, append_steps, begin_steps, largest, write_steps
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
 from lm_profiler.report.summary import ideal_step_s, mean_over_ranks, rank_medians, scalars, summaries, throughput
@@ -86,15 +86,31 @@ class Recorder:
         self._module = module
         self._verb: Verb = verb
         self._surroundings: Environment | None = None
-        if launch.config_yaml is not None:
-            write_whole(folder / "config.yaml", launch.config_yaml)
 
-    def write(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
-        """Write steps.csv, then run.json as far as it is known."""
+    def begin(self, planned: Mapping[str, int]) -> None:
+        """Write what a killed process leaves: a record that says ``unfinished``, and no step yet."""
+        if self._launch.config_yaml is not None:
+            write_whole(self.folder / "config.yaml", self._launch.config_yaml)
+        begin_steps(self.folder / "steps.csv")
+        facts: dict[str, Any] = {"status": "unfinished", "failure": None, "verb": self._verb}
+        write_run(self.folder, RunRecord(**self._launch.facts(), **facts, steps_planned=dict(planned)))
+
+    def keep(self, rows: Sequence[StepRow]) -> None:
+        """Add rows that came since."""
+        append_steps(self.folder / "steps.csv", rows)
+
+    def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
+        """The record without what drivers, git and the machine are asked for, which ``complete`` does."""
+        return self._record(measured, status, failure, Hardware(), asking=False)
+
+    def save(self, measured: Measured, record: RunRecord) -> None:
+        """Write steps.csv and run.json.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
         write_steps(self.folder / "steps.csv", measured.rows)
-        record = self._record(measured, status, failure, Hardware())
         write_run(self.folder, record)
-        return record
 
     def complete(self, measured: Measured, record: RunRecord, hardware: Hardware) -> RunRecord:
         """Log the scalars, and write run.json once more with all that was found out since ``record``."""
@@ -106,7 +122,19 @@ class Recorder:
         write_run(self.folder, record)
         return record
 
-    def _record(self, measured: Measured, status: Status, failure: Failure | None, hardware: Hardware) -> RunRecord:
+    def bare(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
+        """The record without any figure."""
+        notes = list(measured.notes)
+        return RunRecord(**self._launch.facts(), status=status, failure=failure, verb=self._verb, notes=notes)
+
+    def _record(
+        self,
+        measured: Measured,
+        status: Status,
+        failure: Failure | None,
+        hardware: Hardware,
+        asking: bool = True,
+    ) -> RunRecord:
         trainer, launch = self._trainer, self._launch
         timed, notes = _timed(measured), [*measured.notes, *hardware.notes]
         steps = mean_over_ranks(timed)
@@ -115,7 +143,8 @@ class Recorder:
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
         tokens = throughput(steady, times, hardware.samples)
         utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
-        surroundings, memory = found("environment", self._environment, notes), _memory(timed, measured)
+        surroundings = found("environment", self._environment, notes) if asking else None
+        memory = _memory(timed, measured)
         free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
         verdict = found(
             "verdict",

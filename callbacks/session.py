@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lm_profiler.callbacks.instruments import Instruments
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import Precision, Schedule
+from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.stream import EventStream
 from lm_profiler.measure.timeline import StepMarks, Timeline
-from lm_profiler.record.steps import Peaks, StepRow
+from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow
 
 _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
+
+_KEEP_NS = 1_000_000_000
+"""The most that a killed process loses."""
 
 _NAMED = 3
 """Recompilations that are named in full."""
@@ -33,8 +37,9 @@ class Session:
         instruments: what is looked at beside time.
         progress: tells the person who waits; None on every rank but one.
         rank: global rank of this process.
-        done: called when the last stage is over.
         precision: whether enough was measured before the stage's steps are done.
+        tell: is told what a reader must know before using the figures.
+        keep: keeps rows where the end of the process cannot reach them; called every second at most.
 
     ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
     """
@@ -47,8 +52,9 @@ class Session:
         instruments: Instruments,
         progress: Progress | None,
         rank: int,
-        done: Callable[[], None],
         precision: Precision | None = None,
+        tell: Callable[[str], object] | None = None,
+        keep: Callable[[Sequence[StepRow]], None] | None = None,
     ) -> None:
         self.timeline = timeline
         self.schedule = schedule
@@ -59,38 +65,54 @@ class Session:
         self._stream = stream
         self._progress = progress
         self._rank = rank
-        self._done = done
         self._precision = precision
+        tell = tell if tell is not None else self.notes.append
+        instruments.guard(tell)
+        self._drawing = Part("progress", tell)
+        self._keeping = Part("writing the steps while they come", tell)
+        self._keep = keep
+        self._kept, self._kept_ns = 0, timeline.clock()
         self._pending: deque[_Pending] = deque()
         self._rows: list[StepRow] = []
         self._measured_ns: list[int] = []
         self._asked = self._idle = 0
+        self._finished = False
         self._begin_stage()
 
-    def step_ended(self, marks: StepMarks) -> None:
-        """Keep the step; go on to the next stage when its own is over, and call ``done`` after the last."""
+    def step_ended(self, marks: StepMarks) -> int:
+        """Keep the step; go on to the next stage when its own is over. Returns how many steps are left."""
         stage = self.schedule.stage
         assert stage is not None
         self.steps += 1
-        self._pending.append((self.steps, stage, marks, self.tokens, self.instruments.memory.step_peaks()))
+        memory = self.instruments.memory
+        peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
+        self._pending.append((self.steps, stage, marks, self.tokens, peaks))
         self.tokens = None
         if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())
+        if marks.host_ns[-1] - self._kept_ns >= _KEEP_NS:
+            self.keep()
         if self.schedule.advance() or (stage == "measure" and self._measured_enough()):
             self._end_stage(stage)
             self._begin_stage()
         elif stage == "trace":
-            self.instruments.tracer.step()
-        if self.schedule.stage is None:
-            self._done()
-        elif self._progress is not None:
-            self._draw(self._progress)
+            self.instruments.tracer.part.run(self.instruments.tracer.step)
+        if self.schedule.stage is not None:
+            self._draw()
+        return self.schedule.left
+
+    def keep(self) -> None:
+        """Hand on the rows that are known and were not handed on yet."""
+        self._kept_ns = self.timeline.clock()
+        self._read_reached()
+        if self._keep is not None and self._kept < len(self._rows):
+            self._keeping.run(self._keep, self._rows[self._kept :])
+            self._kept = len(self._rows)
 
     def _measured_enough(self) -> bool:
         if self._precision is None or not self._precision.asks(self.schedule.done):
             return False
-        while self._pending and self._is_reached(self._pending[0]):
-            self._read(self._pending.popleft())
+        self._read_reached()
         elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
         if not self._precision.reached(self.schedule.done, self._measured_s(), elapsed_s):
             return False
@@ -102,13 +124,15 @@ class Session:
 
     def finish(self, trace: bool = True) -> None:
         """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
+        tracer = self.instruments.tracer
         if not trace:
-            self.instruments.tracer.discard()
-        if self.schedule.stage is not None:
+            tracer.part.run(tracer.discard)
+        if not self._finished and self.schedule.stage is not None:
+            self._finished = True
             self._end_stage(self.schedule.stage)
         self._read_all()
         if self._progress is not None:
-            self._progress.clear()
+            self._drawing.run(self._progress.clear)
 
     def measured(self) -> Measured:
         """What there is to record, of this rank."""
@@ -132,9 +156,8 @@ class Session:
         stage = self.schedule.stage
         if stage is None:
             return
-        self.notes += self.instruments.begin(stage)
-        if self._progress is not None:
-            self._draw(self._progress)
+        self.instruments.begin(stage)
+        self._draw()
         self._began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
@@ -143,15 +166,19 @@ class Session:
             went_on = self.schedule.stage != "measure"
             if self._precision is not None and went_on and self._rank == 0:  # whose answer was everybody's
                 self.notes += self._precision.missed(self._measured_s())
-        self.notes += self.instruments.end(stage)
+        self.instruments.end(stage)
+        self.keep()
 
-    def _draw(self, progress: Progress) -> None:
-        stage = self.schedule.stage
-        assert stage is not None
-        progress.draw(stage, self.schedule.done, self.schedule.planned[stage])
+    def _draw(self) -> None:
+        if self._progress is not None and (stage := self.schedule.stage) is not None:
+            self._drawing.run(self._progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
     def _is_reached(self, pending: _Pending) -> bool:
         return self._stream is None or self._stream.reached(pending[2].instants[-1])
+
+    def _read_reached(self) -> None:
+        while self._pending and self._is_reached(self._pending[0]):
+            self._read(self._pending.popleft())
 
     def _read_all(self) -> None:
         """Wait for the device, once; on one that is dead the host's times are what is left."""
@@ -159,7 +186,7 @@ class Session:
         if self._stream is not None:
             try:
                 self._stream.wait()
-            except RuntimeError:
+            except Exception:
                 alive = False
         while self._pending:
             self._read(self._pending.popleft(), alive)

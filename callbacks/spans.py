@@ -23,6 +23,25 @@ class Nothing(AbstractContextManager[None]):
 NOTHING = Nothing()
 
 
+class Steps(Protocol):
+    """Whoever wants to know that a step is done."""
+
+    step_done: bool
+
+
+class Done(Nothing):
+    """Where this action ends well the step is done. All that is left where the instruments failed."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is None:
+            self._steps.step_done = True
+
+
 class Action(Nothing):
     """Does something when an action has ended well; fails like a span."""
 
@@ -33,30 +52,37 @@ class Action(Nothing):
         self._leave = leave
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is None:
-            self._leave()
-        else:
-            self._timeline.fail()
+        try:
+            if kind is None:
+                self._leave()
+            else:
+                self._timeline.fail()
+        except BaseException as error:
+            self._timeline.part.failed(error)
 
 
 class Forward(Span):
     """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
 
-    __slots__ = ("_done",)
+    __slots__ = ("_steps",)
 
-    def __init__(self, timeline: Timeline, done: Callable[[], None] | None) -> None:
+    def __init__(self, timeline: Timeline, steps: Steps | None) -> None:
         super().__init__(timeline, at.FORWARD)
-        self._done = done
+        self._steps = steps
 
     def __enter__(self) -> None:
-        if not self._timeline.running:  # training_step(dataloader_iter) fetches inside
-            self._timeline.begin_step()
+        timeline = self._timeline
+        if not timeline.running and not timeline.part.out:  # training_step(dataloader_iter) fetches inside
+            try:
+                timeline.begin_step()
+            except BaseException as error:
+                timeline.part.failed(error)
         super().__enter__()
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None and self._steps is not None:
+            self._steps.step_done = True
         super().__exit__(kind, value, traceback)
-        if kind is None and self._done is not None:
-            self._done()
 
 
 class Clip(Span):
@@ -66,35 +92,36 @@ class Clip(Span):
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         timeline = self._timeline
-        if kind is not None:
-            timeline.fail()
-        timeline.stack[-1] = at.OPTIMIZER
-        if timeline.live:
-            timeline.mark(at.OPTIMIZER)
+        try:
+            if kind is not None:
+                timeline.fail()
+            timeline.stack[-1] = at.OPTIMIZER
+            if timeline.live:
+                timeline.mark(at.OPTIMIZER)
+        except BaseException as error:
+            timeline.part.failed(error)
 
 
-class Steps(Protocol):
-    """Whoever wants to know that a step is done."""
-
-    step_done: bool
-
-
-class OptimizerStep(Nothing):
+class OptimizerStep(Done):
     """The whole of Lightning's optimizer step. Where it ends the step is done, and the optimizer's arithmetic over."""
 
-    __slots__ = ("_steps", "_timeline")
+    __slots__ = ("_timeline",)
 
     def __init__(self, timeline: Timeline, steps: Steps) -> None:
+        super().__init__(steps)
         self._timeline = timeline
-        self._steps = steps
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
-        if kind is not None:
-            self._timeline.fail()
-            return
-        self._steps.step_done = True
-        if self._timeline.stack[-1] == at.OPTIMIZER:  # one whose own hook did not say so
-            self._timeline.leave()
+        if kind is None:
+            self._steps.step_done = True  # first: it counts whatever fails
+        timeline = self._timeline
+        try:
+            if kind is not None:
+                timeline.fail()
+            elif timeline.stack[-1] == at.OPTIMIZER:  # one whose own hook did not say so
+                timeline.leave()
+        except BaseException as error:
+            timeline.part.failed(error)
 
 
 class Both(AbstractContextManager[None]):

@@ -107,6 +107,11 @@ class Schedule:
         self.stage: str | None = self._left[0] if self._left else None
         self.done = 0
 
+    @property
+    def left(self) -> int:
+        """Steps until all stages are done."""
+        return sum(self.planned[stage] for stage in self._left) - self.done
+
     def advance(self) -> bool:
         """Count one step; True if it was its stage's last."""
         self.done += 1

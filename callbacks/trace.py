@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks.module_ranges import ModuleRanges
 from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.measure.trace_events import trace_events
 from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
@@ -45,6 +47,11 @@ class TraceOptions:
         require(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         if self.nvtx and not torch.cuda.is_available():
             raise ValueError("trace.nvtx: expected a CUDA device, given none; leave the option out")
+
+    @property
+    def stage_steps(self) -> int:
+        """How many steps the stage takes: the first one is the profiler's own warm-up."""
+        return self.steps + 1 if self.steps else 0
 
 
 class _Ranges:
@@ -85,7 +92,11 @@ class Tracer:
         folder: the run's.
         rank: of this process.
         module: whose modules' names are put into the trace, asked for when it is built.
+        taken: whether the user has a profiler of torch's own, which may begin at any time.
     """
+
+    name = "trace"
+    part: Part = UNGUARDED
 
     def __init__(
         self,
@@ -95,24 +106,25 @@ class Tracer:
         folder: Path,
         rank: int,
         module: Callable[[], nn.Module],
+        taken: bool = False,
     ) -> None:
         self._options = options
         self._device = device
         self._timeline = timeline
         self._path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
         self._module = module
+        self._taken = taken
         self._profile: profile | None = None
-        self._ranges = _Ranges()
-        self._modules = ModuleRanges()
+        self._ranges: Callable[[int], None] | None = None
+        self._modules: ModuleRanges | None = None
         self._warm = False
-
-    @property
-    def stage_steps(self) -> int:
-        """How many steps the stage takes: the first one is the profiler's own warm-up."""
-        return self._options.steps + 1 if self._options.steps else 0
 
     def begin(self, stage: str) -> None:
         if stage != "trace":
+            return
+        if self._taken or autograd_profiler._is_profiler_enabled:
+            # torch has one session a process: a second one would end the user's, or the process.
+            self.part.leave_out("the profiler of torch's that runs in this process keeps its events")
             return
         activities = [ProfilerActivity.CPU]
         if self._device.type in _ACTIVITIES:
@@ -127,12 +139,14 @@ class Tracer:
         )
         tracing.start()
         self._profile = tracing
+        self._ranges = self.part.guard(_Ranges())
         self._timeline.observers += (self._ranges,)
+        self._modules = ModuleRanges(self.part)
         self._modules.attach(self._module())
 
     def step(self) -> None:
         """A step of the stage has ended and another follows."""
-        if self._profile is None:  # it could not start: somebody else's profiler was running
+        if self._profile is None:
             return
         if not self._warm and self._device.type in _ACTIVITIES:
             # What the profiler's own step left in the queue would run in the first traced one.
@@ -170,8 +184,12 @@ class Tracer:
 
     def _stop(self) -> profile | None:
         running, self._profile = self._profile, None
-        if running is not None:
-            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
-            self._modules.detach()
+        if running is None:
+            return None
+        self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+        try:
+            if self._modules is not None:
+                self._modules.detach()
+        finally:
             running.stop()
         return running

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import first_line, status_of
+from lm_profiler.callbacks.failures import status_of
 from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.measure.boundary import first_line
 from lm_profiler.record.files import claim_run_dir, write_whole
-from lm_profiler.record.run import Environment, Failure, RunRecord, Status, Verb, write_run
+from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
 
@@ -64,7 +65,7 @@ class Attempt:
 
     def discard(self) -> None:
         """Leave nothing of a run that never was; the folder of one that was recorded stays."""
-        if self.folder is None or (self.folder / "run.json").exists():
+        if self.folder is None or _is_told(self.folder):
             return
         shutil.rmtree(self.folder)
         self.folder = None
@@ -112,7 +113,7 @@ class Attempt:
     def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
         if self.folder is None:
             self.claim()
-        if self.folder is None or (self.folder / "run.json").exists():
+        if self.folder is None or _is_told(self.folder):
             return
         launch = self.launch
         if launch.config_yaml is not None:
@@ -124,6 +125,14 @@ class Attempt:
 
     def _where(self) -> str:
         return f"; written to {self.folder}" if self.folder is not None else ""
+
+
+def _is_told(folder: Path) -> bool:
+    """Whether a record says how the run ended; one that says ``unfinished`` does not."""
+    try:
+        return read_run(folder).status != "unfinished"
+    except RecordError:
+        return (folder / "run.json").exists()
 
 
 def _failure(error: BaseException) -> Failure:

@@ -160,6 +160,8 @@ class Products:
             self._stream.wait()
             seconds = self._stream.seconds(start, end)
             self._stream.release((start, end))
+            if seconds is None:
+                raise RuntimeError("the device's clock cannot be read")
             return seconds
         self._synchronize()
         start_ns = self._clock()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
@@ -87,6 +88,7 @@ class HoldingsReader:
         optimizers: the plain optimizers, without Lightning's wrapping.
         peak: most bytes allocated since it was last reset; None where that is unknown.
         device: whose memory.
+        part: answers for what fails in a hook.
     """
 
     def __init__(
@@ -95,7 +97,9 @@ class HoldingsReader:
         optimizers: Sequence[Optimizer],
         peak: Callable[[], int | None],
         device: torch.device,
+        part: Part = UNGUARDED,
     ) -> None:
+        self._guards = part
         self._module = module
         self._optimizers = optimizers
         self._peak = peak
@@ -109,8 +113,9 @@ class HoldingsReader:
 
     def start(self) -> None:
         """Watch gradients arrive."""
+        arrived = self._guards.guard(self._gradient_arrived)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
+            parameter.register_post_accumulate_grad_hook(arrived)
             for parameter in self._module.parameters()
             if parameter.requires_grad and parameter.is_leaf
         ]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.optim import Optimizer
 
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.holdings import storages, storages_by_cause
 from lm_profiler.measure.timeline import BACKWARD, FORWARD
 from lm_profiler.record.run import MemoryLevels
@@ -28,6 +29,7 @@ class LevelsReader:
         optimizers: the plain optimizers, without Lightning's wrapping.
         held: bytes that the allocator holds now; None where it does not say.
         device: whose memory.
+        part: answers for what fails in a hook.
     """
 
     def __init__(
@@ -36,12 +38,13 @@ class LevelsReader:
         optimizers: Sequence[Optimizer],
         held: Callable[[], int | None],
         device: torch.device,
+        part: Part = UNGUARDED,
     ) -> None:
         self._module = module
         self._optimizers = optimizers
         self._held = held
         self._device = device
-        self._saved = SavedTensors() if held() is None else None
+        self._saved = SavedTensors(part) if held() is None else None
         self._part: int | None = None
         self._start: int | None = None
         self._forward: int | None = None
@@ -108,9 +111,10 @@ class SavedTensors:
     (activation checkpointing, ``save_on_cpu``) is not seen, as it is not saved.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, part: Part = UNGUARDED) -> None:
         self._packed: WeakSet[_Packed] = WeakSet()
-        self._hooks = graph.saved_tensors_hooks(self._pack, lambda packed: packed.tensor)
+        self._part = part
+        self._hooks = graph.saved_tensors_hooks(self._pack, _unpack)
         self._seeing = False
         self._disable: Any = None
 
@@ -137,7 +141,10 @@ class SavedTensors:
             else:
                 self._hooks.__exit__()
 
-    def _pack(self, tensor: Tensor) -> _Packed:
+    def _pack(self, tensor: Tensor) -> Tensor | _Packed:
+        return self._part.run(self._keep, tensor) or tensor
+
+    def _keep(self, tensor: Tensor) -> _Packed:
         packed = _Packed(tensor.detach())  # an operator's own output would keep the graph alive that keeps it
         self._packed.add(packed)
         return packed
@@ -153,3 +160,7 @@ class SavedTensors:
                 yield
         finally:
             self._see(before)
+
+
+def _unpack(packed: Tensor | _Packed) -> Tensor:
+    return packed.tensor if isinstance(packed, _Packed) else packed

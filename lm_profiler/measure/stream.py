@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, cast
 
 import torch
 
@@ -10,36 +12,50 @@ import torch
 class EventStream:
     """Events of ``torch.Event`` on the current stream of ``device``, recycled: a long run makes a bounded number.
 
-    Never synchronizes but in ``wait``. On a device that died every call fails; here ``wait`` alone says so, lest a mark
-    takes the place of the user's own error.
+    Never synchronizes but in ``wait``. A call that fails (on a device that died; while a graph is captured) makes the
+    times that need it unknown, lest a mark takes the place of the user's own error; ``wait`` alone says so.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[torch.Event] = []
+        # What torch.accelerator.current_stream asks, without its Python: every mark pays for it.
+        ask = getattr(torch._C, "_accelerator_getStream", torch.accelerator.current_stream)
+        index = cast("int | None", device.index)
+        if index is None:
+            index = torch.accelerator.current_device_index()
+        self._current: Callable[[], Any] = partial(ask, index)
 
     def record(self) -> torch.Event:
         event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
-        try:  # noqa: SIM105  a mark has no time for `suppress`
-            event.record()
-        except RuntimeError:
-            pass
+        try:
+            # Without a stream the event would go to that of the current device, which may be another.
+            event.record(self._current())
+        except (RuntimeError, ValueError):
+            return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
         return event
 
     def reached(self, instant: torch.Event) -> bool:
         try:
             return bool(instant.query())
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             return False
 
-    def seconds(self, start: torch.Event, end: torch.Event) -> float:
-        return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
+    def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
+        try:
+            return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
+        except (RuntimeError, ValueError):
+            return None
 
     def release(self, instants: Sequence[torch.Event]) -> None:
         self._free.extend(instants)
 
     def wait(self) -> None:
-        """Block until the device has done all that was enqueued."""
+        """Block until the device has done all that was enqueued.
+
+        Raises:
+            RuntimeError: the device died.
+        """
         torch.accelerator.synchronize(self._device)
 
 
@@ -47,12 +63,13 @@ def stream_of(device: torch.device) -> EventStream | None:
     """The clock of ``device``; None on the CPU and where a device cannot time events (host time is all there is)."""
     if device.type == "cpu":
         return None
-    stream = EventStream(device)
     try:
+        stream = EventStream(device)
         start, end = stream.record(), stream.record()
         stream.wait()
-        stream.seconds(start, end)
-    except RuntimeError:
+    except Exception:  # each backend says in its own way that it has none
+        return None
+    if stream.seconds(start, end) is None:
         return None
     stream.release((start, end))
     return stream

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
+from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.record.quantities import PARTS
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
@@ -27,8 +28,8 @@ class Stream(Protocol):
     def reached(self, instant: Any) -> bool:
         """Whether the stream has got there."""
 
-    def seconds(self, start: Any, end: Any) -> float:
-        """Seconds between two instants that were reached."""
+    def seconds(self, start: Any, end: Any) -> float | None:
+        """Seconds between two instants that were reached; None where one of them cannot be read."""
 
     def release(self, instants: Sequence[Any]) -> None:
         """Hand instants back for reuse."""
@@ -56,9 +57,14 @@ class StepMarks:
         """Seconds of each of ``TIMED`` on the host's clock."""
         return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
 
-    def stream_seconds(self, stream: Stream) -> tuple[float, ...]:
-        """Seconds of each of ``TIMED`` on the device's stream; every instant must have been reached."""
-        return _per_part(self.codes, [stream.seconds(a, b) for a, b in pairwise(self.instants)])
+    def stream_seconds(self, stream: Stream) -> tuple[float, ...] | None:
+        """Seconds of each of ``TIMED`` on the device's stream, whose every instant must have been reached.
+
+        None where one of them cannot be read.
+        """
+        seconds = [stream.seconds(a, b) for a, b in pairwise(self.instants)]
+        known = [value for value in seconds if value is not None]
+        return _per_part(self.codes, known) if len(known) == len(self.codes) - 1 else None
 
 
 def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
@@ -76,6 +82,7 @@ class Timeline:
     Args:
         clock: the host's clock, in nanoseconds.
         stream: the device's clock, or None where the host's is the only one.
+        part: answers for what fails while training is in here.
     """
 
     __slots__ = (
@@ -90,12 +97,19 @@ class Timeline:
         "failed_in",
         "host_ns",
         "live",
+        "part",
         "running",
         "stack",
     )
 
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, stream: Stream | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        stream: Stream | None = None,
+        part: Part = UNGUARDED,
+    ) -> None:
         self.clock = clock
+        self.part = part
         self.stack = [OTHER]
         self.codes: list[int] = []
         self.host_ns: list[int] = []
@@ -206,6 +220,11 @@ class Timeline:
             del self.stack[self.stack.index(OUTSIDE) :]
             self.live = self.running
 
+    def stop(self) -> None:
+        """Take no more marks."""
+        self.running = self.live = False
+        self.after = None
+
     def fail(self) -> None:
         """Remember the innermost open part as the one in which the run died, unless one is remembered already."""
         if self.failed_in is None:
@@ -226,22 +245,28 @@ class Span:
 
     def __enter__(self) -> None:
         timeline, code = self._timeline, self._code
-        timeline.stack.append(code)
-        if timeline.live:
-            timeline.codes.append(code)
-            timeline.host_ns.append(timeline.clock())
-            if timeline.after is not None:
-                timeline.after(code)
+        try:
+            timeline.stack.append(code)
+            if timeline.live:
+                timeline.codes.append(code)
+                timeline.host_ns.append(timeline.clock())
+                if timeline.after is not None:
+                    timeline.after(code)
+        except BaseException as error:
+            timeline.part.failed(error)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         timeline = self._timeline
-        if kind is not None:
-            timeline.fail()
-        stack = timeline.stack
-        if len(stack) > 1:
-            stack.pop()
-        if timeline.live:
-            timeline.codes.append(stack[-1])
-            timeline.host_ns.append(timeline.clock())
-            if timeline.after is not None:
-                timeline.after(stack[-1])
+        try:
+            if kind is not None:
+                timeline.fail()
+            stack = timeline.stack
+            if len(stack) > 1:
+                stack.pop()
+            if timeline.live:
+                timeline.codes.append(stack[-1])
+                timeline.host_ns.append(timeline.clock())
+                if timeline.after is not None:
+                    timeline.after(stack[-1])
+        except BaseException as error:
+            timeline.part.failed(error)

@@ -13,7 +13,9 @@ from lm_profiler.record.reading import read_json
 
 SCHEMA_VERSION = 1
 
-Status = Literal["ok", "oom", "failed", "interrupted", "refused"]
+Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
+"""``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
+
 Verb = Literal["fit", "validate", "test", "predict"]
 
 
@@ -43,7 +45,10 @@ class OutOfMemory(Part):
 
 
 class Failure(Part):
-    """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step."""
+    """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
+
+    In ``instruments`` it is the profiler that failed: training itself went on.
+    """
 
     phase: str
     step: int | None

@@ -61,15 +61,31 @@ class StepRow:
 
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
     """Write ``rows`` as ``steps.csv``; an unknown value is an empty field."""
+    write_whole(path, _text((STEP_COLUMNS, *map(_fields, rows))))
+
+
+def begin_steps(path: Path) -> None:
+    """Write a ``steps.csv`` of no row, for ``append_steps``."""
+    write_steps(path, ())
+
+
+def append_steps(path: Path, rows: Iterable[StepRow]) -> None:
+    """Add ``rows`` in one go: whatever kills the process leaves whole rows."""
+    with path.open("ab", buffering=0) as file:
+        file.write(_text(map(_fields, rows)).encode())
+
+
+def _fields(row: StepRow) -> tuple[object, ...]:
+    seconds = row.seconds if row.seconds is not None else (None,) * len(TIMED)
+    times = ("" if value is None else f"{value:.9f}" for value in (*seconds, *row.host_seconds))
+    rest = ("" if value is None else value for value in (row.tokens, *row.memory))
+    return (row.step, row.stage, *times, *rest, row.rank)
+
+
+def _text(lines: Iterable[Iterable[object]]) -> str:
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(STEP_COLUMNS)
-    for row in rows:
-        seconds = row.seconds if row.seconds is not None else (None,) * len(TIMED)
-        times = ("" if value is None else f"{value:.9f}" for value in (*seconds, *row.host_seconds))
-        rest = ("" if value is None else value for value in (row.tokens, *row.memory))
-        writer.writerow((row.step, row.stage, *times, *rest, row.rank))
-    write_whole(path, text.getvalue())
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def read_steps(path: Path) -> list[StepRow]:

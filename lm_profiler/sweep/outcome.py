@@ -6,6 +6,7 @@ import signal
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import cast
 
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
@@ -73,8 +74,10 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
     A record that says ``ok`` is completed after the run; of a process that was stopped it is not the last word.
     """
     stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == _INTERRUPTED
-    if record is not None and record.status != "interrupted" and not (record.status == "ok" and stopped):
-        return record.status, _failure(record)
+    # An interrupted run does not say who stopped it, and an unfinished one says nothing.
+    told = None if record is None or record.status in ("interrupted", "unfinished") else record
+    if told is not None and not (told.status == "ok" and stopped):
+        return cast(CellStatus, told.status), _failure(told)
     if ended.timeout_s is not None:
         return "timeout", f"ran longer than {ended.timeout_s:g} s{_where(record)}"
     if ended.lost is not None:

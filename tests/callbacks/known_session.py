@@ -40,14 +40,10 @@ class Loop:
             ),
             progress=None,
             rank=0,
-            done=self._end,
             precision=Precision(options, agree),
         )
-
-    def _end(self) -> None:
-        self.ended += 1
 
     def step(self, ms: float) -> None:
         self.timeline.begin_step()
         self.clock.pass_ms(ms)
-        self.session.step_ended(self.timeline.end_step())
+        self.ended += not self.session.step_ended(self.timeline.end_step())

@@ -18,7 +18,8 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.failures import first_line, status_of
+from lm_profiler.callbacks.failures import status_of
+from lm_profiler.measure.boundary import first_line
 from lm_profiler.measure.stream import EventStream
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import read_run
@@ -120,10 +121,13 @@ class Device(EventStream):
 
     dead = False
 
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._free, self._current = device, [], lambda: None
+
     class Event:
         def __init__(self, **options: Any) -> None: ...
 
-        def record(self) -> None:
+        def record(self, stream: None = None) -> None:
             if Device.dead:
                 raise RuntimeError("CUDA error: said by an event")
 

@@ -78,12 +78,8 @@ class Loop:
                 telemetry=TelemetryWatch(cpu),
             ),
             rank=0,
-            done=self.end,
             **options,
         )
-
-    def end(self) -> None:
-        self.ended += 1
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -91,7 +87,7 @@ class Loop:
             with Span(self.timeline, at.FORWARD):
                 self.clock.pass_ms(4)
             self.clock.pass_ms(STEP_MS - 4)
-            self.session.step_ended(self.timeline.end_step())
+            self.ended += not self.session.step_ended(self.timeline.end_step())
 
     def finish(self) -> Measured:
         self.session.finish()

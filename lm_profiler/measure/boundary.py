@@ -1,0 +1,154 @@
+"""The boundary between training and what observes it: the instruments may fail, training may not.
+
+All that training calls of ours (hooks, profiler actions, observers of marks, wrapped methods) belongs to a ``Part``.
+Whatever is raised there takes that part out, is said once with its cause, and training goes on as without it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from traceback import walk_tb
+from typing import Any, TypeVar, overload
+
+Result = TypeVar("Result")
+
+
+def _nothing() -> None:
+    """Nothing has to be undone."""
+
+
+class Part:
+    """One instrument, as training sees it.
+
+    Args:
+        name: what the message calls it.
+        tell: is told, once, that it failed and why.
+        leave: undoes what it did to training's objects.
+        outcome: what the message says of it.
+
+    ``out`` is whether it failed. Where a call needs no frame of its own, it is written
+    ``try: ... except BaseException as error: part.failed(error)``, which costs nothing while all goes well.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tell: Callable[[str], object],
+        leave: Callable[[], object] = _nothing,
+        outcome: str = "failed and was taken out",
+    ) -> None:
+        self.name = name
+        self.out = False
+        self.error: BaseException | None = None
+        self._tell = tell
+        self._leave = leave
+        self._outcome = outcome
+
+    def failed(self, error: BaseException) -> None:
+        """Take the part out, unless ``error`` is not its own but came from outside: Ctrl-C or a signal's handler.
+
+        Raises:
+            BaseException: ``error``, where it came from outside.
+        """
+        if comes_from_outside(error):
+            raise error
+        if self.out:
+            return
+        self.out, self.error = True, error
+        text = f"{self.name} {self._outcome}: {said(error)}"
+        try:
+            self._leave()
+        except BaseException as another:
+            if comes_from_outside(another):
+                raise
+            text += f"; taking it out failed: {said(another)}"
+        self._tell(text)
+
+    def leave_out(self, why: str) -> None:
+        """Do without the part, which would harm what it observes."""
+        self.out = True
+        self._tell(f"{self.name} left out: {why}")
+
+    @overload
+    def run(self, call: Callable[..., Result], *args: Any, otherwise: Result) -> Result: ...
+    @overload
+    def run(self, call: Callable[..., Result], *args: Any) -> Result | None: ...
+    def run(self, call: Callable[..., Result], *args: Any, otherwise: Result | None = None) -> Result | None:
+        """What ``call`` returns; ``otherwise`` where it fails, and from then on."""
+        if self.out:
+            return otherwise
+        try:
+            return call(*args)
+        except BaseException as error:
+            self.failed(error)
+            return otherwise
+
+    def guard(self, call: Callable[..., Any]) -> Hook:
+        """``call`` as training may have it: None once the part is out."""
+        return Hook(self, call)
+
+
+class Hook:
+    """A callable of ours inside an object of training's. A copy of that object, or its pickle, has one that does
+    nothing and knows nothing of us."""
+
+    __slots__ = ("_call", "_part")
+
+    def __init__(self, part: Part, call: Callable[..., Any]) -> None:
+        self._part = part
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._part.run(self._call, *args)
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # takes anything and returns None
+
+
+class _Unguarded(Part):
+    """For instruments on their own, outside of any training."""
+
+    def failed(self, error: BaseException) -> None:
+        raise error
+
+
+UNGUARDED = _Unguarded("", str)
+
+
+def comes_from_outside(error: BaseException) -> bool:
+    """Whether ``error`` is Ctrl-C, or came from a handler of signals, which runs wherever the program is."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's message, shortened to one line; empty where it has none."""
+    try:
+        lines = str(error).strip().splitlines()
+    except BaseException as another:
+        if comes_from_outside(another):
+            raise
+        return f"its message cannot be read: {type(another).__name__}"
+    return lines[0][:300] if lines else ""
+
+
+def said(error: BaseException) -> str:
+    """Type and message, in one line."""
+    message = first_line(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def say(text: str) -> None:
+    """One line on stderr, if that can be written to."""
+    try:
+        line = f"lm_profiler: {text}\n".encode("ascii", "backslashreplace").decode("ascii")
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except BaseException as error:
+        if comes_from_outside(error):
+            raise
