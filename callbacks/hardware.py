@@ -12,7 +12,8 @@ from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.numerics import NumericsAudit
 from lm_profiler.callbacks.trace import Tracer
 from lm_profiler.callbacks.work import Work
-from lm_profiler.measure.ceiling import Ceiling, matmul_ceiling
+from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.kept_ceilings import known_ceiling
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Flops, NumericsFacts
 
@@ -43,7 +44,7 @@ def look_at_hardware(
     dtype = torch_dtype(run_dtype(trainer))
     return Hardware(
         flops=found("FLOPs", lambda: work.flops_per_step(trainer, module), notes),
-        ceiling=found("ceiling", lambda: matmul_ceiling(device, dtype), notes) if dtype is not None else None,
+        ceiling=None if dtype is None else found("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
         peak_flops_per_s=peak_flops_per_s,
         samples=found("samples", lambda: work.samples_per_step(trainer), notes),
         kernels=found("kernels", tracer.kernels, notes),

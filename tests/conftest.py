@@ -1,6 +1,9 @@
 """What all tests share."""
 
+import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,15 @@ def pytest_configure() -> None:
     """A shell's background job is born deaf to Ctrl-C, and so would be the programs that the tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    _keep_nothing()
+
+
+def _keep_nothing() -> None:
+    """No test reads or leaves a ceiling of this machine: a file stands where their folder would be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("MPLCONFIGDIR", str(cache / "matplotlib"))  # whose fonts take long to find again
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm_profiler_tests_cache_")
+    Path(os.environ["XDG_CACHE_HOME"], "lm_profiler").touch()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

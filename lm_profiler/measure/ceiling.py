@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.memory import available_bytes
+from lm_profiler.measure.memory import allocator_of, available_bytes
 from lm_profiler.measure.stream import stream_of
 
 SMALLEST, LARGEST = 128, 16384
@@ -21,6 +21,10 @@ LONG_ENOUGH_S = 0.01
 SETTLED = 1.1
 """Doubling the size no longer pays once it raised the rate by less than this factor."""
 
+BELIEVABLE_S = 0.001
+"""A product that lack of memory keeps shorter than this, and whose rate had not ``SETTLED``, is no ceiling."""
+
+_PROBES, _PAUSE_S = 3, 0.05
 _TILE = 256
 _MEMORY_SHARE = 0.5
 
@@ -43,11 +47,15 @@ def matmul_ceiling(
     dtype: torch.dtype,
     budget_s: float = 0.5,
     clock: Callable[[], int] = time.perf_counter_ns,
+    pause: Callable[[float], None] = time.sleep,
 ) -> Ceiling | None:
     """The best rate of square products [N, N] · [N, N], 2·N³ FLOPs each, found within ``budget_s`` seconds.
 
+    Several short probes share the budget, with pauses between them: what else uses the machine comes and goes, and can
+    only slow a product, so that the best is nearest to the truth.
+
     It waits for the device and takes up to half of its free memory: call it when all timing is over and the peaks are
-    read. float32 follows ``torch.get_float32_matmul_precision()`` as it is now, and the CPU uses
+    read. float32 follows torch's switch of its precision as it is now, and the CPU uses
     ``torch.get_num_threads()`` threads. Short products may run at a clock rate that a long run does not hold.
 
     Args:
@@ -55,29 +63,48 @@ def matmul_ceiling(
         dtype: Of the factors and of the product.
         budget_s: Wall time, in seconds; the last product may end a little after it.
         clock: Nanoseconds.
+        pause: Waits between two probes, in seconds.
 
     Returns:
-        None if the device has no product in this dtype, or no memory for one.
+        None if the device has no product in this dtype, or no memory for one that is long enough.
 
     Raises:
         ValueError: ``budget_s`` is not positive.
     """
     if not budget_s > 0:
         raise ValueError(f"budget_s: expected a positive number of seconds, given {budget_s}")
-    end_ns = clock() + round(budget_s * 1e9)
     try:
         products = Products(device, dtype, clock)
         products(1)
     except (RuntimeError, TypeError):  # RuntimeError with NotImplementedError; MPS raises TypeError for float64
         return None
-    free = available_bytes(device)
-    if free is None:  # the device shares the machine's memory
-        free = available_bytes(torch.device("cpu")) or 0
-    best = fastest(products, largest_size(free, dtype), lambda: (end_ns - clock()) * 1e-9)
+    best: tuple[int, float] | None = None
+    for probe in range(_PROBES):
+        end_ns = clock() + round(budget_s / _PROBES * 1e9)
+
+        def left_s(end_ns: int = end_ns) -> float:
+            return (end_ns - clock()) * 1e-9
+
+        if probe == 0:
+            best = fastest(products, largest_size(_usable_bytes(device), dtype), left_s)
+        elif best is not None:
+            pause(_PAUSE_S)
+            best = _repeat(products, dict([best]), left_s)
     if best is None:
         return None
     size, seconds = best
     return Ceiling(2 * size**3 / seconds, str(dtype).removeprefix("torch."), size, seconds)
+
+
+def _usable_bytes(device: torch.device) -> int:
+    """What is free, and what torch's allocator keeps for reuse: on a full device that is most of it."""
+    free = available_bytes(device)
+    if free is None:  # the device shares the machine's memory
+        return available_bytes(torch.device("cpu")) or 0
+    if device.type == "cpu":
+        return free
+    allocator = allocator_of(device)
+    return free + int(allocator.memory_reserved(device)) - int(allocator.memory_allocated(device))
 
 
 def fastest(
@@ -95,21 +122,41 @@ def fastest(
         left_s: Seconds of the budget that are left; negative once it is spent.
 
     Returns:
-        None if there is no memory for the smallest product, or the clock is too coarse for all of them.
+        None if there is no memory for the smallest product or for one that is ``BELIEVABLE_S`` long, or the clock is
+        too coarse for all of them.
     """
+    seconds, ended_by_memory = _grow(time_product, largest, left_s)
+    best = _repeat(time_product, seconds, left_s)
+    if best is not None and ended_by_memory and best[1] < BELIEVABLE_S and not _settled(seconds):
+        return None
+    return best
+
+
+def _grow(
+    time_product: Callable[[int], float], largest: int, left_s: Callable[[], float]
+) -> tuple[dict[int, float], bool]:
+    """The seconds of each size that was tried, and whether lack of memory ended the growth."""
     seconds: dict[int, float] = {}
     size, previous = SMALLEST, float("inf")
-    while not seconds or (size <= largest and 8 * previous < left_s()):
+    while not seconds or 8 * previous < left_s():
+        if seconds and size > largest:
+            return seconds, largest < LARGEST
         try:
             seconds[size] = time_product(size)  # pays for fresh pages and for choosing a kernel
             if seconds[size] < left_s():
                 seconds[size] = min(seconds[size], time_product(size))
         except torch.OutOfMemoryError:  # what is free lies in pieces
-            break
+            return seconds, True
         if seconds[size] >= LONG_ENOUGH_S and 8 * previous < SETTLED * seconds[size]:
             break
         size, previous = 2 * size, seconds[size]
-    return _repeat(time_product, seconds, left_s)
+    return seconds, False
+
+
+def _settled(seconds: dict[int, float]) -> bool:
+    """Whether the last doubling no longer paid."""
+    *_, before, last = (float("inf"), *(seconds[size] for size in sorted(seconds)))
+    return 8 * before < SETTLED * last
 
 
 def _repeat(

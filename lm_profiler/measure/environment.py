@@ -23,7 +23,7 @@ def environment(device: torch.device, world_size: int) -> Environment:
     return Environment(
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
         platform=platform.platform(),
-        cpu=_cpu_name(),
+        cpu=cpu_name(),
         cpu_count=cpu_cores(),
         threads=torch.get_num_threads(),
         device_type=device.type,
@@ -70,7 +70,7 @@ def matrix_units(device: torch.device) -> MatrixUnits:
 def device_name(device: torch.device) -> str:
     """The device's own name, as its driver says it; on the CPU, the processor's."""
     if device.type == "cpu":
-        return _cpu_name()
+        return cpu_name()
     if device.type == "mps" and hasattr(torch.backends.mps, "get_name"):
         return str(torch.backends.mps.get_name())
     module = torch.get_device_module(device)
@@ -86,7 +86,7 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -114,6 +114,57 @@ def test_running_out_of_memory_ends_the_growth(fitting: int, expected: set[int |
     assert (best[0] if best else None) in expected
 
 
+def launched(size: int) -> float:
+    """A fast card: 30 us are mostly launching."""
+    return 25e-6 + 2 * size**3 / 8e14
+
+
+def test_a_product_that_memory_keeps_short_is_no_ceiling() -> None:
+    assert Machine(launched).best(largest=1500) is None
+    size, _ = Machine(launched).best() or pytest.fail("nothing found")
+    assert size == LARGEST
+
+    machine = Machine(launched)
+
+    def full(size: int) -> float:
+        if size > 1024:
+            raise torch.OutOfMemoryError
+        return machine.product(size)
+
+    assert fastest(full, LARGEST, machine.left_s) is None
+
+
+def test_what_torch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose driver has 1 GiB left, of which the allocator holds 70 and uses 20."""
+    gib = 2**30
+    monkeypatch.setattr(module, "available_bytes", lambda device: gib)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * gib)
+    assert module._usable_bytes(torch.device("cuda", 0)) == 51 * gib
+    assert module._usable_bytes(CPU) == gib
+
+
+def test_several_probes_share_the_budget_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else takes nine tenths of the machine until the second pause."""
+    now, pauses = [0.0], []
+
+    class Shared:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __call__(self, size: int) -> float:
+            seconds = 2 * size**3 / (1e11 if len(pauses) == 2 else 1e10)
+            now[0] += seconds
+            return seconds
+
+    monkeypatch.setattr(module, "Products", Shared)
+    result = matmul_ceiling(CPU, torch.float32, 0.6, clock=lambda: round(now[0] * 1e9), pause=pauses.append)
+    assert result is not None
+    assert result.flops_per_s == pytest.approx(1e11)
+    assert len(pauses) == 2
+    assert now[0] < 1.0
+
+
 def test_clock_that_is_too_coarse_tells_nothing() -> None:
     machine = Machine(at_rate(1e15))
 
