@@ -7,9 +7,8 @@ from pathlib import Path
 from traceback import walk_tb
 
 import torch
-from lightning.pytorch.loops.fetchers import _DataFetcher
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from lm_profiler.callbacks.namespaces import is_a, is_fetch
 from lm_profiler.measure.boundary import first_line
 from lm_profiler.measure.history import is_out_of_memory, memory_history_of, oom_cause
 from lm_profiler.measure.timeline import Timeline
@@ -19,15 +18,15 @@ from lm_profiler.record.run import Failure, Status
 
 def status_of(error: BaseException) -> Status:
     """``oom``, ``interrupted`` or ``failed``."""
-    if isinstance(error, (KeyboardInterrupt, SIGTERMException)):
+    if isinstance(error, KeyboardInterrupt) or is_a(error, "SIGTERMException"):
         return "interrupted"
     return "oom" if is_out_of_memory(error) else "failed"
 
 
 def raised_by_data(error: BaseException) -> bool:
     """Whether the exception came through the loop's asking for a batch."""
-    asking = _DataFetcher.__next__.__code__
-    return any(frame.f_code is asking for frame, _ in walk_tb(error.__traceback__))
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(is_fetch(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames)
 
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.analysis import Settings
 from lm_profiler.analysis.peaks import matmul_dtype, peak
@@ -16,6 +15,7 @@ from lm_profiler.analysis.steadiness import steadiness
 from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
 from lm_profiler.callbacks.facts import is_compiled
+from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import cpu_cores, matrix_units
 from lm_profiler.measure.precision import float32_matmul_precision
@@ -171,7 +171,7 @@ def _are_fused(trainer: Trainer) -> bool | None:
         return None
     if all(optimizer.defaults["fused"] for optimizer in optimizers):
         return True
-    if trainer.gradient_clip_val and isinstance(trainer.precision_plugin, MixedPrecision):
+    if trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision"):
         return None  # it cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients)
     if trainer.strategy.root_device.type not in _FUSED_DEVICES:
         return None

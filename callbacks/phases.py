@@ -12,35 +12,30 @@ from copy import copy
 from functools import partial
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
-from lightning.pytorch.profilers import PassThroughProfiler, Profiler
-from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.profilers import Profiler
 
+from lm_profiler.callbacks.namespaces import is_exactly, overrides, verb_of
 from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Done, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
+from lm_profiler.record.run import Verb
 
-_FETCHES = {
-    TrainerFn.FITTING: "[_TrainingEpochLoop].train_dataloader_next",
-    TrainerFn.VALIDATING: "[_EvaluationLoop].val_next",
-    TrainerFn.TESTING: "[_EvaluationLoop].test_next",
-    TrainerFn.PREDICTING: "[_PredictionLoop].predict_next",
+_FETCHES: dict[Verb, str] = {
+    "fit": "[_TrainingEpochLoop].train_dataloader_next",
+    "validate": "[_EvaluationLoop].val_next",
+    "test": "[_EvaluationLoop].test_next",
+    "predict": "[_PredictionLoop].predict_next",
 }
-_FORWARDS = {
-    TrainerFn.FITTING: "training_step",
-    TrainerFn.VALIDATING: "validation_step",
-    TrainerFn.TESTING: "test_step",
-    TrainerFn.PREDICTING: "predict_step",
+_FORWARDS: dict[Verb, str] = {
+    "fit": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
 }
 _MANUAL_STEP = "optimizer_step"
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
-_HOOK_OWNERS: dict[str, type] = {
-    "[Callback]": Callback,
-    "[LightningModule]": LightningModule,
-    "[LightningDataModule]": LightningDataModule,
-}
 
 
 class _Spans(dict[str, Marked]):
@@ -82,10 +77,9 @@ class PhaseProfiler(Profiler):
         stop: bool,
     ) -> None:
         super().__init__()
-        assert trainer.state.fn is not None
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
         self._wrapped: Profiler = self._trainer.profiler
-        self._user = None if type(self._wrapped) is PassThroughProfiler else self._wrapped
+        self._user = None if is_exactly(self._wrapped, "PassThroughProfiler") else self._wrapped
         self._timeline = timeline
         self._part = timeline.part
         self._left = steps
@@ -93,9 +87,10 @@ class PhaseProfiler(Profiler):
         self._done = done
         self._stop = stop
         self.step_done = False
-        self._fetch = _FETCHES[trainer.state.fn]
-        self._forward = _FORWARDS[trainer.state.fn]
-        self._fitting = trainer.state.fn is TrainerFn.FITTING
+        verb = verb_of(trainer)
+        self._fetch = _FETCHES[verb]
+        self._forward = _FORWARDS[verb]
+        self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
         self._spans = _Spans(self._span, self._counting_span, timeline.part)
         if self._user is None:
@@ -227,11 +222,10 @@ class PhaseProfiler(Profiler):
         return None
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
-        base = _HOOK_OWNERS.get(owner)
-        candidates: list[object] = [self._trainer.lightning_module]
+        candidates: list[object] = [self._trainer.lightning_module] if owner == "[LightningModule]" else []
         if owner == "[LightningDataModule]":
             candidates = [getattr(self._trainer, "datamodule", None)]
         elif owner == "[Callback]":
             key = action_name[len(owner) : -len(hook) - 1]
             candidates = [c for c in self._trainer.callbacks if c.state_key == key]
-        return base is not None and any(getattr(type(c), hook, None) is not getattr(base, hook) for c in candidates)
+        return any(overrides(candidate, hook) for candidate in candidates)

@@ -14,7 +14,6 @@ from operator import index
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.extras import found
@@ -31,6 +30,7 @@ from lm_profiler.callbacks.instruments import (
 )
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
+from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
@@ -45,16 +45,9 @@ from lm_profiler.measure.boundary import UNGUARDED, Part, said, say
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
-from lm_profiler.record.run import Failure, RunRecord, Status, Verb
+from lm_profiler.record.run import Failure, RunRecord, Status
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.terminal import print_run
-
-_VERBS: dict[TrainerFn, Verb] = {
-    TrainerFn.FITTING: "fit",
-    TrainerFn.VALIDATING: "validate",
-    TrainerFn.TESTING: "test",
-    TrainerFn.PREDICTING: "predict",
-}
 
 
 class TrainingProfiler(Callback):
@@ -115,8 +108,7 @@ class TrainingProfiler(Callback):
             raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
         if self._memory.history:
             require_history(trainer.strategy.root_device)
-        assert trainer.state.fn is not None
-        self._verb = _VERBS[trainer.state.fn]
+        self._verb = verb_of(trainer)
         self._trainer = trainer
         self._max_steps = trainer.max_steps
         self._notes = []
@@ -253,7 +245,7 @@ class TrainingProfiler(Callback):
         self._audit.see(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if trainer.state.fn is TrainerFn.VALIDATING:
+        if verb_of(trainer) == "validate":
             self.on_train_batch_end(trainer, *args[:4])
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -277,7 +269,7 @@ class TrainingProfiler(Callback):
         self._close_evaluation(trainer)
 
     def _close_evaluation(self, trainer: Trainer) -> None:
-        if trainer.state.fn is TrainerFn.FITTING or self._over:
+        if verb_of(trainer) == "fit" or self._over:
             return
         if self._phases is not None:
             self.part.run(self._phases.close_step)

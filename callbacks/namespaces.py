@@ -1,0 +1,42 @@
+"""Lightning under its two names.
+
+``lightning.pytorch`` and ``pytorch_lightning`` define every class twice, and a Trainer, a module or an exception may be
+of either. Nothing of theirs is compared by identity: what is asked of it is asked here, by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from lm_profiler.record.run import Verb
+
+_PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
+
+
+def verb_of(trainer: Any) -> Verb:
+    """What ``trainer`` runs."""
+    return cast(Verb, trainer.state.fn.value)
+
+
+def is_a(thing: object, name: str) -> bool:
+    """Whether Lightning's class ``name`` is the class of ``thing`` or one of its bases."""
+    return any(_is(kind, name) for kind in type(thing).__mro__)
+
+
+def is_exactly(thing: object, name: str) -> bool:
+    """Whether ``thing`` is of Lightning's class ``name``, and not of a class that somebody derived from it."""
+    return _is(type(thing), name)
+
+
+def overrides(thing: object, hook: str) -> bool:
+    """Whether ``thing`` brings a ``hook`` of its own, beside the empty one that Lightning defines."""
+    return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1
+
+
+def is_fetch(module: str, function: str) -> bool:
+    """Whether ``function`` of ``module`` is the one in which Lightning's loops ask for a batch."""
+    return function == "__next__" and module.endswith(".loops.fetchers")
+
+
+def _is(kind: type, name: str) -> bool:
+    return kind.__name__ == name and kind.__module__.partition(".")[0] in _PACKAGES

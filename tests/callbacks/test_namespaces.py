@@ -1,0 +1,203 @@
+"""Lightning has two names, and defines every class under each of them: the callbacks work with both alike."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments
+
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+NAMES = ["lightning.pytorch", "pytorch_lightning"]
+STEPS = {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}
+
+
+@pytest.fixture(params=NAMES)
+def pl(request: pytest.FixtureRequest) -> Any:
+    """The package, with its demonstration modules."""
+    package = importlib.import_module(request.param)
+    demos = importlib.import_module(f"{request.param}.demos.boring_classes")
+    return SimpleNamespace(**{**vars(package), **vars(demos)}, name=request.param)
+
+
+@pytest.fixture
+def trainer_of(pl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    monkeypatch.chdir(tmp_path)
+
+    def make(*callbacks: Any, **options: Any) -> Any:
+        usual: dict[str, Any] = {
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "max_epochs": -1 if "max_steps" not in options else None,
+        }
+        return pl.Trainer(callbacks=list(callbacks), **{**usual, **options})
+
+    return make
+
+
+MARKED = {
+    "fit": {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"},
+    "manual": {"data", "transfer", "forward", "zero_grad", "backward", "optimizer"},
+    "validate": {"data", "transfer", "forward"},
+    "test": {"data", "transfer", "forward"},
+    "predict": {"data", "transfer", "forward"},
+}
+
+
+@pytest.mark.parametrize("what", list(MARKED))
+def test_every_verb_is_measured_phase_by_phase_and_ended(pl: Any, trainer_of: Callable[..., Any], what: str) -> None:
+    profiler = instruments(1, 3, memory=1, trace=1)
+    trainer = trainer_of(profiler)
+    before = trainer.profiler
+    verb = "fit" if what == "manual" else what
+    module = pl.ManualOptimBoringModel() if what == "manual" else pl.BoringModel()
+    getattr(trainer, verb)(module, datamodule=pl.BoringDataModule())
+    record = read_run(profiler.folder)
+    assert (record.status, record.verb, record.steps, record.notes) == ("ok", verb, STEPS, [])
+    assert {phase for phase in MARKED["fit"] if record.time[phase].min} == MARKED[what]
+    assert trainer.profiler is before
+
+
+def test_training_goes_on_to_its_own_end_with_the_same_weights(pl: Any, trainer_of: Callable[..., Any]) -> None:
+    ended = []
+    for callbacks in ([], [instruments(1, 3, memory=1, trace=1, stop_when_done=False)]):
+        pl.seed_everything(1, verbose=False)
+        module = pl.BoringModel()
+        trainer = trainer_of(*callbacks, max_steps=20)
+        trainer.fit(module)
+        ended.append((trainer.global_step, [p.detach().clone() for p in module.parameters()]))
+    assert ended[0][0] == ended[1][0] == 20
+    assert all(torch.equal(a, b) for a, b in zip(ended[0][1], ended[1][1], strict=True))
+
+
+def test_a_hook_of_the_users_is_no_part_of_the_phase_around_it(
+    pl: Any, trainer_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0]
+    monkeypatch.setattr("known_loop.CLOCK", lambda: now[0])
+
+    class Hook(pl.Callback):
+        def on_after_backward(self, *args: Any) -> None:
+            now[0] += 5_000_000
+
+    class Module(pl.BoringModel):
+        def on_before_backward(self, loss: Any) -> None:
+            now[0] += 3_000_000
+
+        def backward(self, loss: Any) -> None:
+            now[0] += 2_000_000
+            super().backward(loss)
+
+    profiler = instruments(1, 3)
+    trainer_of(Hook(), profiler).fit(Module())
+    record = read_run(profiler.folder)
+    assert record.time["backward"].median == pytest.approx(2e-3)
+    assert record.time["other"].median == pytest.approx(8e-3)
+
+
+def test_the_users_own_profiler_gets_every_action(pl: Any, trainer_of: Callable[..., Any]) -> None:
+    profilers = importlib.import_module(f"{pl.name}.profilers")
+    users, profiler = profilers.SimpleProfiler(), instruments(1, 3)
+    trainer = trainer_of(profiler, profiler=users)
+    trainer.fit(pl.BoringModel())
+    assert trainer.profiler is users
+    assert len(users.recorded_durations["[Strategy]SingleDeviceStrategy.training_step"]) == 4
+    assert read_run(profiler.folder).status == "ok"
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer"])
+def test_what_a_run_dies_of_is_in_the_record(pl: Any, trainer_of: Callable[..., Any], phase: str) -> None:
+    def die(*args: Any, **kwargs: Any) -> Any:
+        raise ValueError(f"in {phase}")
+
+    class Dying(pl.BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if phase == "forward" and batch_idx == 3:
+                die()
+            return super().training_step(batch, batch_idx)
+
+        def backward(self, loss: Any) -> None:
+            if phase == "backward" and self.global_step == 3:
+                die()
+            super().backward(loss)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            plain = optimizer.step
+
+            def step(closure: Any) -> Any:
+                loss = closure()
+                return die() if phase == "optimizer" and self.global_step == 3 else plain(lambda: loss)
+
+            optimizer.step = step  # type: ignore[method-assign]
+            return optimizer
+
+        def train_dataloader(self) -> Any:
+            for index in range(10):
+                yield die() if phase == "data" and index == 4 else torch.ones(1, 32)
+
+    profiler = instruments(1, 9)
+    with pytest.raises(ValueError, match=f"in {phase}"):
+        trainer_of(profiler).fit(Dying())
+    record = read_run(profiler.folder)
+    assert record.status == "failed"
+    assert record.failure is not None
+    assert (record.failure.phase, record.failure.type) == (phase, "ValueError")
+    assert len(read_steps(profiler.folder / "steps.csv")) == 3
+
+
+@pytest.mark.parametrize("wanted", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_interruptions(pl: Any, tmp_path: Path, wanted: signal.Signals) -> None:
+    """In a process of its own: Lightning changes what signals do."""
+    program = f"""
+import os, signal, sys, warnings
+warnings.simplefilter("ignore")
+import {pl.name} as pl
+from {pl.name}.demos.boring_classes import BoringModel
+from lm_profiler.callbacks import profiling_callbacks
+class Stops(BoringModel):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 3:
+            os.kill(os.getpid(), signal.{wanted.name})
+        return super().training_step(batch, batch_idx)
+trainer = pl.Trainer(callbacks=profiling_callbacks(1, 200), logger=False, accelerator="cpu", max_epochs=-1,
+                     enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Stops())
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ}, capture_output=True)
+    (folder,) = tmp_path.glob("**/version_0")
+    record = read_run(folder)
+    assert record.status == "interrupted", done.stderr.decode()
+    assert record.steps["measure"] in (2, 3)  # a SIGTERM is seen when its step is over
+
+
+def test_a_low_precision_and_its_settings_are_known(pl: Any, trainer_of: Callable[..., Any]) -> None:
+    profiler = instruments(1, 3)
+    trainer_of(profiler, precision="bf16-mixed", gradient_clip_val=1.0).fit(pl.BoringModel())
+    record = read_run(profiler.folder)
+    assert record.model is not None
+    assert record.model.precision == "bf16-mixed"
+    assert record.notes == []
+
+
+def test_the_other_name_is_not_needed(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["pytorch_lightning"] = None  # not to be imported
+import lm_profiler.callbacks
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
