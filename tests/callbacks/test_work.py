@@ -131,7 +131,7 @@ def no(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     "where,told",
     [
-        ("hardware.matmul_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("hardware.known_ceiling", "ceiling unknown: OSError: no such driver"),
         ("recorder.judge", "verdict unknown: OSError: no such driver"),
         ("recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
         ("recorder.model_facts", "model unknown: OSError: no such driver"),
@@ -164,7 +164,7 @@ def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeyp
     def interrupt(*args: Any) -> None:
         raise SystemExit(1)
 
-    monkeypatch.setattr("lm_profiler.callbacks.hardware.matmul_ceiling", interrupt)
+    monkeypatch.setattr("lm_profiler.callbacks.hardware.known_ceiling", interrupt)
     profiler = instruments(1, 3)
     with pytest.raises(SystemExit):
         trainer_with([profiler], tmp_path).fit(BoringModel())
