@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from lm_profiler.commands.report_kernels import kernel_table, print_each
 from lm_profiler.commands.report_output import format_of, writable, write
 from lm_profiler.commands.report_table import LAYOUTS, make_table
 from lm_profiler.report.collection import Collection, Entry, collect
-from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain
+from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain, terminal
+from lm_profiler.report.options import every_column
 from lm_profiler.report.series import unreadable
 from lm_profiler.report.terminal import print_run
 
@@ -30,13 +32,15 @@ for example:
   python -m lm_profiler report logs/sweep --group_by size,precision
   python -m lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
   python -m lm_profiler report logs/small --warmup 0 1 2 5
+  python -m lm_profiler report logs --layout wide --warmup 0 5 --steps 10
+  python -m lm_profiler report --columns help            the name of every column
   python -m lm_profiler report logs --layout blocks      each step, then Model, Params, Forward (s), Backward (s)
   python -m lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
   python -m lm_profiler report logs --layout devices     sizes down, devices across
   python -m lm_profiler report logs --layout warmups     a row for each pass and warm-up
   python -m lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "kernels", "format")
+_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "format")
 """Options that ask for a table, of a single run, too."""
 
 
@@ -55,6 +59,9 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: a wrong call.
     """
     options = _options(arguments)
+    if options.columns == ["help"]:
+        sys.stdout.write(terminal(every_column(), sys.stdout))
+        return OK
     found = _collect(options.runs)
     problems = _show(found, options)
     for problem in [*found.problems, *problems]:
@@ -73,12 +80,14 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("runs", nargs="*", type=Path, metavar="RUNS", help="folders of runs or sweeps, or a folder above them")
     names, formats = "NAME,NAME", list(SUFFIXES.values())
-    add("--columns", type=_names, metavar=names, help="facts and figures by name, or options such as data.batch_size")
+    columns = "facts and figures by name, or options such as data.batch_size; `help` lists the names"
+    add("--columns", type=_names, metavar=names, help=columns)
     add("--group_by", type=_names, metavar=names, help="one row for all runs with the same facts; `folder`: one each")
     add("--pivot", nargs=2, type=_names, metavar=("ROWS", "ACROSS"), help="one fact down, another across")
     add("--value", metavar="NAME", help="what a pivot shows (step_s)")
     add("--layout", type=_one_of(LAYOUTS), metavar="|".join(LAYOUTS), help="a table as published reports have it")
     add("--warmup", type=_steps, nargs="+", metavar="N", help="cut the recorded steps anew, after N steps of warm-up")
+    add("--steps", type=_steps, metavar="N", help="N steps of each run, and no run that has fewer")
     add("--kernels", action="store_true", help="where the device's time went in the trace of each run")
     add("--plot", metavar="KIND", help="phases, steps, memory or mfu, with --output FILE.svg, .png or .pdf")
     add("--by", metavar="NAME", help="what a plot is drawn against")
@@ -114,10 +123,11 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    if not options.runs:
+    if not options.runs and options.columns != ["help"]:
         raise UsageError("RUNS: expected folders of runs, given none; `report logs`, say")
     ways = [name for name in ("columns", "pivot", "kernels", "plot", "layout") if getattr(options, name)]
-    ways += ["warmup"] * (options.warmup is not None and options.layout not in ("blocks", "warmups"))
+    if options.kernels or options.plot:
+        ways += [name for name in ("warmup", "steps") if getattr(options, name) is not None]
     if len(ways) > 1:
         raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
     if options.group_by and ways not in ([], ["columns"]):

@@ -14,7 +14,7 @@ from lm_profiler.report.layouts import devices, warmup_rows, wide
 from lm_profiler.report.merged import by_facts, repeats_together
 from lm_profiler.report.options import columns_named
 from lm_profiler.report.pivot import pivot
-from lm_profiler.report.recut import WARMUPS, readable, warmups
+from lm_profiler.report.recut import WARMUPS, cut_anew, readable, warmups
 from lm_profiler.report.rows import raw_rows, rows
 from lm_profiler.report.table import Table
 
@@ -27,20 +27,34 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     Raises:
         UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
     """
-    if options.layout == "wide":
-        return wide(entries), []
-    if options.layout == "devices":
-        return devices(entries), []
-    if options.layout is not None or options.warmup is not None:
-        return _of_steps(entries, options)
+    problems: list[str] = []
+    if _of_parts(options):
+        return _each_cut(entries, options)
+    if options.warmup is not None or options.steps is not None:
+        entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
+    if options.layout == "blocks":
+        entries, unread = _with_steps(entries)
+        problems += unread
+    return (_make(entries, options) if entries else None), problems
+
+
+def _make(entries: Sequence[Entry], options: argparse.Namespace) -> Table:
+    if options.layout is not None:
+        return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
     if options.pivot is not None:
         down, across = (_facts(names, entries) for names in options.pivot)
         [value] = _columns([options.value or "step_s"], entries)
-        return pivot(entries, down, across, value), []
+        return pivot(entries, down, across, value)
     columns = _columns(options.columns, entries) if options.columns else None
     by = _facts(options.group_by or (), entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
-    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by), []
+    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
+
+
+def _of_parts(options: argparse.Namespace) -> bool:
+    """Whether each part of a step is to have a row for each warm-up."""
+    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
+    return options.layout == "warmups" or (plain and options.warmup is not None)
 
 
 def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
@@ -58,17 +72,15 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     return found
 
 
-def _of_steps(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
-    """A table that needs every step; the blocks show runs that died, too."""
-    blocked = options.layout == "blocks"
-    settings = options.warmup
-    if blocked and settings is not None and len(settings) > 1:
-        raise UsageError(f"warmup: expected one number with --layout blocks, given {len(settings)}")
-    died = [entry for entry in entries if blocked and entry.status != "ok"]
-    good, problems = readable([entry for entry in entries if entry not in died])
-    shown = [entry for entry in entries if entry in good or entry in died]
-    if not shown:
-        return None, problems
-    if blocked:
-        return blocks(shown, settings[0] if settings else None), problems
-    return (warmup_rows if options.layout == "warmups" else warmups)(shown, settings or WARMUPS), problems
+def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Those whose steps can be shown, or that died; and what is wrong with the others."""
+    died = [entry for entry in entries if entry.status != "ok"]
+    good, problems = readable([entry for entry in entries if entry.status == "ok"])
+    return [entry for entry in entries if entry in good or entry in died], problems
+
+
+def _each_cut(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+    good, problems = readable(entries)
+    settings = options.warmup or WARMUPS
+    made = (warmup_rows if options.layout == "warmups" else warmups)(good, settings, options.steps) if good else None
+    return made, problems

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from lm_profiler.record.run import TimeSummary
-from lm_profiler.report.collection import Entry
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.collection import Cut, Entry
 from lm_profiler.report.columns import COLUMNS
 from lm_profiler.report.layouts import names
-from lm_profiler.report.merged import WORDS
+from lm_profiler.report.merged import WORDS, distinct, fact, rank
 from lm_profiler.report.recut import Steps, steps_after
+from lm_profiler.report.rows import told
 from lm_profiler.report.table import Cell, Heading, Table
 
 _PASSES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
 
 
-def blocks(entries: Sequence[Entry], warmup: int | None = None) -> Table:
-    """The blocks above, the summary as the table. ``warmup`` cuts the recorded steps anew.
+def blocks(entries: Sequence[Entry]) -> Table:
+    """The blocks above, under a banner for each cut of the steps; the summary as the table.
 
     Raises:
         RecordError: an entry's steps cannot be read.
     """
     above: list[str] = []
     rows = []
-    for entry, name in zip(entries, names(entries), strict=True):
-        steps = steps_after(entry, warmup) if entry.status == "ok" else None
-        above += [*_block(entry, name, steps), ""]
-        rows.append(_row(entry, name, steps))
+    ordered = sorted(entries, key=lambda entry: rank(COLUMNS["warmup_steps"].get(entry)))
+    for cut, group in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
+        found = list(group)
+        above += _banner([entry for entry, _ in found], cut)
+        for entry, name in found:
+            steps = steps_after(entry) if entry.status == "ok" else None
+            above += [*_block(entry, name, steps), ""]
+            rows.append(_row(entry, name, steps))
     headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
     return Table(headings, rows, above, verbatim=True)
+
+
+def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
+    """What all of the blocks below share."""
+    alone = [[entry] for entry in entries]
+    given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
+    facts = [f"{title} {value}" for title, value in given.items() if value is not None]
+    for of in map(COLUMNS.__getitem__, ("device", "verb", "batch_size", "context_length", "precision")):
+        if len(distinct(map(of.get, entries))) == 1 and all(of.get(entry) is not None for entry in entries):
+            facts.append(told(of, fact(alone[0], of)))
+    text = ", ".join(facts)
+    rule = "=" * min(len(text), 80)
+    return [rule, text, rule, ""]
 
 
 def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
@@ -53,11 +73,17 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
 
 
 def _pass(part: str, title: str, steps: Steps) -> list[str]:
-    each = [f"    Step {number}: {row.time(part):.6f} seconds" for number, row in enumerate(steps.rows, 1)]
+    each = _steps("Measurement", "Step", steps.rows, part)
+    before = _steps("Warm-up", "Warm-up", steps.left_out, part) if steps.left_out else []
     time = steps.times[part]
     cv = "" if time.cv is None else f" (CV: {time.cv:.2%})"
     mean = f"  Mean: {_mean_std(time, ' ± ')} seconds{cv}" if time.n else "  no steps left"
-    return [f"{title}:", "  Measurement steps:", *each, mean]
+    return [f"{title}:", *before, *each, mean]
+
+
+def _steps(which: str, each: str, rows: Sequence[StepRow], part: str) -> list[str]:
+    shown = (f"    {each} {number}: {row.time(part):.6f} seconds" for number, row in enumerate(rows, 1))
+    return [f"  {which} steps:", *shown]
 
 
 def _mean_std(time: TimeSummary, sign: str) -> str:

@@ -17,6 +17,17 @@ _LEFT_BY_A_RUN = ("steps.csv", "config.yaml")
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Which of the recorded steps the figures are of: ``steps`` of them after the first ``warmup``.
+
+    None: without ``warmup`` what the run itself measured, without ``steps`` all that there are.
+    """
+
+    warmup: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
 class Entry:
     """A line of any table: a run, or a cell of a sweep that may have left none.
 
@@ -27,6 +38,7 @@ class Entry:
         outcome: What the sweep says of the cell.
         sweep: The sweep's folder.
         sibling: Another cell, whose run tells what the sweep did not vary, where this one left no such facts.
+        cut: How the recorded steps were cut anew for the figures of ``record``; None for the run's own figures.
     """
 
     folder: Path
@@ -35,6 +47,7 @@ class Entry:
     outcome: CellOutcome | None = None
     sweep: Path | None = None
     sibling: Entry | None = None
+    cut: Cut | None = None
 
     @property
     def name(self) -> str:
@@ -42,10 +55,15 @@ class Entry:
 
     @property
     def status(self) -> str:
-        """The sweep's word before the run's own: a run that was stopped for its time calls itself interrupted."""
+        """The sweep's word before the run's own: a run that was stopped for its time calls itself interrupted.
+
+        ``missing`` is a cell that ran and whose run is not where the sweep says, or cannot be read; ``not run`` one
+        that nobody tried yet.
+        """
         if self.outcome is not None:
-            return self.outcome.status
-        return self.record.status if self.record is not None else "missing"
+            lost = self.outcome.run is not None and self.record is None
+            return "missing" if lost else self.outcome.status
+        return self.record.status if self.record is not None else "not run"
 
     @property
     def reason(self) -> str | None:
@@ -167,14 +185,19 @@ class _Search:
             if outcome is None or outcome.run is None:
                 entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
             elif self._first_time(folder / outcome.run):
-                self._run(folder / outcome.run, cell=cell, outcome=outcome, sweep=folder)
+                of_cell: dict[str, Any] = {"cell": cell, "outcome": outcome, "sweep": folder}
+                if not self._run(folder / outcome.run, **of_cell):
+                    entries.append(Entry(folder / outcome.run, None, **of_cell))
         entries[first:] = _with_siblings(entries[first:])
 
-    def _run(self, folder: Path, **of_sweep: Any) -> None:
+    def _run(self, folder: Path, **of_sweep: Any) -> bool:
+        """Whether there is a record that can be read."""
         try:
             self.found.entries.append(Entry(folder, read_run(folder), **of_sweep))
         except RecordError as error:
             self._problem(str(error))
+            return False
+        return True
 
     def _first_time(self, folder: Path) -> bool:
         real = os.path.realpath(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
@@ -146,6 +146,45 @@ def _time(part: str, clock: str) -> Column:
     return Column(quantity.name, title, get, quantity, interval)
 
 
+_STATISTICS = {
+    "mean": "mean",
+    "std": "standard deviation",
+    "cv": "standard deviation over the mean",
+    "p95": "95th percentile",
+}
+
+
+def _statistic(part: str, name: str) -> Column:
+    """One of ``_STATISTICS`` of a part's measured steps on the device's clock."""
+    of = TIMES[part]
+    title = f"{of.title} {name.upper() if name == 'cv' else name}"
+    meaning = f"{_STATISTICS[name]}: {of.meaning}"
+    if name == "cv":
+        quantity = Quantity(f"{part}_cv", title, "1", "%", 100.0, 1, None, meaning)
+    else:
+        quantity = replace(of, name=f"{part}_{name}_s", title=title, tag=None, meaning=meaning)
+
+    def get(record: RunRecord) -> float | None:
+        time = record.time.get(part)
+        return getattr(time, name) if time is not None and time.max else None
+
+    return Column(quantity.name, title, _of_record(get), quantity)
+
+
+def _backward_over_forward(record: RunRecord) -> float | None:
+    """Of the medians."""
+    times = [record.time.get(part) for part in ("forward", "backward")]
+    medians = [time.median for time in times if time is not None and time.max]
+    return medians[1] / medians[0] if len(medians) == 2 and medians[0] and medians[1] else None
+
+
+_FIRST_MEANING = "the run's first step, compilation included"
+_FIRST_STEP = replace(TIMES["step"], name="first_step_s", title="first step", tag=None, meaning=_FIRST_MEANING)
+_RATIO = Quantity(
+    "backward_over_forward", "backward / forward", "1", "x", 1.0, 2, None, "median backward over median forward"
+)
+
+
 def _peak(reading: str) -> Column:
     quantity = MEMORY[reading]
 
@@ -180,6 +219,8 @@ _FACTS = (
             ("optimizer", "optimizer", "model.optimizer"),
         )
     ),
+    Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup),
+    Column("benchmark_steps", "steps", _of_record(lambda record: record.steps.get("measure"))),
     Column("steadiness", "steadiness", _of_record(lambda record: record.steadiness and record.steadiness.word)),
     Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
 )
@@ -194,12 +235,20 @@ _RATES = (
     Column(MFU.name, MFU.title, _of_record(lambda record: record.utilisation and record.utilisation.mfu), MFU),
 )
 
+SPREAD = (
+    *(_statistic(part, name) for part in TIMES for name in _STATISTICS),
+    Column("first_step_s", "first step", _of_record(lambda record: record.first_step_s), _FIRST_STEP),
+    Column(_RATIO.name, _RATIO.title, _of_record(_backward_over_forward), _RATIO),
+)
+"""How the steps of a run spread; asked for by name, and in files for programs."""
+
 COLUMNS: dict[str, Column] = {
     column.name: column
     for column in (
         *_FACTS,
         *(_time(part, "device") for part in TIMES),
         *(_time(part, "host") for part in TIMES),
+        *SPREAD,
         *_RATES,
         *(_peak(reading) for reading in MEMORY),
     )

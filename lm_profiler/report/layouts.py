@@ -45,19 +45,26 @@ def names(entries: Sequence[Entry]) -> list[str]:
 def wide(entries: Sequence[Entry]) -> Table:
     """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well.
 
-    A sweep's repeats are rows of their own, told apart by a last column.
+    A sweep's repeats are rows of their own, told apart by a last column; so are training and the forward pass alone,
+    and what was cut anew after several warm-ups.
     """
     types, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
-    repeated = any(entry.cell is not None and entry.cell.repeat for entry in entries)
-    body = [{**_wide_facts(entry, types, alone), **_wide_times(entry)} for entry in entries]
-    for entry, row in zip(entries, body, strict=True):
+    verbs = ["verb"] * (len({COLUMNS["verb"].get(entry) for entry in entries}) > 1)
+    cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
+    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    body = []
+    for entry in entries:
+        row = _wide_facts(entry, types, alone) | _facts(entry, (*verbs, *cut)) | _wide_times(entry)
         row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
-        if repeated:
-            row["repeat"] = fact_cell([entry], COLUMNS["repeat"])
-    words = ("device", "compile", "model", "dtype", "status")
+        body.append(row | _facts(entry, repeat))
+    words = ("device", "compile", "model", "dtype", "verb", "status")
     headings = [Heading(title, title, title not in words) for title in body[0]]
     each = [[entry] for entry in entries]
     return Table(headings, [list(row.values()) for row in body], below=notes(each, called(naming(each))))
+
+
+def _facts(entry: Entry, names: Sequence[str]) -> dict[str, Cell]:
+    return {name: fact_cell([entry], COLUMNS[name]) for name in names}
 
 
 def _is_attention_alone(entry: Entry) -> bool:
@@ -124,14 +131,18 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
 
 
 def devices(entries: Sequence[Entry]) -> Table:
-    """Sizes down, devices across: median forward, and forward and backward."""
-    down = [COLUMNS[name] for name in ("size", *DIMENSIONS)]
+    """Sizes down, devices across: median forward, and forward and backward.
+
+    Where a size ran the forward pass alone as well, `forward` is that, and training's own forward pass is not mixed in.
+    """
+    cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
+    down = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)]
     rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
     cells = by_facts(entries, [*down, COLUMNS["device"]])
     types = device_names(entries)
     titles = [_short(types[fact(group, COLUMNS["device"])]) for group in across.values()]
     headings = [
-        *(Heading(name, name, figures=name in DIMENSIONS) for name in ("Size", *DIMENSIONS)),
+        *(Heading(name, name, figures=name != "Size") for name in ("Size", *DIMENSIONS, *cut)),
         Heading("num_params", "num_params"),
         *(Heading(f"{title} {part}", f"{title} {part}", True) for title in titles for part in _DEVICE_TIMES),
     ]
@@ -162,7 +173,10 @@ def _short(device: str) -> str:
 
 
 def _milliseconds(group: Merged, of: Column) -> Cell:
-    cell = value_cell(group, of, interval=False)
+    alone = [entry for entry in group if COLUMNS["verb"].get(entry) != "fit"]
+    trained = [entry for entry in group if entry not in alone]
+    of_forward = of.name == TIMES["forward"].name
+    cell = value_cell((alone or trained) if of_forward else trained, of, interval=False)
     if cell.value is None:
         return cell
     return Cell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
@@ -173,13 +187,13 @@ def _parameters(group: Merged) -> Cell:
     return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
 
 
-def warmup_rows(entries: Sequence[Entry], settings: Sequence[int]) -> Table:
+def warmup_rows(entries: Sequence[Entry], settings: Sequence[int], count: int | None = None) -> Table:
     """A row for each entry, pass and warm-up: seconds on average, and their standard deviation."""
     titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
     headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
     body = []
     for entry, name in zip(entries, names(entries), strict=True):
-        cuts = [(setting, steps_after(entry, setting).times) for setting in settings]
+        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in ("forward", "forward_backward"):
             if part == "forward_backward" and not any(times["backward"].max for _, times in cuts):
                 continue

@@ -17,7 +17,7 @@ Merged = Sequence[Entry]
 """The entries of one row: at least one."""
 
 HOW_MERGED = "n > 1: the median of n runs' medians [the lowest, the highest]; n = 1: the run's median [95 % interval]"
-WORDS = {"oom": "OOM", "missing": "not run"}
+WORDS = {"oom": "OOM"}
 
 _ALIKE = ("verb", "device", "size", *DIMENSIONS, "precision", "batch_size", "context_length", "compile", "attention")
 """Facts in which runs must not differ whose figures are brought together without a word."""
@@ -122,7 +122,7 @@ def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
     """One row a cell of a sweep, with all its repeats; one a run elsewhere."""
     found: dict[object, list[Entry]] = {}
     for entry in entries:
-        key = (entry.sweep, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
+        key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
         found.setdefault(key, []).append(entry)
     return list(found.values())
 

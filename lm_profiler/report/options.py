@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, Column, column
+from lm_profiler.report.table import Cell, Heading, Table
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
@@ -27,6 +28,16 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
                 f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
             )
     return found
+
+
+def every_column() -> Table:
+    """The name of each column that has one of its own, its unit in files for programs, and what it means."""
+    headings = [Heading(name, name) for name in ("column", "unit", "meaning")]
+    body = []
+    for of in COLUMNS.values():
+        meaning = of.quantity.meaning if of.quantity is not None else f"option {of.option}" if of.option else of.title
+        body.append([Cell(of.name, of.name), *(Cell(t, t) for t in (of.quantity.unit if of.quantity else "", meaning))])
+    return Table(headings, body, below=["and any option of the runs by its path, such as data.batch_size"])
 
 
 def _paths(entry: Entry) -> Iterator[str]:

@@ -14,7 +14,7 @@ from lm_profiler.report.table import Cell, Heading, Table, fact_text
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
     """``value`` of the runs with the same facts ``down`` and ``across``.
 
-    A cell says in a word why it has no figure; one that nobody ran is empty.
+    A cell says in a word why it has no figure; one that nobody planned is empty.
     """
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
@@ -37,15 +37,15 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
 
 def value_cell(group: Merged, value: Column, interval: bool = True) -> Cell:
     """The figure of ``group``, with the number of its runs if there are several; or the word for what became of it."""
-    ran = [entry for entry in group if entry.status != "missing"]
-    if not ran:
+    if not group:
         return Cell()
     if value.quantity is None:
         return fact_cell(group, value)
-    good = [entry for entry in ran if entry.status == "ok"]
+    good = [entry for entry in group if entry.status == "ok"]
+    ran = [entry for entry in group if entry.status != "not run"]
     if not good:
-        word = distinct(entry.status for entry in ran)[0]
-        return Cell(text=WORDS.get(word, word), word=status(ran))
+        word = distinct(entry.status for entry in (ran or group))[0]
+        return Cell(text=WORDS.get(word, word), word=status(ran or group))
     cell = figure_cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
     failed = [entry for entry in ran if entry.status != "ok"]

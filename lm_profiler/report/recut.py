@@ -3,42 +3,112 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import RecordError, TimeSummary
+from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.collection import Entry
+from lm_profiler.report.collection import Cut, Entry
 from lm_profiler.report.rows import fact_cell, heading, naming, same_in_all
-from lm_profiler.report.summary import mean_over_ranks, summaries
+from lm_profiler.report.summary import mean_over_ranks, summaries, throughput
 from lm_profiler.report.table import Cell, Heading, Table, figure_text, title_with_unit
 
 WARMUPS = (0, 1, 2, 5)
 """The settings that reports in this field compare."""
 
+_STAGES = ("warmup", "measure")
 _PARTS = ("forward", "backward", "forward_backward", "step")
 _TIME = TIMES["step"]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A run's steps, each a mean over the ranks, and the summary of its parts on the device's clock."""
+    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock.
+
+    ``left_out`` are the recorded steps before them.
+    """
 
     rows: Sequence[StepRow]
     times: Mapping[str, TimeSummary]
+    left_out: Sequence[StepRow]
 
 
-def steps_after(entry: Entry, warmup: int | None = None) -> Steps:
-    """All recorded steps but the first ``warmup``; without it, the measured steps that the run's own figures are of.
+def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
+    """``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
+
+    Without any cut: the measured steps that the run's own figures are of.
 
     Raises:
         RecordError: its ``steps.csv`` cannot be read.
     """
-    stages = ("measure",) if warmup is None else ("warmup", "measure")
+    if warmup is None and count is None and entry.cut is not None:
+        warmup, count = entry.cut.warmup, entry.cut.steps
+    rows = mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
+    first = _own_warmup(entry, rows) if warmup is None else warmup
+    kept = rows[first:] if count is None else rows[first : first + count]
+    return Steps(kept, summaries(kept, "device"), rows[:first])
+
+
+def _own_warmup(entry: Entry, rows: Sequence[StepRow]) -> int:
     steadiness = entry.record.steadiness if entry.record is not None else None
-    cut = warmup if warmup is not None else steadiness.cut if steadiness is not None else 0
-    rows = mean_over_ranks([row for row in entry.rows if row.stage in stages and row.seconds is not None])[cut:]
-    return Steps(rows, summaries(rows, "device"))
+    return sum(row.stage == "warmup" for row in rows) + (steadiness.cut if steadiness is not None else 0)
+
+
+def cut_anew(
+    entries: Sequence[Entry], settings: Sequence[int | None], count: int | None
+) -> tuple[list[Entry], list[str]]:
+    """Each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it, and what is wrong.
+
+    Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
+    figures of unlike numbers of steps would stand side by side.
+    """
+    found, problems = [], []
+    for entry in entries:
+        for setting in settings:
+            try:
+                found.append(_cut(entry, Cut(setting, count)))
+            except RecordError as error:
+                problems.append(str(error))
+    return found, list(dict.fromkeys(problems))
+
+
+def _cut(entry: Entry, cut: Cut) -> Entry:
+    record, new = entry.record, replace(entry, cut=cut)
+    if record is None or not record.time:
+        return new
+    new.__dict__["rows"] = entry.rows  # read once for all settings
+    steps = steps_after(new)
+    if len(steps.rows) < (cut.steps or 1):
+        after = "" if cut.warmup is None else f" after {cut.warmup} of warm-up"
+        raise RecordError(f"{entry.folder}: expected {cut.steps or 'any'} steps{after}, found {len(steps.rows)}")
+    samples = record.throughput.samples_per_step if record.throughput is not None else None
+    facts = {
+        "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
+        "time": dict(steps.times),
+        "host_time": summaries(steps.rows, "host"),
+        "throughput": throughput(steps.rows, steps.times, samples),
+        "utilisation": _scaled(record, steps.times),
+        "steadiness": None,  # what was said of the run's own cut
+        "verdict": None,
+    }
+    return replace_record(new, record.model_copy(update=facts))
+
+
+def replace_record(entry: Entry, record: RunRecord) -> Entry:
+    """``entry`` with another record, and the rows that it has read."""
+    new = replace(entry, record=record)
+    new.__dict__.update({name: value for name, value in entry.__dict__.items() if name == "rows"})
+    return new
+
+
+def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
+    """Shares of a peak go by the inverse of the median step."""
+    use, before, after = record.utilisation, record.time["step"].median, times["step"].median
+    if use is None or not before or not after:
+        return None
+    shares = ("mfu", "hfu", "of_ceiling")
+    scaled = {name: None if (share := getattr(use, name)) is None else share * before / after for name in shares}
+    return use.model_copy(update=scaled)
 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -55,14 +125,14 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return good, problems
 
 
-def warmups(entries: Sequence[Entry], settings: Sequence[int]) -> Table:
+def warmups(entries: Sequence[Entry], settings: Sequence[int], count: int | None = None) -> Table:
     """For each entry and part, the same steps after each of ``settings`` steps of warm-up, one below the other."""
     alone = [[entry] for entry in entries]
     names = naming(alone)
     body = []
     for entry in entries:
         facts = [fact_cell([entry], found) for found in names]
-        cuts = [(setting, steps_after(entry, setting).times) for setting in settings]
+        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in _PARTS:
             if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
                 title = Cell(part, TIMES[part].title)

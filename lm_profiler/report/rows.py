@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, MFU, TIMES, TOKENS_PER_S
-from lm_profiler.report.columns import COLUMNS, DIMENSIONS, Column, column
+from lm_profiler.report.columns import COLUMNS, DIMENSIONS, SPREAD, Column, column
 from lm_profiler.report.merged import (
     HOW_MERGED,
     WORDS,
@@ -25,7 +25,7 @@ from lm_profiler.report.merged import (
 from lm_profiler.report.table import Cell, Heading, Table, fact_text, figure_text, title_with_unit
 
 _FACTS = ("verb", "device", "size", *DIMENSIONS, "parameters", "precision", "batch_size", "context_length")
-_MORE_FACTS = ("compile", "attention", "optimizer", "steadiness")
+_MORE_FACTS = ("compile", "attention", "optimizer", "warmup_steps", "steadiness")
 _FIGURES = (
     *(TIMES[part].name for part in ("step", "forward", "backward", "optimizer")),
     TOKENS_PER_S.name,
@@ -93,7 +93,8 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
     """The same for programs: nothing that is known is left out because all rows share it."""
     if columns is None:
         facts = [COLUMNS[name] for name in ("name", "folder", "status", "reason")] + _known_facts(groups)
-        columns = [*by, *(found for found in facts if found not in by), *_figures(groups)]
+        spread = [found for found in SPREAD if _known(groups, found)]
+        columns = [*by, *(found for found in facts if found not in by), *_figures(groups), *spread]
     return _table(groups, columns, lambda found: True)
 
 

@@ -82,6 +82,49 @@ def test_every_layout_goes_with_every_format(logs: Path, layout: str, kind: str,
     assert "small" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
+def test_every_layout_goes_with_any_warm_ups_and_equal_numbers_of_steps(
+    logs: Path, layout: str, capsys: pytest.CaptureFixture[str]
+):
+    assert report(logs, "--layout", layout, "--warmup", 0, 2, "--steps", 4, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    if layout in ("wide", "warmups"):
+        cuts = {(row["warmup_steps"], row["benchmark_steps"]) for row in rows if row.get("status", "ok") == "ok"}
+        assert cuts == {("0", "4"), ("2", "4")}
+    assert len(rows) >= 4
+
+
+def test_the_names_of_all_columns_are_listed_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report("--columns", "help") == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert {"forward_mean_s", "backward_std_s", "step_cv", "step_p95_s", "first_step_s"} <= {*names}
+    assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
+    header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
+
+
+def test_the_spread_of_the_steps_can_be_shown_and_is_in_files_for_programs(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    names = "forward_mean_s,step_cv,backward_over_forward"
+    assert report(logs / "alone", "--columns", names, "--format", "markdown") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["20.00", "0.0", "2.50"]
+    assert report(logs / "alone", "--format", "csv") == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["forward_backward_mean_s"]) == pytest.approx(0.07)
+    assert float(row["step_std_s"]) == pytest.approx(0, abs=1e-9)
+    assert float(row["backward_over_forward"]) == pytest.approx(2.5)
+
+
+def test_not_run_missing_and_refused_are_told_apart(logs: Path, capsys: pytest.CaptureFixture[str]):
+    (logs / "sweep" / "cell0" / "version_0" / "run.json").unlink()
+    assert report(logs / "sweep", "--group_by", "folder", "--columns", "folder,status", "--format", "csv") == 0
+    rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
+    said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
+    assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
+
+
 def test_a_single_run_is_shown_as_at_its_end(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs / "alone") == 0
     out = capsys.readouterr().out
@@ -142,7 +185,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
         (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
         (["{logs}", "--warmup", "-1"], "warmup: expected"),
         (["--warmup", "0", "{logs}"], "put RUNS before it"),
-        (["{logs}", "--warmup", "0", "1", "--layout", "blocks"], "warmup: expected one number with --layout blocks"),
+        (["{logs}", "--kernels", "--warmup", "0"], "warmup: expected one way to show the runs, given --kernels too"),
         (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),
         (["{logs}", "--pivot", "size"], "pivot: expected 2 arguments"),
         (["{logs}", "--value", "mfu"], "value: expected --pivot"),

@@ -110,7 +110,7 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     cells = [({"data.a": "1"}, 0, "ok", ran), ({"data.a": "2"}, 0, "refused", refused)]
     write_sweep(sweep, [*cells, ({"data.a": "3"}, 0, "timeout", None), ({"data.a": "4"}, 0, "missing", None)])
     found = collect([tmp_path])
-    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "missing"]
+    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "not run"]
     assert [dict(entry.overrides) for entry in found.entries] == [{"data.a": str(n)} for n in range(1, 5)]
     # Known from its neighbours: what ran on, and what was not swept.
     assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
@@ -130,7 +130,7 @@ def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
     write_sweep(tmp_path, [({}, 0, "timeout", None)])
     (tmp_path / "cell0" / "outcome.json").write_text("{")
     found = collect([tmp_path])
-    assert [entry.status for entry in found.entries] == ["missing"]
+    assert [entry.status for entry in found.entries] == ["not run"]
     assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]
 
 

@@ -14,6 +14,7 @@ from lm_profiler.report.blocks import blocks
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.formats import markdown, terminal
 from lm_profiler.report.layouts import devices, warmup_rows, wide
+from lm_profiler.report.recut import cut_anew
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
@@ -22,6 +23,10 @@ ROOT = f"{0.1 * math.sqrt(2):.6f}"
 
 def test_blocks_show_each_step_then_the_summary():
     assert terminal(blocks([run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl")])) == (
+        "========================================\n"
+        "H100, fit, batch 4, context 512, 32-true\n"
+        "========================================\n"
+        "\n"
         "SMALL MODEL\n"
         "Parameters: 128,625,408\n"
         "Forward pass:\n"
@@ -48,7 +53,7 @@ def test_blocks_show_each_step_then_the_summary():
 
 def test_blocks_in_markdown_are_fenced_and_the_summary_is_a_table():
     lines = markdown(blocks([run("a", STEPS)])).splitlines()
-    assert lines[:2] == ["```text", "SMALL MODEL"]
+    assert (lines[0], lines[5]) == ("```text", "SMALL MODEL")
     assert lines[-3:] == [
         "| Model   |      Params | Forward (s)       | Backward (s)      |",
         "|:--------|------------:|:------------------|:------------------|",
@@ -65,12 +70,55 @@ def test_blocks_of_equal_sizes_say_what_tells_them_apart():
     ]
 
 
-def test_blocks_after_another_warm_up():
-    table = blocks([run("a", STEPS, warmup=[(9.0, 9.0), (0.5, 0.7)])], warmup=1)
-    assert [line.strip() for line in table.above if line.startswith("    Step")][:3] == [
+def test_blocks_after_other_warm_ups_list_what_was_left_out_under_a_banner_each():
+    entry = run("a", STEPS, warmup=[(9.0, 9.0), (0.5, 0.7)])
+    table = blocks(cut_anew([entry], [0, 1], 3)[0])
+    assert [line for line in table.above if "batch" in line] == [
+        "warm-up 0, steps 3, H100, fit, batch 4, context 512, 32-true",
+        "warm-up 1, steps 3, H100, fit, batch 4, context 512, 32-true",
+    ]
+    first, second = (at for at, line in enumerate(table.above) if line == "Forward pass:")
+    assert [line.strip() for line in table.above[first + 1 : first + 5]] == [
+        "Measurement steps:",
+        "Step 1: 9.000000 seconds",
+        "Step 2: 0.500000 seconds",
+        "Step 3: 0.100000 seconds",
+    ]
+    assert [line.strip() for line in table.above[second + 1 : second + 7]] == [
+        "Warm-up steps:",
+        "Warm-up 1: 9.000000 seconds",
+        "Measurement steps:",
         "Step 1: 0.500000 seconds",
         "Step 2: 0.100000 seconds",
         "Step 3: 0.300000 seconds",
+    ]
+    assert [row[0].text for row in table.rows] == ["small, warm-up 0", "small, warm-up 1"]
+
+
+def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
+    none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
+    some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
+    found = wide(cut_anew([none, some], [0, 1], 4)[0]).records()
+    facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
+    assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
+    assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
+
+
+def test_a_run_with_too_few_steps_is_told_and_left_out():
+    found, problems = cut_anew([run("a", STEPS), run("b", [*STEPS, *STEPS])], [1], 2)
+    assert [entry.folder.name for entry in found] == ["b"]
+    assert problems == ["a: expected 2 steps after 1 of warm-up, found 1"]
+
+
+def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
+    trained, alone = run("a", STEPS), run("b", [(0.05, 0.0)] * 2)
+    alone = Entry(alone.folder, alone.record.model_copy(update={"verb": "validate"}))
+    [row] = devices([trained, alone]).rows
+    assert [cell.text for cell in row[-2:]] == ["50.0ms", "600.0ms"]
+    found = wide([trained, alone]).records()
+    assert [(row["verb"], row["fwd avg (sec)"], row["back avg (sec)"]) for row in found] == [
+        ("fit", pytest.approx(0.2), pytest.approx(0.4)),
+        ("validate", pytest.approx(0.05), None),
     ]
 
 

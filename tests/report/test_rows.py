@@ -142,7 +142,7 @@ def test_a_cell_without_a_run_stands_beside_those_that_have_one():
     cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
     killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
     table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
-    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [30.00, 30.00]"], ["16", ""]]
+    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [30.00, 30.00]"], ["16", "not run"]]
     assert titles(table) == ["batch", "32-true H100"]
 
 
