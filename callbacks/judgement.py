@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from numpy.typing import NDArray
 
+from lm_profiler import analysis
 from lm_profiler.analysis import Settings
 from lm_profiler.analysis.peaks import matmul_dtype, peak
+from lm_profiler.analysis.statistics import median_rank
 from lm_profiler.analysis.steadiness import steadiness
+from lm_profiler.analysis.typical import agree, resamples
 from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
 from lm_profiler.callbacks.facts import is_compiled
@@ -20,8 +26,8 @@ from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import cpu_cores, matrix_units
 from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import PHASES
-from lm_profiler.record.run import Flops, Steadiness, TimeSummary, Utilisation, Verdict
+from lm_profiler.record.quantities import PHASES, TIMED
+from lm_profiler.record.run import Flops, Steadiness, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
 
 _TORCH_DTYPES = {
@@ -33,6 +39,8 @@ _TORCH_DTYPES = {
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
+
+_NO_TIME = 1e-12  # seconds: a clock that stood still
 
 _BEYOND = 1.05
 """More of the machine's own matrix product than noise explains."""
@@ -87,37 +95,41 @@ def judge_utilisation(
 
 
 def judge(
-    times: Mapping[str, TimeSummary],
-    host_times: Mapping[str, TimeSummary],
+    steps: Sequence[StepRow],
+    unsure: Unsure | None,
     has_stream: bool,
     device_idle: float | None,
     utilisation: Utilisation | None,
     settings: Settings,
     kernels: KernelTable | None = None,
 ) -> Verdict | None:
-    """What binds the run; None where no step was measured. ``kernels`` are its trace's, where there is one."""
-    step_s = times["step"].mean
-    if not step_s:
+    """What binds the run whose typical ``steps`` these are; None where no step was measured.
+
+    ``kernels`` are its trace's, where there is one. ``unsure`` takes the verdict back to what is certain.
+    """
+    times = _Times(steps)
+    if not steps or not times.median_s > 0.0:
         return None
     reached = None
     if utilisation is not None:
         reached = utilisation.of_ceiling if utilisation.of_ceiling is not None else utilisation.hfu
-    found = what_binds(
-        Evidence(
-            step_s=step_s,
-            phases_s=_means(times),
-            host_phases_s=_means(host_times),
-            has_device_stream=has_stream,
-            host_bound_fraction=device_idle,
-            utilisation=reached,
-            idle_share=_idle_share(kernels),
-            memory_bound_share=None if kernels is None else kernels.memory_bound_share,
-            communication_share=None if kernels is None else kernels.communication_share,
-            traced=kernels is not None,
-            settings=settings,
-        )
+    figures = Evidence(
+        step_s=times.median_s,
+        phases_s={},
+        has_device_stream=has_stream,
+        host_bound_fraction=device_idle,
+        utilisation=reached,
+        idle_share=_idle_share(kernels),
+        memory_bound_share=None if kernels is None else kernels.memory_bound_share,
+        communication_share=None if kernels is None else kernels.communication_share,
+        traced=kernels is not None,
+        settings=settings,
     )
-    return Verdict(**dataclasses.asdict(found))
+    found = what_binds(times.of(range(len(steps)), figures))
+    if unsure is None:
+        return Verdict(**dataclasses.asdict(found))
+    drawn = resamples(len(steps)) if unsure.resamples_tell else ()
+    return _certain(found, [what_binds(times.of(some, figures)) for some in drawn], unsure)
 
 
 def _idle_share(kernels: KernelTable | None) -> float | None:
@@ -127,10 +139,54 @@ def _idle_share(kernels: KernelTable | None) -> float | None:
     return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
 
 
-def _means(times: Mapping[str, TimeSummary]) -> dict[str, float]:
-    """Means, not medians: they add up to the step, so that shares are the table's."""
-    means = ((phase, times[phase].mean) for phase in PHASES)
-    return {phase: mean for phase, mean in means if mean is not None}
+class _Times:
+    """Seconds of ``steps`` on both clocks: a row a step, a column for each of ``TIMED``."""
+
+    def __init__(self, steps: Sequence[StepRow]) -> None:
+        self._device, self._host = (
+            np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
+        )
+        self.median_s = float(np.median(self._device[:, -1])) if steps else 0.0
+
+    def of(self, some: Sequence[int] | NDArray[np.intp], figures: Evidence) -> Evidence:
+        """``figures`` with the mean times of ``some`` steps: means add up. The utilisation goes with their median."""
+        device, host = self._device[some], self._host[some]
+        faster = self.median_s / max(float(np.median(device[:, -1])), _NO_TIME)
+        return dataclasses.replace(
+            figures,
+            step_s=max(float(device[:, -1].mean()), _NO_TIME),
+            phases_s=dict(zip(PHASES, device.mean(axis=0).tolist(), strict=False)),
+            host_phases_s=dict(zip(PHASES, host.mean(axis=0).tolist(), strict=False)),
+            utilisation=None if figures.utilisation is None else figures.utilisation * faster,
+        )
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """Why the figures carry no verdict, and what to do; ``resamples_tell`` that what all of those say is certain."""
+
+    because: str
+    remedy: str
+    resamples_tell: bool = False
+
+
+def why_unsure(steadiness: Steadiness | None, steps: int, shared: str | None) -> Unsure | None:
+    """None where the figures of ``steps`` steps carry what they say; ``shared`` tells what else used the machine."""
+    if shared is not None:
+        return Unsure(shared, "Measure again while nothing else uses this machine.")
+    if steadiness is None or steadiness.word != "noisy":
+        return None
+    remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."
+    return Unsure("the steps differ too much to tell", remedy, resamples_tell=median_rank(steps) is not None)
+
+
+def _certain(found: analysis.Verdict, answers: Sequence[analysis.Verdict], unsure: Unsure) -> Verdict:
+    """What of ``found`` is the answer of nearly all resamples; and first the remedy."""
+    if not agree([answer.bound_by for answer in answers], found.bound_by):
+        return Verdict(bound_by=None, share=None, evidence=unsure.because, advice=unsure.remedy, certain=False)
+    advised = agree([answer.advice for answer in answers], found.advice)
+    advice = f"{unsure.remedy} Then: {found.advice}" if advised else unsure.remedy
+    return Verdict(**{**dataclasses.asdict(found), "advice": advice})
 
 
 def settings_of(

@@ -45,6 +45,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Part, said, say
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
+from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.terminal import print_run
@@ -308,9 +309,8 @@ class TrainingProfiler(Callback):
         trainer, session = self._trainer, self._session
         if early and session is not None and not self.part.out:
             left = session.schedule
-            self._notes.append(
-                f"the loop ended in stage {left.stage}, after {left.done} of its {left.planned[left.stage or '']} steps"
-            )
+            planned = counted(left.planned[left.stage or ""], "step")
+            self._notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
         measured = self._measured(failure)
         if failure is None:
             measured = gather(measured)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from lm_profiler.record.quantities import counted
+
 _NAMES = {"warmup": "warm-up", "measure": "measuring", "memory": "reading memory", "trace": "tracing"}
 _REDRAW_S = 0.5
 
@@ -38,7 +40,7 @@ class Progress:
             self._write(f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""
-            self._write(f"{_NAMES[stage]}: {limit}{planned} step{'s' if planned > 1 else ''}\n")
+            self._write(f"{_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
         self._stage = stage
 
     def clear(self) -> None:

@@ -18,14 +18,17 @@ from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.facts import model_facts
 from lm_profiler.callbacks.hardware import Hardware
 from lm_profiler.callbacks.judgement import (
+    Unsure,
     free_share,
     judge,
     judge_steadiness,
     judge_utilisation,
     run_dtype,
     settings_of,
+    why_unsure,
 )
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.shares import odd, shares, typical
 from lm_profiler.callbacks.work import batches_per_step
 from lm_profiler.measure.environment import device_name, environment
 from lm_profiler.measure.holdings import by_cause
@@ -41,7 +44,6 @@ from lm_profiler.record.run import (
     Status,
     Telemetry,
     Throughput,
-    TimeSummary,
     Utilisation,
     Verb,
     Verdict,
@@ -140,6 +142,7 @@ class Recorder:
         steps = mean_over_ranks(timed)
         steadiness = judge_steadiness(steps, measured.recompilations) if steps else None
         steady = steps[steadiness.cut :] if steadiness is not None else []
+        usual = typical(steady)
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
         tokens = throughput(steady, times, hardware.samples)
         utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
@@ -148,7 +151,15 @@ class Recorder:
         free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
         verdict = found(
             "verdict",
-            lambda: self._verdict(times, host_times, measured.device_idle, utilisation, tokens, free, hardware.kernels),
+            lambda: self._verdict(
+                usual,
+                why_unsure(steadiness, len(steady), None),
+                measured.device_idle,
+                utilisation,
+                tokens,
+                free,
+                hardware.kernels,
+            ),
             notes,
         )
         first = [row.host_time("step") for row in measured.rows if row.step == 1]
@@ -165,6 +176,8 @@ class Recorder:
             between_steps_s=measured.between_steps_s,
             time=times,
             host_time=host_times,
+            shares=shares(usual),
+            odd_steps=odd(steady),
             rank_step_s=rank_medians(timed),
             memory=memory,
             throughput=tokens,
@@ -201,8 +214,8 @@ class Recorder:
 
     def _verdict(
         self,
-        times: Mapping[str, TimeSummary],
-        host_times: Mapping[str, TimeSummary],
+        steps: Sequence[StepRow],
+        unsure: Unsure | None,
         device_idle: float | None,
         utilisation: Utilisation | None,
         tokens: Throughput,
@@ -213,7 +226,7 @@ class Recorder:
         per_batch = None if per_step is None else per_step // batches_per_step(trainer, self._verb)
         recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
         settings = settings_of(trainer, self._module, per_batch, recomputes, memory_free_share)
-        return judge(times, host_times, self._device.type != "cpu", device_idle, utilisation, settings, kernels)
+        return judge(steps, unsure, self._device.type != "cpu", device_idle, utilisation, settings, kernels)
 
     def _log_scalars(self, steps: Sequence[StepRow], record: RunRecord) -> None:
         if not steps:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from lm_profiler.analysis.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
 from lm_profiler.analysis.steadiness import steady_from
+from lm_profiler.record.quantities import counted
 
 
 def require(condition: bool, subject: str, expected: str, given: object) -> None:
@@ -91,7 +92,9 @@ class Precision:
             return []
         width = relative_half_width(step_s[steady_from(step_s) :])
         known = "unknown" if width is None else f"known to ±{width:.1%}"
-        reached = f"after {len(step_s)} steps the median is {known}, asked for was ±{self._options.until_ci:.1%}"
+        reached = (
+            f"after {counted(len(step_s), 'step')} the median is {known}, asked for was ±{self._options.until_ci:.1%}"
+        )
         return [f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"]
 
 

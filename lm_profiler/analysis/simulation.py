@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steadiness import Word
+from lm_profiler.analysis.steadiness import Level
 
 BASE_S = 0.1
 NOISE = 0.02
@@ -20,8 +20,8 @@ NOISE = 0.02
 
 @dataclass(frozen=True)
 class Simulated:
-    """Step times in seconds with the truth: the steps of warm-up, the level's median, and the word they
-    deserve.
+    """Step times in seconds with the truth: the steps of warm-up, the level's median, and the word that
+    their level deserves; where they do not tell the median they are noisy as well.
 
     `median_s` is None where there is no one level.
     """
@@ -29,7 +29,7 @@ class Simulated:
     times_s: NDArray[np.float64]
     warmup: int
     median_s: float | None
-    word: Word
+    word: Level
 
 
 Kind = Callable[[np.random.Generator, int], Simulated]
@@ -43,6 +43,18 @@ def independent(rng: np.random.Generator, steps: int, noise: float = NOISE) -> S
 def heavy_noise(rng: np.random.Generator, steps: int) -> Simulated:
     """A busy machine: independent lognormal noise of 15 %."""
     return independent(rng, steps, noise=0.15)
+
+
+def shared_machine(rng: np.random.Generator, steps: int, share: float = 0.5, length: float = 4.0) -> Simulated:
+    """Another program runs now and then: for bursts of 4 steps, half of the time, steps take up to three times as
+    long.
+    """
+    times = independent(rng, steps).times_s.copy()
+    busy = rng.random() < share
+    for i in range(steps):
+        times[i] *= 1.0 + 2.0 * rng.random() * busy
+        busy ^= rng.random() < (1.0 / length if busy else share / (1.0 - share) / length)
+    return Simulated(times, 0, None, "steady")
 
 
 def autocorrelated(rng: np.random.Generator, steps: int, rho: float = 0.3, noise: float = NOISE) -> Simulated:
@@ -115,6 +127,7 @@ def throttled(rng: np.random.Generator, steps: int, slowdown: float = 0.1) -> Si
 KINDS: Mapping[str, Kind] = {
     "independent, 2 %": independent,
     "independent, 15 %": heavy_noise,
+    "bursts of others": shared_machine,
     "AR(1), 0.3": autocorrelated,
     "AR(1), 0.6": strongly_autocorrelated,
     "one-sided spikes": spiky,
@@ -132,5 +145,5 @@ def _warmed(rng: np.random.Generator, factors: NDArray[np.float64], steps: int) 
     times = independent(rng, steps).times_s.copy()
     count = min(factors.size, steps)
     times[:count] *= factors[:count]
-    word: Word = "unsettled" if 2 * count > steps else "steady"
+    word: Level = "unsettled" if 2 * count > steps else "steady"
     return Simulated(times, count, BASE_S, word)

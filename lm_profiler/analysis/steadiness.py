@@ -1,22 +1,31 @@
-"""From which step on was the run steady, and did it stay so?
+"""From which step on was the run steady, did it stay so, and is its level known?
 
 The cut is MSER's; two guards keep it honest on step times. Isolated slow steps (a garbage collection, one
 late recompilation) are outliers and no warm-up, so they are clipped before MSER sees them. And a prefix is
 cut only where it differs from the rest by an effect that is both real (rank tests) and worth a word (1 %).
+
+That no change of level was found in a few noisy steps is no steadiness: where the median is not known to 5 %, a run is
+`noisy`, whatever else is known of it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.ranks import change_point, lag1_autocorrelation, prefix_differs
-from lm_profiler.analysis.statistics import clipped, fences, finite
+from lm_profiler.analysis.ranks import change_point, inflation, lag1_autocorrelation, prefix_differs
+from lm_profiler.analysis.statistics import clipped, fences, finite, relative_half_width
+from lm_profiler.record.quantities import counted
 
-Word = Literal["steady", "slowing", "unsettled"]
+Level = Literal["steady", "slowing", "unsettled"]
+Word = Literal["noisy", Level]
+
+KNOWN_TO = 0.05
+"""A median that may be off by a larger share than this is not known, and the run is `noisy`."""
 
 FEWEST_STEPS = 10
 """Below ten steps nothing is said about steadiness."""
@@ -29,11 +38,13 @@ _FAR_OUT = 3.0  # interquartile ranges beyond the quartile: Tukey's "far out"
 
 @dataclass(frozen=True)
 class Steadiness:
-    """Whether a run's step times were level.
+    """Whether a run's step times were level, and whether their median is known.
 
     Attributes:
-        word: steady; slowing (later steps slower: throttling, fragmentation); unsettled (never became level);
-            None where there are too few steps to tell.
+        word: noisy (the median is not known to `KNOWN_TO`); else steady; slowing (later steps slower: throttling,
+            fragmentation); unsettled (never became level); None where there are too few steps to tell.
+        also: slowing or unsettled, where a noisy run is certainly that too.
+        known_to: how far the median after the cut may be off, a share of it (see `known_to`).
         cut: steps to leave out at the front.
         drift: median of the second half over median of the first half, minus 1, over all steps.
         lag1: lag-1 autocorrelation after the cut, outliers clipped.
@@ -47,6 +58,8 @@ class Steadiness:
     lag1: float | None
     bias_of_mean: float | None
     evidence: str
+    also: Literal["slowing", "unsettled"] | None = None
+    known_to: float | None = None
 
 
 def mser_cut(values: ArrayLike) -> int:
@@ -67,10 +80,21 @@ def steady_from(values: ArrayLike) -> int:
     return _cut(finite(values))[0]
 
 
+def known_to(values: ArrayLike) -> float | None:
+    """How far the median of `values` (seconds) may be off, as a share of it; None below six values.
+
+    Half the width of its 95 % interval, times the square root of what AR(1) autocorrelation inflates a mean's variance
+    by: neighbours that resemble each other say less than as many independent steps.
+    """
+    x = finite(values)
+    width = relative_half_width(x)
+    return None if width is None else width * math.sqrt(inflation(clipped(x)))
+
+
 def steadiness(values: ArrayLike) -> Steadiness:
     """Judge step times, in seconds, in the order in which they were taken (warm-up included).
 
-    A verdict other than steady needs a level change of at least 1 % that a rank test finds at the 1 % level
+    Slowing and unsettled need a level change of at least 1 % that a rank test finds at the 1 % level
     after allowing for lag-1 autocorrelation: Pettitt (1979) for a change anywhere, Mann-Whitney for the cut
     itself.
 
@@ -78,20 +102,29 @@ def steadiness(values: ArrayLike) -> Steadiness:
         ValueError: for NaN or infinite values.
     """
     x = finite(values)
-    if x.size < FEWEST_STEPS:
-        cut = _cut(x)[0]
-        return Steadiness(None, cut, _drift(x), None, _bias(x, cut), f"only {x.size} steps: too few to judge")
     cut, faster_prefix = _cut(x)
-    word, reason = _judge(x, cut, faster_prefix)
-    lag1 = lag1_autocorrelation(clipped(x[cut:]))
-    drift = _drift(x)
-    shown = "unknown" if lag1 is None else f"{lag1:.2f}"
-    tail = f"second half {drift or 0.0:+.1%} against the first, lag-1 autocorrelation {shown}"
-    return Steadiness(word, cut, drift, lag1, _bias(x, cut), f"{reason}; {tail}")
+    level, reason = _judge(x, cut, faster_prefix)
+    drift, lag1 = _drift(x), None
+    if x.size >= FEWEST_STEPS:
+        lag1 = lag1_autocorrelation(clipped(x[cut:]))
+        shown = "unknown" if lag1 is None else f"{lag1:.2f}"
+        reason += f"; second half {drift or 0.0:+.1%} against the first, lag-1 autocorrelation {shown}"
+    known = known_to(x[cut:])
+    word: Word | None = level
+    also: Literal["slowing", "unsettled"] | None = None
+    if known is None or known > KNOWN_TO:
+        word, also = "noisy", None if level == "steady" else level
+        unknown = "unknown" if known is None else f"known to ±{known:.1%} only"
+        if level == "steady":
+            reason = f"noise hides any change of level; {reason.partition('; ')[2]}"
+        reason = f"the median of {counted(x.size - cut, 'step')} is {unknown}; {reason}"
+    return Steadiness(word, cut, drift, lag1, _bias(x, cut), reason, also, known)
 
 
-def _judge(x: NDArray[np.float64], cut: int, faster_prefix: bool) -> tuple[Word, str]:
+def _judge(x: NDArray[np.float64], cut: int, faster_prefix: bool) -> tuple[Level | None, str]:
     n = x.size
+    if n < FEWEST_STEPS:
+        return None, f"only {counted(n, 'step')}: too few to judge"
     if faster_prefix:
         change = float(np.median(x[cut:]) / np.median(x[:cut]) - 1.0)
         return "slowing", f"steps {cut + 1} to {n} are {change:.1%} slower than those before"

@@ -66,6 +66,11 @@ def _bytes(reading: str, title: str, meaning: str) -> Quantity:
     return Quantity(f"{reading}_bytes", title, "bytes", "GiB", 2.0**-30, 3, f"memory_gib/{reading}", meaning)
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 TIMES = {part: _seconds(part, "device") for part in (*TIMED, "forward_backward")}
 """Time on the device's stream; where there is none, the host's."""
 HOST_TIMES = {part: _seconds(part, "host") for part in (*TIMED, "forward_backward")}

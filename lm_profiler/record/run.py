@@ -188,19 +188,41 @@ class Throughput(Part):
 class Steadiness(Part):
     """Whether the measured steps were level, and from which one on: earlier ones are in no summary.
 
-    ``word`` is ``steady``, ``slowing`` (later steps slower), ``unsettled`` (never level), or None where there are too
-    few steps to tell. ``cut`` steps were left out; ``bias_of_mean`` is how far off, relative to the mean, they would
-    have made it. ``drift`` is the second half's median over the first's, less 1; ``lag1`` the autocorrelation.
-    ``recompilations`` of torch.compile happened while measuring.
+    ``word`` is ``noisy`` (the median is not known to 5 %), ``steady``, ``slowing`` (later steps slower), ``unsettled``
+    (never level), or None where there are too few steps to tell; ``also`` is ``slowing`` or ``unsettled`` of a noisy
+    run that certainly is. ``known_to`` is how far the median may be off, a share of it: half its 95 % interval, widened
+    for autocorrelation; None where there is no interval. ``cut`` steps were left out; ``bias_of_mean`` is how far off,
+    relative to the mean, they would have made it. ``drift`` is the second half's median over the first's, less 1;
+    ``lag1`` the autocorrelation. ``recompilations`` of torch.compile happened while measuring.
     """
 
-    word: Literal["steady", "slowing", "unsettled"] | None
+    word: Literal["noisy", "steady", "slowing", "unsettled"] | None
     cut: int
     drift: float | None
     lag1: float | None
     bias_of_mean: float | None
     evidence: str
     recompilations: int
+    also: Literal["slowing", "unsettled"] | None = None
+    known_to: float | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """``word`` and ``also``, as far as there are any."""
+        return [word for word in (self.word, self.also) if word is not None]
+
+
+class OddStep(Part):
+    """A measured step far from the others: in total ``step_s``, ``ratio`` times the median.
+
+    ``part`` is what differed most from its own median, by ``excess_s``.
+    """
+
+    step: int
+    step_s: float
+    ratio: float
+    part: str
+    excess_s: float
 
 
 class Flops(Part):
@@ -308,12 +330,16 @@ class NumericsFacts(Part):
 
 
 class Verdict(Part):
-    """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next."""
+    """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next.
+
+    Not ``certain``: the steps differ too much, or something else used the machine; then ``advice`` says how to be sure.
+    """
 
     bound_by: Literal["input", "host", "compute", "memory bandwidth", "communication"] | None
     share: float | None
     evidence: str
     advice: str
+    certain: bool = True
 
 
 class RunRecord(Part):
@@ -342,6 +368,9 @@ class RunRecord(Part):
     time: dict[str, TimeSummary] = {}
     """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = {}
+    shares: dict[str, float] = {}
+    """Of each part (and forward_backward) in the typical step: the mean of those that are not odd. They add up to 1."""
+    odd_steps: list[OddStep] = []
     rank_step_s: list[float] = []
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
     memory: MemoryFacts | None = None
@@ -356,6 +385,11 @@ class RunRecord(Part):
     verdict: Verdict | None = None
     notes: list[str] = []
     """What a reader must know before using the figures; shown under the table."""
+
+    @property
+    def words(self) -> list[str]:
+        """What may be said of the measured steps, the gravest first; none where they are too few."""
+        return [] if self.steadiness is None else self.steadiness.words
 
     @field_validator("time", "host_time")
     @classmethod

@@ -221,7 +221,7 @@ _FACTS = (
     ),
     Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup),
     Column("benchmark_steps", "steps", _of_record(lambda record: record.steps.get("measure"))),
-    Column("steadiness", "steadiness", _of_record(lambda record: record.steadiness and record.steadiness.word)),
+    Column("steadiness", "steadiness", _of_record(lambda record: ", ".join(record.words) or None)),
     Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
 )
 

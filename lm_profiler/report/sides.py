@@ -105,7 +105,8 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
     if entry.status != "ok":
         doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
     if record.steadiness is not None and record.steadiness.word != "steady":
-        doubts.append(f"was {record.steadiness.word or 'too short to call steady'}: {record.steadiness.evidence}")
+        words = ", ".join(record.words) or "too short to call steady"
+        doubts.append(f"was {words}: {record.steadiness.evidence}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
     return doubts

@@ -7,10 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES
-from lm_profiler.record.run import RunRecord, Telemetry, TimeSummary, Utilisation
+from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
+from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.console import PlainConsole
 from lm_profiler.report.numerics import numerics_headline, numerics_table
+
+_ODD_SHOWN = 3
 
 _SLOW_CLOCK = 0.75
 """Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
@@ -34,7 +36,6 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
 
 def time_table(record: RunRecord) -> Table:
     """A row for each phase that occurred, then forward + backward, and the step."""
-    step = record.time["step"]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share"):
         table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
@@ -46,7 +47,7 @@ def time_table(record: RunRecord) -> Table:
         if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
             continue
         digits = _digits(record.time[part].mean or 0.0)
-        cells = _cells(part, record.time[part], step.mean or 0.0, digits)
+        cells = _cells(part, record.time[part], _share(record, part), digits)
         if host:
             cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
         table.add_row(*cells, style="bold" if part == "step" else None)
@@ -62,8 +63,7 @@ def headline(record: RunRecord) -> str:
     if environment is not None and environment.world_size > 1:
         where += f" x {environment.world_size}"
     precision = f", {model.precision}" if model is not None else ""
-    steps = f"{step.n} step{'s' if step.n > 1 else ''}"
-    return f"{record.name}: {steps} of {record.verb} after {warmup} of warm-up{where}{precision}"
+    return f"{record.name}: {counted(step.n, 'step')} of {record.verb} after {warmup} of warm-up{where}{precision}"
 
 
 def _digits(seconds: float) -> int:
@@ -71,7 +71,13 @@ def _digits(seconds: float) -> int:
     return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1
 
 
-def _cells(part: str, time: TimeSummary, step_s: float, digits: int) -> list[str]:
+def _share(record: RunRecord, part: str) -> float | None:
+    """Of the typical step; of the mean one in records that do not know it."""
+    mean, step_s = record.time[part].mean, record.time["step"].mean
+    return record.shares.get(part, mean / step_s if mean is not None and step_s else None)
+
+
+def _cells(part: str, time: TimeSummary, share: float | None, digits: int) -> list[str]:
     def show(value: float | None) -> str:
         return TIMES[part].show(value, unit=False, digits=digits)
 
@@ -84,7 +90,7 @@ def _cells(part: str, time: TimeSummary, step_s: float, digits: int) -> list[str
         "" if time.cv is None else f"{time.cv:.1%}",
         median,
         show(time.p95),
-        "" if time.mean is None or not step_s else f"{time.mean / step_s:.1%}",
+        "" if share is None else f"{share:.1%}",
     ]
 
 
@@ -100,6 +106,7 @@ def summary_lines(record: RunRecord) -> list[str]:
             lines.append(", ".join(known))
     if record.verdict is not None:
         lines += verdict_lines(record)
+    lines += odd_lines(record)
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += [f"note: {note}" for note in record.notes]
@@ -151,16 +158,48 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if verdict is None:
         return []
     bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "bound by nothing that shows"
-    text = f"{bound}: {verdict.evidence}"
+    text = f"{bound if verdict.certain else 'what binds it is not known'}: {verdict.evidence}"
     if steadiness is not None:
-        text = f"{steadiness.word or 'too few steps to call it steady'}; {text}"
+        text = f"{_words(steadiness)}; {text}"
         if steadiness.cut:
             text += f"; left out {steadiness.cut} more of warm-up"
             if steadiness.bias_of_mean is not None:
                 text += f", with which the mean would be off by {steadiness.bias_of_mean:+.1%}"
         if steadiness.recompilations:
-            text += f"; {steadiness.recompilations} recompilations while measuring"
+            text += f"; {counted(steadiness.recompilations, 'recompilation')} while measuring"
     return [f"verdict: {text}{_clock(record.telemetry)}", f"next: {verdict.advice}"]
+
+
+def _words(steadiness: Steadiness) -> str:
+    """What may be said of the run's steps, the gravest first."""
+    if steadiness.word is None:
+        return "too few steps to call it steady"
+    text = ", ".join(steadiness.words)
+    if steadiness.word != "noisy":
+        return text
+    known = "not known" if steadiness.known_to is None else f"known to ±{steadiness.known_to:.0%} only"
+    return f"{text}: the median step is {known}"
+
+
+def odd_lines(record: RunRecord) -> list[str]:
+    """The three steps that are farthest from the others, and how many more are: one line, or none."""
+    if not record.odd_steps:
+        return []
+    told = [_odd(odd) for odd in record.odd_steps[:_ODD_SHOWN]]
+    if (more := len(record.odd_steps) - _ODD_SHOWN) > 0:
+        told.append(f"and {counted(more, 'more step')}")
+    return [f"odd: {'; '.join(told)}"]
+
+
+def _odd(odd: OddStep) -> str:
+    excess = f"{'+' if odd.excess_s > 0 else '-'}{_duration(abs(odd.excess_s))}"
+    ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
+    return f"step {odd.step}: {_duration(odd.step_s)}, {ratio} x the median, {excess} in {odd.part}"
+
+
+def _duration(seconds: float) -> str:
+    """Two or three figures that mean something, in seconds or milliseconds."""
+    return f"{seconds:,.1f} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
 
 
 def _clock(telemetry: Telemetry | None) -> str:

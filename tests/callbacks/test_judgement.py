@@ -29,7 +29,7 @@ from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import MatrixUnits, matrix_units
 from lm_profiler.measure.history import MemoryHistory
 from lm_profiler.record.quantities import PARTS, PHASES
-from lm_profiler.record.run import Flops, RunRecord, Telemetry, TimeSummary, read_run
+from lm_profiler.record.run import Flops, RunRecord, Telemetry, read_run
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.terminal import print_run
 
@@ -44,7 +44,7 @@ def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None =
     values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
     measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
     recorder = Recorder(folder, Launch(), trainer, module, "fit")
-    recorder.complete(measured, recorder.write(measured, "ok", None), hardware or Hardware())
+    recorder.complete(measured, recorder.first(measured, "ok", None), hardware or Hardware())
     return read_run(folder)
 
 
@@ -236,14 +236,10 @@ def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: p
 
 def test_idle_time_of_the_trace_is_the_hosts_evidence(tmp_path: Path) -> None:
     table = kernel_table(cuda_step())  # idle for 54 of 170 microseconds
-    times = {"step": _time(1.0), **{phase: _time(0.14) for phase in PHASES}}
-    found = judge(times, times, True, 0.9, None, Settings(), table)
+    seconds = (*(0.14 if part in PHASES else 0.02 for part in PARTS), 1.0)
+    found = judge([StepRow(1, "measure", seconds, seconds)], None, True, 0.9, None, Settings(), table)
     assert found is not None
     assert (found.bound_by, found.share) == ("host", pytest.approx(54 / 170))
-
-
-def _time(seconds: float) -> TimeSummary:
-    return TimeSummary(**{**dict.fromkeys(TimeSummary.model_fields), "n": 1, "outliers": 0, "mean": seconds})
 
 
 def test_unknown_work_has_no_utilisation() -> None:

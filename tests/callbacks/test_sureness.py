@@ -1,0 +1,161 @@
+"""What a run's figures may say when its steps are noisy, or one of them is odd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from known_loop import trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from test_judgement import FLOPS, LEVEL, ceiling_of, lines
+
+from lm_profiler.callbacks.hardware import Hardware
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.recorder import Launch, Recorder
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.steps import StepRow
+
+HALF_OF_THE_CEILING = Hardware(FLOPS, ceiling_of(72_000.0))
+"""Of steps of 10 ms."""
+
+
+def recorded(folder: Path, steps: Sequence[Mapping[str, float]], **found: Any) -> RunRecord:
+    """The record of measured steps, each given by the milliseconds of its parts."""
+    rows = []
+    for number, parts in enumerate(steps, 1):
+        seconds = tuple(parts.get(part, 0.0) * 1e-3 for part in PARTS)
+        rows.append(StepRow(number, "measure", (*seconds, sum(seconds)), (*seconds, sum(seconds))))
+    values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
+    measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
+    recorder = Recorder(folder, Launch(), trainer_with([], folder), BoringModel(), "fit")
+    recorder.complete(measured, recorder.first(measured, "ok", None), HALF_OF_THE_CEILING)
+    return read_run(folder)
+
+
+def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
+    """Twenty steps of 4 % data, 31 % forward, 65 % backward, of which one takes ``ms`` more in ``part``."""
+    steps = [{"data": 0.04 * t, "forward": 0.31 * t, "backward": 0.65 * t} for t in (*LEVEL, *LEVEL[:4])]
+    steps[at][part] += ms
+    return steps
+
+
+@pytest.mark.parametrize("part", ["forward", "data", "other"])
+def test_one_odd_step_steers_neither_shares_nor_verdict(tmp_path: Path, part: str) -> None:
+    found = recorded(tmp_path, one_odd(part, 14, 400.0) if part != "other" else _in_other())
+    assert found.shares["forward"] == pytest.approx(0.31, abs=1e-6)
+    assert found.shares["backward"] == pytest.approx(0.65, abs=1e-6)
+    assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "compute"
+    assert "96% of the step is forward, backward" in found.verdict.evidence
+    text = lines(found)
+    assert text["forward"][0].endswith("31.0%")
+
+
+def _in_other() -> list[dict[str, float]]:
+    steps = one_odd("forward", 14, 0.0)
+    steps[14]["other"] = 400.0
+    return steps
+
+
+def test_the_odd_step_is_told_with_its_phase_and_how_much(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 14, 6700.0))
+    (odd,) = found.odd_steps
+    assert (odd.step, odd.part) == (15, "forward")
+    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
+    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
+    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
+    assert lines(found)["odd:"] == ["step 15: 6.7 s, 671 x the median, +6.7 s in forward"]
+
+
+def test_a_step_that_was_passed_over_is_odd_too(tmp_path: Path) -> None:
+    steps = one_odd("forward", 14, 0.0)
+    steps[7] = {"data": 0.4}
+    assert lines(recorded(tmp_path, steps))["odd:"] == ["step 8: 0.4 ms, 0.04 x the median, -6.5 ms in backward"]
+
+
+def test_of_many_odd_steps_the_worst_three_are_told(tmp_path: Path) -> None:
+    steps = [*one_odd("forward", 0, 0.0), *one_odd("forward", 0, 0.0)]
+    for n, at in enumerate((6, 12, 18, 24, 30), 1):
+        steps[at]["data"] += 10.0 * n
+    found = recorded(tmp_path, steps)
+    assert [odd.step for odd in found.odd_steps] == [31, 25, 19, 13, 7]
+    (said,) = lines(found)["odd:"]
+    assert [part.split(":")[0] for part in said.split("; ")] == ["step 31", "step 25", "step 19", "and 2 more steps"]
+
+
+def test_a_stall_that_comes_back_belongs_to_the_step(tmp_path: Path) -> None:
+    steps = one_odd("forward", 0, 0.0)
+    for at in (4, 9, 14, 19):
+        steps[at]["data"] += 40.0
+    found = recorded(tmp_path, steps)
+    data = sum(step["data"] for step in steps)
+    assert found.shares["data"] == pytest.approx(data / sum(sum(step.values()) for step in steps))
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "input"
+
+
+def test_level_steps_have_no_odd_one(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0))
+    assert found.odd_steps == []
+    assert "odd:" not in lines(found)
+    for part in ("forward", "data"):
+        mean, whole = found.time[part].mean, found.time["step"].mean
+        assert mean is not None
+        assert whole is not None
+        assert found.shares[part] == pytest.approx(mean / whole)
+
+
+# -- noisy ------------------------------------------------------------------------------------------------------------
+
+
+def noisy(forward: float, data: float, seed: int = 1) -> list[dict[str, float]]:
+    """Twenty steps whose length varies by more than their median is known, with these shares of them."""
+    factors = np.exp(0.6 * np.random.default_rng(seed).standard_normal(20))
+    return [{"forward": forward * 10 * f, "data": data * 10 * f} for f in factors.tolist()]
+
+
+def test_a_noisy_run_is_called_that_first_and_told_how_to_be_sure(tmp_path: Path) -> None:
+    found = recorded(tmp_path, noisy(0.97, 0.03))
+    assert found.steadiness is not None
+    assert found.steadiness.word == "noisy"
+    (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
+    assert said.startswith("noisy: the median step is known to ±")
+    assert "steady" not in said
+    assert advised.startswith("Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses")
+
+
+def test_a_cause_that_all_the_noise_leaves_standing_is_named(tmp_path: Path) -> None:
+    verdict = recorded(tmp_path, noisy(0.5, 0.5)).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.certain) == ("input", True)
+    assert ". Then: " in verdict.advice
+
+
+def test_a_cause_that_may_be_this_runs_luck_is_not_named(tmp_path: Path) -> None:
+    steps = noisy(1.0, 0.0)
+    for at in (3, 8, 11, 15):
+        steps[at]["data"] = 30.0  # four in twenty: a third of the whole, more or less
+    found = recorded(tmp_path, steps)
+    assert found.verdict is not None
+    assert (found.verdict.bound_by, found.verdict.share, found.verdict.certain) == (None, None, False)
+    (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
+    assert said.endswith("; what binds it is not known: the steps differ too much to tell")
+    assert "Then" not in advised
+
+
+def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
+    found = recorded(tmp_path, [{"forward": 10.0}] * 5)
+    assert found.verdict is not None
+    assert not found.verdict.certain
+    assert lines(found)["verdict:"][0].startswith("noisy: the median step is not known; what binds it is not known")
+
+
+def test_one_recompilation_is_one(tmp_path: Path) -> None:
+    one, two = (lines(recorded(tmp_path, one_odd("data", 0, 0.0), recompilations=n))["verdict:"][0] for n in (1, 2))
+    assert one.endswith("; 1 recompilation while measuring")
+    assert two.endswith("; 2 recompilations while measuring")
