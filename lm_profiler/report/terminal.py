@@ -110,11 +110,17 @@ def summary_lines(record: RunRecord) -> list[str]:
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += [f"note: {note}" for note in record.notes]
-    if record.failure is not None:
-        at = f" of step {record.failure.step}" if record.failure.step is not None else ""
-        said = f": {record.failure.message}" if record.failure.message else ""
-        lines.append(f"{record.status} in {record.failure.phase}{at}: {record.failure.type}{said}")
-    return lines
+    return [*lines, *failure_lines(record)]
+
+
+def failure_lines(record: RunRecord) -> list[str]:
+    """Where and why the run died, in one line; none where it did not."""
+    failure = record.failure
+    if failure is None:
+        return []
+    at = f" of step {failure.step}" if failure.step is not None else ""
+    said = f": {failure.message}" if failure.message else ""
+    return [f"{record.status} in {failure.phase}{at}: {failure.type}{said}"]
 
 
 def _rates(record: RunRecord) -> list[str]:

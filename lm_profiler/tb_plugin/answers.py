@@ -20,10 +20,12 @@ from lm_profiler.report.collection import Collection, Entry, collect
 from lm_profiler.report.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.columns import COLUMNS, Column, column
 from lm_profiler.report.compare import compare
+from lm_profiler.report.facts import facts, held
+from lm_profiler.report.groups import COMPARED
 from lm_profiler.report.kernel_answers import kernel_answers
 from lm_profiler.report.kernels import kernel_rows, kind_rows
 from lm_profiler.report.summary import mean_over_ranks
-from lm_profiler.report.terminal import headline, summary_lines, time_table, verdict_lines
+from lm_profiler.report.terminal import failure_lines, headline, summary_lines, time_table, verdict_lines
 from lm_profiler.tb_plugin.files import inside
 from lm_profiler.tb_plugin.perfetto import has_perfetto
 
@@ -54,9 +56,10 @@ def listing(logdir: Path) -> Json:
 
 
 def _options(entries: list[Entry]) -> list[Column]:
-    """The columns of all options that a sweep or a command line gave."""
+    """The columns of all options that a sweep or a command line gave, and of what people compare runs by."""
     given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where a run goes
-    return [column(path) for path in sorted(given)]
+    found = [*map(column, sorted(given)), *(COLUMNS[name] for name in COMPARED)]
+    return list({option.name: option for option in found}.values())
 
 
 def _listed(logdir: Path, entry: Entry, columns: list[Column], found: Collection) -> Json | None:
@@ -88,13 +91,16 @@ def run(logdir: Path, name: str) -> Json:
     """The record, its table and lines as the terminal shows them, and the steps by column."""
     record = _record(logdir, name)
     table = time_table(record) if record.time and record.time["step"].n else None
-    verdict = verdict_lines(record)
+    verdict, failure = verdict_lines(record), failure_lines(record)
     return {
         "record": record.model_dump(mode="json"),
         "headline": headline(record) if table else record.name,
         "verdict": verdict,
-        "lines": [line for line in summary_lines(record) if line not in verdict],
+        "error": failure[0] if failure else None,
+        "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
         "table": None if table is None else [[str(column.header), *map(str, column.cells)] for column in table.columns],
+        "facts": facts(record),
+        "held": held(record),
         "steps": _steps(logdir, name, record),
     }
 

@@ -16,6 +16,7 @@ from made_runs import made_entry
 from playwright.sync_api import Locator, expect
 from tab import MARKUP, OpenTab, Tab
 
+from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
 
 RUN = "demo/version_0"
@@ -83,11 +84,15 @@ def test_every_run_and_cell_is_listed_with_its_figures(compare: Callable[..., Ta
     assert float(listed[RUN]["step (ms)"].replace(",", "")) == pytest.approx(
         record["time"]["step"]["median"] * 1e3, abs=6e-4
     )
-    assert listed[RUN]["peak allocated (GiB)"] == "unknown"
+    resident = record["memory"]["measured"]["resident_peak"]
+    assert listed[RUN]["peak memory"] == f"{resident / 2**30:.2f} GiB resident"
+    assert listed[RUN]["peak allocated"] == "unknown"
+    assert listed[run_of("math", 128)]["peak memory"] == "2.00 GiB"
     assert float(listed[run_of("math", 128)]["step (ms)"]) == pytest.approx(11.0, rel=0.01)
     oom = listed["sweep/math,256,r0"]
     expect(tab.inside.get_by_label("sweep/math,256,r0 as A")).to_be_disabled()
     assert (oom["status"], oom["context"], oom["attention"], oom["step (ms)"]) == ("oom", "256", "math", "")
+    assert oom["why"] == "no memory left"
     assert MARKUP in listed
     assert tab.inside.locator("img").count() == 0
     assert "injected" not in (tab.page.title(), tab.frame.title())
@@ -195,7 +200,7 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
 
 def test_a_run_opens_by_its_name(compare: Callable[..., Tab]) -> None:
     tab = compare()
-    tab.inside.get_by_role("button", name=RUN, exact=True).click()
+    tab.inside.get_by_role("link", name=RUN, exact=True).click()
     expect(tab.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
     expect(tab.inside.get_by_label("Run", exact=True)).to_have_value(RUN)
 
@@ -218,3 +223,85 @@ def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
         expect(card.locator("tbody tr")).to_have_count(1)
     finally:
         shutil.rmtree(logdir / "many")
+
+
+LONG = "attention_and_precision_on_two_devices/size=small,precision=bf16-mixed,context_length=512,compile=true,r0"
+
+
+@pytest.fixture
+def long_named(logdir: Path) -> Iterator[str]:
+    run = made_entry(logdir / LONG / "version_0", {"model.attention": "math", "data.num_workers": "3"}).folder
+    yield run.relative_to(logdir).as_posix()
+    shutil.rmtree(logdir / LONG.partition("/")[0])
+
+
+def test_run_step_tokens_memory_and_status_come_first_and_stay(
+    compare: Callable[..., Tab], long_named: str, sweep: Path
+) -> None:
+    tab = compare()
+    card = tab.card("Runs and cells")
+    header = tab.table(card)[0]
+    first = ["A", "B", "run", "step (ms)", "tokens/s", "peak memory", "status"]
+    assert header[: len(first)] == first
+    assert {"size", "context", "attention", "data.num_workers"} >= set(header[len(first) : len(first) + 2])
+    heads = card.locator("th")
+    for place in range(len(first)):
+        expect(heads.nth(place)).to_be_in_viewport(ratio=1.0)
+    before = [heads.nth(place).bounding_box() for place in range(len(first))]
+    scrolled = card.locator(".long").evaluate("long => { long.scrollLeft = 300; return long.scrollLeft; }")
+    assert scrolled > 0
+    assert [heads.nth(place).bounding_box() for place in range(len(first))] == before
+
+
+def test_a_long_name_keeps_its_ends_on_one_line_and_the_whole_in_its_tip(
+    compare: Callable[..., Tab], long_named: str
+) -> None:
+    tab = compare()
+    name = tab.inside.get_by_role("link", name=long_named, exact=True)
+    short = tab.inside.get_by_role("link", name=RUN, exact=True)
+    assert name.bounding_box()["height"] == short.bounding_box()["height"]
+    head, tail = name.locator(".head"), name.locator(".tail")
+    assert head.evaluate("head => head.scrollWidth > head.clientWidth")  # an ellipsis at its end
+    cell = tab.inside.locator("td").filter(has=name).bounding_box()
+    end = tail.bounding_box()
+    assert end["x"] + end["width"] <= cell["x"] + cell["width"]
+    expect(tail).to_have_text(long_named[-20:])
+    expect(name.locator(".middle")).to_have_attribute("title", long_named)
+
+
+def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable[..., Tab], sweep: Path) -> None:
+    a, b = run_of("sdpa", 128), run_of("math", 128)
+    tab = compare(a, b)
+    expect(tab.card("B against A")).to_contain_text("verdict:")
+    tab.page.reload()  # the address is all that is left
+    tab.inside.get_by_label(f"{a} as A", exact=True).wait_for()
+    expect(tab.inside.get_by_label(f"{a} as A", exact=True)).to_be_checked()
+    expect(tab.inside.get_by_label(f"{b} as B", exact=True)).to_be_checked()
+
+    link = tab.inside.get_by_role("link", name=b, exact=True).get_attribute("href")
+    other = tab.page.context.new_page()
+    other.goto(link)
+    opened = Tab(other, tab.address)
+    expect(opened.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    expect(opened.inside.get_by_label("Run", exact=True)).to_have_value(b)
+    expect(opened.inside.locator("main")).to_contain_text(b)
+
+
+def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir: Path) -> None:
+    memory = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
+    made_entry(logdir / "small", memory=memory)
+    try:
+        tab = compare()
+        listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
+        assert listed["small"]["peak memory"] == listed["small"]["peak allocated"] == "0.50 MiB"
+        assert listed["small"]["peak resident"] == "0.75 GiB"
+    finally:
+        shutil.rmtree(logdir / "small")
+
+
+def test_what_left_no_run_opens_with_its_reason(compare: Callable[..., Tab], sweep: Path) -> None:
+    tab = compare()
+    tab.inside.get_by_role("link", name="sweep/math,256,r0", exact=True).click()
+    view = tab.inside.locator("section[data-view=Run]")
+    expect(view).to_contain_text("no memory left")
+    expect(view.locator(".chart")).to_have_count(0)

@@ -105,7 +105,8 @@ def test_a_run_that_died_before_its_first_step_still_shows(get: Get, logdir: Pat
     made_entry(logdir / "died", status="oom")
     answer = get("run", run="died").json
     assert answer["table"] is None
-    assert answer["lines"] == ["oom in setup: OutOfMemoryError: no memory left"]
+    assert answer["error"] == "oom in setup: OutOfMemoryError: no memory left"
+    assert answer["lines"] == []
     assert answer["steps"]["error"].startswith("steps.csv: ")
 
 

@@ -1,4 +1,5 @@
 // Charts, by the plotly.js that the plotly wheel carries, in the page's colours.
+import { seen } from "./dom.js";
 
 let loading = null;
 
@@ -23,7 +24,7 @@ export async function draw(root, data, layout) {
 
 // Text for a chart: plotly takes what looks like markup for it.
 export function plain(text) {
-  return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+  return seen(String(text)).replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 }
 
 function themed() {

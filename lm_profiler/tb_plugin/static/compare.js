@@ -1,14 +1,16 @@
 // All runs and cells in one table, any two of them side by side, and any figure against any option.
-import { button, card, el, option } from "./dom.js";
+import { card, el, middle, option } from "./dom.js";
 import { scatter } from "./scatter.js";
 import { sides } from "./sides.js";
 import { LongTable } from "./table.js";
-import { setting, show as shown, UNKNOWN } from "./units.js";
+import { addressOf } from "./tensorboard.js";
+import { memory, setting, show as shown, UNKNOWN } from "./units.js";
 
 export const title = "Compare";
 export const ofRun = false;
 
-const FIGURES = ["step_s", "forward_s", "backward_s", "tokens_per_s", "mfu", "allocated_peak_bytes", "resident_peak_bytes"];
+const FIRST = ["step_s", "tokens_per_s"]; // which stay in place, with the memory
+const FIGURES = ["forward_s", "backward_s", "mfu", "allocated_peak_bytes", "reserved_peak_bytes", "resident_peak_bytes"];
 
 // What was chosen, kept when the runs are read again.
 const kept = {
@@ -23,16 +25,17 @@ const kept = {
   series: null,
 };
 
-export async function show(root, { listing, colours, open }) {
+export async function show(root, { listing, colours, open, place, note }) {
   if (!listing.runs.length) {
     root.append(el("p", { class: "quiet" }, `No runs below ${listing.logdir} yet.`));
     return;
   }
-  for (const side of ["a", "b"]) if (!listing.runs.some(({ run }) => run === kept[side])) kept[side] = null;
+  for (const side of ["a", "b"]) kept[side] = listing.runs.some(({ run }) => run === place[side]) ? place[side] : null;
   const options = swept(listing);
   const chart = scatter(listing, options, colours, kept);
   const against = el("div");
   const compare = () => {
+    note({ a: kept.a, b: kept.b });
     against.replaceChildren(sides(kept, listing.runs, colours, changed));
   };
   const changed = () => {
@@ -47,28 +50,54 @@ export async function show(root, { listing, colours, open }) {
 // The columns of the options in which the runs differ.
 function swept({ columns, options, runs }) {
   const differs = (name) => new Set(runs.map((run) => JSON.stringify(run.values[name]))).size > 1;
-  return columns.filter(({ name }) => options.includes(name) && differs(name));
+  return options.filter(differs).map((name) => columns.find((column) => column.name === name));
 }
 
+// What stays in place comes first; then what differs.
 function columns(listing, options, compare, open) {
-  const known = ({ name }) => listing.runs.some((run) => (run.values[name] ?? null) !== null);
-  const figures = FIGURES.map((name) => listing.columns.find((column) => column.name === name));
+  const has = (name) => listing.runs.some(({ values }) => isKnown(values[name]));
+  const named = (names) => names.map((name) => listing.columns.find((column) => column.name === name));
   return [
-    ...["a", "b"].map((side) => ({ title: side.toUpperCase(), value: () => null, cell: (run) => choice(side, run, compare) })),
-    { title: "run", value: ({ run }) => run, cell: (run) => name(run, open) },
+    ...["a", "b"].map((side) => ({ title: side.toUpperCase(), width: 30, value: () => null, cell: (run) => choice(side, run, compare) })),
+    { title: "run", width: 270, value: ({ run }) => run, cell: (run) => name(run, open) },
+    ...named(FIRST).map((column) => ({ ...figure(column), width: 86 })),
+    { ...mostMemory, width: 136 },
     {
       title: "status",
+      width: 86,
       value: ({ values }) => values.status,
-      text: ({ values }) => `${values.status} ${values.reason ?? ""}`,
       cell: ({ values }) => el("span", { class: `status ${values.status}`, title: values.reason }, values.status),
     },
-    ...options.map(({ name, title }) => ({ title, value: ({ values }) => values[name], text: ({ values }) => setting(values[name]) })),
-    ...figures.filter(known).map(figure),
+    ...options.map(fact),
+    ...named(FIGURES.filter(has)).map(figure),
+    ...(has("reason") ? [{ title: "why", value: why, cell: (run) => cut(why(run)) }] : []),
     { title: "started", value: ({ values }) => values.started, text: ({ values }) => day(values.started) },
   ];
 }
 
-const day = (iso) => (iso ? iso.slice(0, 16).replace("T", " ") : UNKNOWN);
+function fact({ name, title }) {
+  const text = ({ values }) => setting(values[name]);
+  return { title, value: ({ values }) => values[name], text, cell: (run) => cut(text(run)) };
+}
+
+const cut = (text) => el("span", { class: "cut fact", title: text }, text);
+
+const isKnown = (value) => (value ?? null) !== null;
+const why = ({ values }) => values.reason ?? "";
+
+// Of the device where it says, else of the process.
+const mostMemory = {
+  title: "peak memory",
+  figure: true,
+  value: ({ values }) => values.allocated_peak_bytes ?? values.resident_peak_bytes,
+  text: ({ values }) => {
+    if (isKnown(values.allocated_peak_bytes)) return memory(values.allocated_peak_bytes);
+    if (isKnown(values.resident_peak_bytes)) return `${memory(values.resident_peak_bytes)} resident`;
+    return values.status === "ok" ? UNKNOWN : "";
+  },
+};
+
+const day = (iso) => (iso ? String(iso).slice(0, 16).replace("T", " ") : UNKNOWN);
 
 // Without a measured step there is nothing to compare.
 function choice(side, { run, values }, compare) {
@@ -81,26 +110,31 @@ function choice(side, { run, values }, compare) {
   return el("input", { type: "radio", ...attributes, disabled, onchange: choose });
 }
 
-function name({ run, stamp }, open) {
-  const pieces = run.split(/(?<=[/,])/).flatMap((piece) => [el("wbr"), piece]); // a line breaks there, not within a word
-  const path = el("span", { class: "path" }, ...pieces);
-  return stamp === null ? path : button(path, () => open(run, "Run"), { class: "name" });
+// A link, so that it can be opened in a window of its own, copied and sent.
+function name({ run }, open) {
+  const follow = (event) => {
+    if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    open(run, "Run");
+  };
+  const href = addressOf({ run, view: "Run" });
+  return el("a", { class: "name", "aria-label": run, href, target: "_parent", onclick: follow }, middle(run));
 }
 
 function figure({ name, title, shown: unit }) {
-  const bare = { ...unit, unit: "" };
-  const isKnown = (values) => (values[name] ?? null) !== null;
+  const inBytes = unit.unit === "GiB"; // each in the unit that fits it
+  const bare = inBytes ? unit : { ...unit, unit: "" };
   // As in the terminal's table: a phase without a time did not occur, and of a run that ended badly nobody expects one.
-  const isLeftOut = (values) => !isKnown(values) && (unit.unit === "ms" || values.status !== "ok");
+  const isLeftOut = (values) => !isKnown(values[name]) && (unit.unit === "ms" || values.status !== "ok");
   const text = ({ values }) => (isLeftOut(values) ? "" : shown(values[name], bare));
   return {
-    title: unit.unit && unit.unit !== title ? `${title} (${unit.unit})` : title,
+    title: unit.unit && unit.unit !== title && !inBytes ? `${title} (${unit.unit})` : title,
     figure: true,
     value: ({ values }) => values[name],
     text,
     cell: (run) => {
       const interval = run.intervals[name]?.map((end) => shown(end, unit)).join(" to ");
-      return el("span", { class: !isKnown(run.values) && "quiet", title: interval && `95 % interval ${interval}` }, text(run));
+      return el("span", { class: !isKnown(run.values[name]) && "quiet", title: interval && `95 % interval ${interval}` }, text(run));
     },
   };
 }

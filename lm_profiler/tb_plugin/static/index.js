@@ -9,16 +9,18 @@
 //   listing          the answer of /runs: {logdir, columns, runs, problems}, see answers.py
 //   colours          the answer of /colours: {parts, series, pale}, see lm_profiler/report/colours.py
 //   open(run, view)  goes to a run, in the view with that title
+//   place            what the address says of the tab: {run, view}, and what views noted there
+//   note(changes)    has the address say more of the place, so that its link brings one back to it
 // `show` is called when its tab is opened for the first time and when what it shows has changed, never while hidden.
 //
 // To build with: dom.js (elements, never markup), api.js (ask), units.js (figures as text), charts.js (plotly, in the
 // page's light or dark colours).
 import { ask } from "./api.js";
 import * as compare from "./compare.js";
-import { button, el, option } from "./dom.js";
+import { button, copyButton, el, option } from "./dom.js";
 import * as kernels from "./kernels.js";
 import * as run from "./run.js";
-import { onReload } from "./tensorboard.js";
+import { addressOf, isFramedByOthers, onPlaceChange, onReload, readPlace, writePlace } from "./tensorboard.js";
 import { followTheme } from "./theme.js";
 import * as trace from "./trace.js";
 
@@ -27,9 +29,9 @@ const VIEWS = [run, trace, kernels, compare];
 class Shell {
   constructor() {
     this.colours = null;
-    this.view = run;
-    this.run = null;
     this.listing = null;
+    this.place = {};
+    this.read(readPlace());
     this.shown = new Map(); // view -> what it shows
     this.chooser = el("select", { "aria-label": "Run", hidden: "", onchange: () => this.open(this.chooser.value, this.view.title) });
     this.tabs = new Map(VIEWS.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
@@ -41,7 +43,7 @@ class Shell {
     const tabs = el("nav", { role: "tablist" }, ...this.tabs.values());
     for (const tab of this.tabs.values()) tab.setAttribute("role", "tab");
     body.append(
-      el("header", {}, tabs, this.chooser, button("Reload", () => this.reload(), { class: "plain" })),
+      el("header", {}, tabs, this.chooser, copyButton("Copy link", () => addressOf(this.place)), button("Reload", () => this.reload(), { class: "plain" })),
       this.problems,
       el("main", {}, ...this.sections.values()),
     );
@@ -57,17 +59,35 @@ class Shell {
     }
     const runs = this.listing.runs.filter((each) => each.stamp !== null);
     runs.sort((a, b) => (b.values.started ?? "").localeCompare(a.values.started ?? ""));
-    if (!runs.some((each) => each.run === this.run)) this.run = runs.length ? runs[0].run : null;
+    this.run ??= runs.length ? runs[0].run : null;
     this.chooser.replaceChildren(...runs.map((each) => option(each.run, label(each), each.run === this.run)));
     this.showProblems();
     await this.show();
   }
 
+  // Without a word of the run it is the one that began last.
+  read(place) {
+    this.place = place;
+    this.run = place.run ?? null;
+    this.view = VIEWS.find((view) => view.title === place.view) ?? run;
+  }
+
   async open(run, title) {
     this.run = run;
     this.view = VIEWS.find((view) => view.title === title) ?? this.view;
-    this.chooser.value = run;
+    this.note({ run, view: this.view.title });
     await this.show();
+  }
+
+  note(changes) {
+    this.place = { ...this.place, ...changes };
+    writePlace(this.place);
+  }
+
+  async go(place) {
+    this.read(place);
+    this.shown.clear();
+    await this.reload();
   }
 
   async show() {
@@ -76,6 +96,7 @@ class Shell {
     for (const [each, tab] of this.tabs) tab.setAttribute("aria-selected", each === view);
     for (const [each, section] of this.sections) section.hidden = each !== view;
     this.chooser.hidden = !view.ofRun;
+    this.chooser.value = this.run;
     const what = this.contentOf(view);
     if (this.shown.get(view) === what) return;
     this.shown.set(view, what);
@@ -89,9 +110,15 @@ class Shell {
       content.append(el("p", { class: "quiet" }, `No runs below ${this.listing.logdir} yet.`));
       return;
     }
-    const { run, listing, colours } = this;
+    const { run, listing, colours, place } = this;
+    const chosen = listing.runs.find((each) => each.run === run);
+    if (view.ofRun && !chosen?.stamp) {
+      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} below ${listing.logdir}: choose another one.`));
+      return;
+    }
+    const [open, note] = [(...where) => this.open(...where), (changes) => this.note(changes)];
     try {
-      await view.show(content, { run, listing, colours, open: (...where) => this.open(...where) });
+      await view.show(content, { run, listing, colours, open, place, note });
     } catch (error) {
       content.replaceChildren(el("p", { class: "error" }, error.message));
     }
@@ -117,6 +144,9 @@ function label(run) {
   return run.values.status === "ok" ? run.run : `${run.run} (${run.values.status})`;
 }
 
+// Of a cell that left no run.
+const end = ({ run, values }) => `${run} left no run: ${[values.status, values.reason].filter(Boolean).join(": ")}`;
+
 export async function render() {
   const style = el("link", { rel: "stylesheet", href: "static/style.css" });
   await new Promise((done) => {
@@ -125,8 +155,13 @@ export async function render() {
   });
   document.title = "LM Profiler";
   followTheme();
+  if (isFramedByOthers()) {
+    document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
+    return;
+  }
   const shell = new Shell();
   shell.mount(document.body);
   onReload(() => shell.reload());
+  onPlaceChange((place) => shell.go(place));
   await shell.reload();
 }

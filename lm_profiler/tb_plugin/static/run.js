@@ -1,49 +1,75 @@
 // One run: what it is bound by, its phases, its steps, its memory, and how to repeat it.
 import { ask } from "./api.js";
-import { draw } from "./charts.js";
-import { button, card, choose, el, swatch, table } from "./dom.js";
-import { gib, ms, number, UNKNOWN } from "./units.js";
+import { draw, plain } from "./charts.js";
+import { card, choose, copyButton, el, swatch, table } from "./dom.js";
+import { memory as size, ms, number, UNKNOWN, unitOf } from "./units.js";
 
 export const title = "Run";
 export const ofRun = true;
 
+// Each part by itself: a record damaged in one place hides no other.
 export async function show(root, { run, colours }) {
   const answer = await ask("run", { run });
   const { record } = answer;
+  const failure = part(() => outOfMemory(record.failure));
   root.append(
-    el(
-      "div",
-      { class: "beside" },
-      summary(run, answer),
-      ...(answer.table ? [card("Time by phase (ms)", phases(answer.table, colours))] : []),
-    ),
-    ...steps(answer, colours),
-    ...memory(record, colours),
-    card("Environment", environment(record)),
-    card("Repeat it", command(record.command)),
+    el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(() => times(answer, colours))),
+    ...failure,
+    ...part(() => steps(answer, colours)),
+    ...part(() => memory(answer, colours)),
+    ...part(() => facts(answer.facts)),
+    ...part(() => [card("Environment", environment(record))]),
+    ...part(() => [card("Repeat it", command(record.command))]),
   );
 }
 
-function summary(run, { headline, verdict, lines, record }) {
+function part(build) {
+  try {
+    return build();
+  } catch (error) {
+    return [el("p", { class: "error" }, `A part of this record cannot be shown: ${error.message}`)];
+  }
+}
+
+function summary(run, { headline, verdict, error, lines, record }) {
   const [verdictLine, next] = verdict.map((line) => line.replace(/^\w+: /, ""));
+  const words = [record.steadiness?.word, record.steadiness?.also].filter(Boolean);
   return el(
     "article",
     { class: "card summary grow" },
-    el("h2", {}, headline, el("span", { class: `status ${record.status}` }, record.status)),
+    el("h2", {}, headline, pill(record.status), ...words.map(pill)),
+    ...(error ? [el("p", { class: "error" }, error)] : []),
     ...(verdict.length ? [el("p", { class: "verdict" }, verdictLine), el("p", {}, el("b", {}, "Next: "), next)] : []),
     el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: line.startsWith("note:") && "note" }, line))),
-    ...outOfMemory(record.failure),
     el("p", { class: "quiet" }, `${run} · started ${time(record.started)} · took ${number(record.duration_s, 1)} s`),
   );
 }
 
+const pill = (word) => el("span", { class: `status ${word}` }, word);
+
 // What an out-of-memory error says of the device's memory.
 function outOfMemory(failure) {
   if (!failure?.out_of_memory) return [];
-  return [table(["", ""], Object.entries(failure.out_of_memory).map(([what, bytes]) => [what, gib(bytes)]), { figures: false })];
+  const rows = Object.entries(failure.out_of_memory).map(([what, bytes]) => [what, size(bytes)]);
+  return [card("The device’s memory, as the error tells", table(["", ""], rows, { figures: false }))];
 }
 
-const time = (iso) => `${new Date(iso).toISOString().slice(0, 19).replace("T", " ")} UTC`;
+function times({ table: columns }, colours) {
+  return columns === null ? [] : [card("Time by phase (ms)", phases(columns, colours))];
+}
+
+function facts(groups) {
+  const tables = Object.entries(groups).map(([title, rows]) =>
+    el("div", { class: "facts" }, el("h3", {}, title), table(["", ""], rows, { figures: false })),
+  );
+  return tables.length ? [card("Further facts", el("div", { class: "columns" }, ...tables))] : [];
+}
+
+// As it stands in the record where that is no time.
+function time(iso) {
+  const date = new Date(iso);
+  return Number.isNaN(date.getTime()) ? String(iso) : `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+}
 
 // The columns as the terminal has them: [header, cell, cell …].
 function phases(columns, colours) {
@@ -56,15 +82,16 @@ function phases(columns, colours) {
   return figures;
 }
 
+// Without a finished step there is nothing to draw: the summary says how the run ended.
 function steps({ steps, record }, colours) {
-  if (!Object.keys(record.steps).length) return [];
-  if (steps.error) return [card("Steps", el("p", { class: "error" }, steps.error))];
+  if (steps.error) return Object.keys(record.steps).length ? [card("Steps", el("p", { class: "error" }, steps.error))] : [];
+  if (!steps.step.length) return [];
   const chart = el("div", { class: "chart" });
   const drawn = (clock) => drawSteps(chart, steps, clock, record, colours);
-  const oneClock = record.environment?.device_type === "cpu";
-  const clocks = oneClock
-    ? el("p", { class: "quiet" }, "On the CPU there is one clock, the host’s.")
-    : choose("Clock", [["device", "Device clock"], ["host", "Host clock"]], "device", drawn);
+  const onDevice = steps.device.step.some((seconds) => seconds !== null);
+  const oneClock = record.environment?.device_type === "cpu" || !onDevice;
+  const why = onDevice ? "On the CPU there is one clock, the host’s." : "The device did not say how long its steps took: on the host’s clock.";
+  const clocks = oneClock ? el("p", { class: "quiet" }, why) : choose("Clock", [["device", "Device clock"], ["host", "Host clock"]], "device", drawn);
   requestAnimationFrame(() => drawn(oneClock ? "host" : "device"));
   return [card("Time of each step", clocks, chart)];
 }
@@ -112,8 +139,9 @@ const CAUSES = {
   activations_and_rest: "activations and rest",
 };
 
-function memory({ memory }, colours) {
-  if (!memory || !Object.keys(memory.parts).length) return [];
+function memory({ record: { memory }, held }, colours) {
+  const levels = held.length ? [el("h3", {}, "Held in a step"), table(["", ""], held, { figures: false })] : [];
+  if (!memory || !Object.keys(memory.parts).length) return levels.length ? [card("Memory", ...levels)] : [];
   const shades = [...colours.series, colours.pale];
   const causes = Object.entries(CAUSES).map(([name, text], i) => ({ name, text, color: shades[i] }));
   const readings = Object.entries(PEAKS).map(([name, text]) => ({ text, of: (part) => memory.parts[part][name] }));
@@ -124,29 +152,30 @@ function memory({ memory }, colours) {
   const unknown = columns.filter((column) => !isKnown(column)).map(({ text }) => text);
   const rows = parts.map((part) => [
     el("span", {}, swatch(colours.parts[part]), part),
-    ...known.map(({ of }) => gib(of(part)).replace(" GiB", "")),
+    ...known.map(({ of }) => size(of(part))),
   ]);
   const chart = el("div", { class: "chart low grow" });
   requestAnimationFrame(() => drawMemory(chart, memory, causes.filter(({ text }) => !unknown.includes(text))));
   const rest = unknown.length ? [el("p", { class: "quiet" }, `Unknown on this device: ${unknown.join(", ")}.`)] : [];
   const figures = table(["phase", ...known.map(({ text }) => text)], rows);
-  return [card("Memory by phase and cause (GiB)", el("div", { class: "beside" }, figures, chart), ...rest)];
+  return [card("Memory by phase and cause", el("div", { class: "beside" }, figures, chart), ...rest, ...levels)];
 }
-
-const inGib = (bytes) => bytes && bytes * 2 ** -30;
 
 function drawMemory(chart, memory, causes) {
   const parts = Object.keys(memory.parts);
-  const data = causes.map(({ name, text, color }) => ({
+  const bytes = (part, { name }) => memory.causes[part]?.[name] ?? null;
+  const heights = parts.map((part) => causes.reduce((sum, cause) => sum + bytes(part, cause), 0));
+  const [unit, scale] = unitOf(Math.max(0, ...heights));
+  const data = causes.map((cause) => ({
     type: "bar",
-    name: text,
-    x: parts,
-    y: parts.map((part) => inGib(memory.causes[part]?.[name])),
-    marker: { color },
-    hovertemplate: `${text}: %{y:.3f} GiB<extra>%{x}</extra>`,
+    name: cause.text,
+    x: parts.map(plain),
+    y: parts.map((part) => bytes(part, cause) && bytes(part, cause) / scale),
+    marker: { color: cause.color },
+    hovertemplate: `${cause.text}: %{y:.3f} ${unit}<extra>%{x}</extra>`,
   }));
   const xaxis = { tickfont: { size: 11 } }; // else their names touch
-  return draw(chart, data, { barmode: "stack", xaxis, yaxis: { title: { text: "memory held (GiB)" }, rangemode: "tozero" } });
+  return draw(chart, data, { barmode: "stack", xaxis, yaxis: { title: { text: `memory held (${unit})` }, rangemode: "tozero" } });
 }
 
 function environment({ environment, model, overrides, steps }) {
@@ -154,7 +183,7 @@ function environment({ environment, model, overrides, steps }) {
   const add = (name, value) => rows.push([name, value === null || value === undefined ? UNKNOWN : String(value)]);
   if (environment) {
     const count = environment.world_size > 1 ? ` × ${environment.world_size}` : "";
-    add("device", `${environment.device_name}${count} (${environment.device_type}, ${gib(environment.device_bytes, 1)})`);
+    add("device", `${environment.device_name}${count} (${environment.device_type}, ${size(environment.device_bytes)})`);
     if (environment.device_type !== "cpu") add("driver", environment.driver);
     add("CPU", `${environment.cpu}, ${environment.cpu_count} cores, ${environment.threads} threads used`);
     add("system", environment.platform);
@@ -163,7 +192,7 @@ function environment({ environment, model, overrides, steps }) {
     add("commit", environment.git_commit);
   }
   if (model) {
-    add("model", `${model.class_path}, ${number(model.parameters)} parameters, ${gib(model.bytes)}`);
+    add("model", `${model.class_path}, ${number(model.parameters)} parameters, ${size(model.bytes)}`);
     add("precision", model.precision);
     add("optimizer", model.optimizers.join(", ") || "none");
     if (model.accumulate_grad_batches > 1) add("batches a step", model.accumulate_grad_batches);
@@ -176,18 +205,5 @@ function environment({ environment, model, overrides, steps }) {
 const pairs = (object) => Object.entries(object).map(([name, value]) => `${name} ${value}`).join(", ");
 
 function command(text) {
-  const code = el("code", {}, text);
-  const copy = button("Copy", async () => {
-    await toClipboard(text, code);
-    copy.textContent = "Copied";
-    setTimeout(() => (copy.textContent = "Copy"), 1500);
-  });
-  return el("div", { class: "command" }, code, copy);
-}
-
-// Over plain http from another machine a browser gives pages no clipboard: then the old way.
-async function toClipboard(text, element) {
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  window.getSelection().selectAllChildren(element);
-  return document.execCommand("copy");
+  return el("div", { class: "command" }, el("code", {}, text), copyButton("Copy", () => text));
 }

@@ -1,7 +1,7 @@
 // A chart of any figure against any option; what left no figure (out of memory, failed) is marked on the axis.
 import { draw, plain } from "./charts.js";
 import { card, el, option } from "./dom.js";
-import { setting } from "./units.js";
+import { setting, unitOf } from "./units.js";
 
 const MARKERS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "star", "hexagon", "cross"];
 const inOrder = new Intl.Collator("en", { numeric: true }).compare;
@@ -46,7 +46,8 @@ function mostValued(options, runs) {
   return options.reduce((best, each) => (count(each) > count(best) ? each : best));
 }
 
-function drawRuns(chart, runs, { figure, x, series }, colours) {
+function drawRuns(chart, runs, { figure: asked, x, series }, colours) {
+  const figure = fitted(asked, runs);
   const placeOf = ({ values }) => plain(setting(values[x.name]));
   const places = [...new Set(runs.map(placeOf))].sort(inOrder);
   const withFigure = runs.filter(({ values }) => known(values[figure.name]));
@@ -64,6 +65,13 @@ function drawRuns(chart, runs, { figure, x, series }, colours) {
     xaxis: { title: { text: plain(x.title) }, type: "category", categoryorder: "array", categoryarray: places },
     yaxis: { title: { text: unit && unit !== figure.title ? `${figure.title} (${unit})` : figure.title }, rangemode: "tozero" },
   });
+}
+
+// Bytes in the unit that fits the largest of them.
+function fitted(figure, runs) {
+  if (figure.shown.unit !== "GiB") return figure;
+  const [unit, size] = unitOf(Math.max(0, ...runs.map(({ values }) => values[figure.name] ?? 0)));
+  return { ...figure, shown: { unit, scale: 1 / size, digits: 2 } };
 }
 
 // Joined by lines where there is one at each place.

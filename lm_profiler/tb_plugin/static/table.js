@@ -6,6 +6,7 @@
 //   text(row)     the value as text, also what the filter looks into; left out: the value itself
 //   cell(row)     what the cell shows, a text or an element; left out: the text
 //   figure        true: to the right, and its first click puts the largest first
+//   width         in pixels, of a column that stays in place while the others are scrolled; such columns come first
 import { button, el } from "./dom.js";
 import { number } from "./units.js";
 
@@ -20,10 +21,8 @@ export class LongTable {
     this.shown = PAGE;
     this.words = [];
     this.keep = () => true;
-    this.heads = columns.map((column) => {
-      const attributes = { scope: "col", class: column.figure && "figure" };
-      return el("th", attributes, button(column.title, () => this.sortBy(column)));
-    });
+    this.lefts = new Map(columns.map((column, i) => [column, columns.slice(0, i).reduce((sum, { width }) => sum + width, 0)]));
+    this.heads = columns.map((column) => this.cell("th", column, button(column.title, () => this.sortBy(column))));
     this.body = el("tbody");
     this.count = el("span", { class: "quiet" });
     this.more = button("Show more", () => this.showMore(), { class: "plain" });
@@ -90,10 +89,19 @@ export class LongTable {
 
   line(row) {
     const cells = this.columns.map((column) => {
-      const content = column.cell ? column.cell(row) : textOf(column, row);
-      return el("td", { class: column.figure && "figure" }, content);
+      return this.cell("td", column, column.cell ? column.cell(row) : textOf(column, row));
     });
     return el("tr", {}, ...cells);
+  }
+
+  cell(tag, column, content) {
+    const stays = column.width !== undefined;
+    const element = el(tag, { scope: tag === "th" && "col", class: `${column.figure ? "figure" : ""} ${stays ? "stays" : ""}` }, content);
+    if (stays) {
+      element.style.left = `${this.lefts.get(column)}px`;
+      for (const side of ["minWidth", "maxWidth"]) element.style[side] = `${column.width}px`;
+    }
+    return element;
   }
 }
 

@@ -1,7 +1,7 @@
 // Perfetto's own page in a frame, with one of the run's traces. Nothing leaves this machine.
 import { address, ask } from "./api.js";
 import { el, option } from "./dom.js";
-import { size } from "./units.js";
+import { memory } from "./units.js";
 
 export const title = "Trace";
 export const ofRun = true;
@@ -18,7 +18,7 @@ export async function show(root, { run }) {
     root.append(el("p", { class: "quiet" }, "This run has no trace: it was asked for none, or died before its trace stage."));
     return;
   }
-  const chooser = el("select", { "aria-label": "Trace" }, ...traces.map(({ file, bytes }) => option(file, `${file} (${size(bytes)})`)));
+  const chooser = el("select", { "aria-label": "Trace" }, ...traces.map(({ file, bytes }) => option(file, `${file} (${memory(bytes)})`)));
   const download = el("a", {}, "Download");
   const place = el("div", { class: "perfetto" });
   root.append(el("div", { class: "bar" }, chooser, download), place);
