@@ -88,13 +88,14 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
-def read_steps(path: Path) -> list[StepRow]:
-    """Read ``steps.csv`` back.
+def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
+    """Read ``steps.csv`` back; of one that is ``growing``, without the line that is being written.
 
     Raises:
         ValueError: it is not a steps.csv of this version.
     """
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
+    text = read_text(path)
+    reader = csv.reader(io.StringIO(text[: text.rfind("\n") + 1] if growing else text, newline=""))
     try:
         header = tuple(next(reader, ()))
         if header == STEP_COLUMNS:

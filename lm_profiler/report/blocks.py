@@ -32,7 +32,7 @@ def blocks(entries: Sequence[Entry]) -> Table:
         found = list(group)
         above += _banner([entry for entry, _ in found], cut)
         for entry, name in found:
-            steps = steps_after(entry) if entry.status == "ok" else None
+            steps = steps_after(entry) if entry.shows_steps else None
             above += [*_block(entry, name, steps), ""]
             rows.append(_row(entry, name, steps))
     headings = [Heading(title, title, title == "Params") for title in _SUMMARY]
@@ -59,9 +59,11 @@ def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
         f"{size.upper()} MODEL{name[len(size) :]}",
         f"Parameters: {'unknown' if parameters is None else f'{parameters:,}'}",
     ]
-    if steps is None:
+    if entry.status != "ok":
         word = WORDS.get(entry.status, entry.status)
-        return [*lines, f"{word}: {entry.reason}" if entry.reason else word]
+        lines.append(f"{word}: {entry.reason}" if entry.reason else word)
+    if steps is None:
+        return lines
     for part, title in _PASSES.items():
         if part == "forward" or steps.times["backward"].max:
             lines += _pass(part, title, steps)

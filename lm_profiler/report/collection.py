@@ -12,6 +12,7 @@ from typing import Any
 from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.steps import StepRow, read_steps
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+from lm_profiler.report.unfinished import WHY, as_far_as_it_came
 
 _LEFT_BY_A_RUN = ("steps.csv", "config.yaml")
 
@@ -70,6 +71,8 @@ class Entry:
         """Why it did not end well."""
         if self.outcome is not None and self.outcome.reason is not None:
             return self.outcome.reason
+        if self.status == "unfinished":
+            return WHY
         failure = self.record.failure if self.record is not None else None
         return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
 
@@ -91,6 +94,11 @@ class Entry:
         """The whole resolved config; None where the run left none."""
         return self.record.config if self.record is not None else None
 
+    @property
+    def shows_steps(self) -> bool:
+        """Whether its steps stand for something: it ended well, or nothing is known against it yet."""
+        return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
+
     @cached_property
     def rows(self) -> list[StepRow]:
         """The rows of its ``steps.csv``, all ranks and stages.
@@ -98,13 +106,16 @@ class Entry:
         Raises:
             RecordError: it cannot be read.
         """
-        path = self.folder / "steps.csv"
-        try:
-            return read_steps(path)
-        except OSError as error:
-            raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError as error:  # UnicodeDecodeError is one
-            raise RecordError(str(error) if str(path) in str(error) else f"{path}: is not text") from None
+        return _rows(self.folder / "steps.csv", self.record is not None and self.record.status == "unfinished")
+
+
+def _rows(path: Path, growing: bool) -> list[StepRow]:
+    try:
+        return read_steps(path, growing)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise RecordError(str(error) if str(path) in str(error) else f"{path}: is not text") from None
 
 
 @dataclass(frozen=True)
@@ -193,10 +204,16 @@ class _Search:
     def _run(self, folder: Path, **of_sweep: Any) -> bool:
         """Whether there is a record that can be read."""
         try:
-            self.found.entries.append(Entry(folder, read_run(folder), **of_sweep))
+            record = read_run(folder)
         except RecordError as error:
             self._problem(str(error))
             return False
+        if record.status == "unfinished":
+            try:
+                record = as_far_as_it_came(record, _rows(folder / "steps.csv", growing=True))
+            except RecordError as error:
+                self._problem(str(error))
+        self.found.entries.append(Entry(folder, record, **of_sweep))
         return True
 
     def _first_time(self, folder: Path) -> bool:

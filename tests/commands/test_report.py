@@ -22,6 +22,7 @@ from lm_profiler.record.kernels import (
     kernels_file,
     write_kernels,
 )
+from lm_profiler.record.run import read_run, write_run
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 
@@ -115,6 +116,19 @@ def test_the_spread_of_the_steps_can_be_shown_and_is_in_files_for_programs(
     assert float(row["forward_backward_mean_s"]) == pytest.approx(0.07)
     assert float(row["step_std_s"]) == pytest.approx(0, abs=1e-9)
     assert float(row["backward_over_forward"]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("options", [[], ["--layout", "blocks"], ["--layout", "wide"], ["--warmup", "0"]])
+def test_an_unfinished_run_is_shown_as_that(logs: Path, options: list[str], capsys: pytest.CaptureFixture[str]):
+    folder = logs / "alone" / "version_0"
+    nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "status": "unfinished"}
+    write_run(folder, read_run(folder).model_copy(update=nothing))
+    for top in (logs, logs / "alone"):
+        assert report(top, *options) == 0
+        out, err = capsys.readouterr()
+        assert err == "" or top == logs
+        assert any(figure in out for figure in ("70.00", "0.070", "0.07 "))
+        assert "unfinished" in out or options == ["--warmup", "0"]
 
 
 def test_not_run_missing_and_refused_are_told_apart(logs: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tabled import write, write_sweep
 
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run import RecordError, read_run, write_run
 from lm_profiler.report.collection import collect
 from lm_profiler.report.columns import column
 
@@ -137,3 +137,34 @@ def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
 def test_a_folder_in_the_place_of_a_record_is_told(tmp_path: Path):
     (tmp_path / "run" / "run.json").mkdir(parents=True)
     assert collect([tmp_path]).problems == [f"{tmp_path / 'run' / 'run.json'}: cannot be read: Is a directory"]
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A run that was killed while it wrote its fifth row, as it leaves its folder."""
+    folder = write(tmp_path / "killed", [(0.1, 0.2)] * 3, warmup=[(0.5, 0.5)], name="killed")
+    record = read_run(folder)
+    nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "model": None, "status": "unfinished"}
+    write_run(folder, record.model_copy(update=nothing))
+    with (folder / "steps.csv").open("a") as file:
+        file.write("5,measure,0.1,0.")
+    return folder
+
+
+def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinished: Path):
+    found = collect([unfinished])
+    [entry] = found.entries
+    assert found.problems == []
+    assert (entry.status, entry.reason) == ("unfinished", "it is still running, or its process was killed")
+    assert entry.record is not None
+    assert entry.record.steps == {"warmup": 1, "measure": 3}
+    assert entry.record.time["step"].median == pytest.approx(0.3)
+    assert entry.record.first_step_s == pytest.approx(1.0)
+    assert len(entry.rows) == 4
+
+
+def test_an_unfinished_run_without_a_step_is_there_all_the_same(unfinished: Path):
+    (unfinished / "steps.csv").write_text("")
+    found = collect([unfinished])
+    assert [entry.status for entry in found.entries] == ["unfinished"]
+    assert found.problems == [f"{unfinished / 'steps.csv'}: expected the columns of steps.csv, found nothing"]
