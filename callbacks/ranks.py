@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch.distributed
 
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.measure.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, largest
 
@@ -22,7 +23,7 @@ def gather(measured: Measured) -> Measured:
 
 
 def merge(measured: Sequence[Measured]) -> Measured:
-    """One ``Measured`` of several ranks', rank 0's first, whose own the rest is."""
+    """One ``Measured`` of several ranks', rank 0's first, whose own the rest is. Telemetry is of all their GPUs."""
     return replace(
         measured[0],
         rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
@@ -31,6 +32,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
             for part in PARTS
             if any(part in m.part_peaks for m in measured)
         },
+        telemetry=together([m.telemetry for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from lm_profiler.measure.precision import float32_matmul_precision
+from lm_profiler.measure.telemetry import initialized
 from lm_profiler.record.run import Environment
 
 _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")
@@ -109,15 +110,12 @@ def _device_bytes(device: torch.device) -> int | None:
 def _driver(device: torch.device) -> str | None:
     if device.type != "cuda":
         return None
-    import pynvml
-
+    nvml = initialized()
     try:
-        pynvml.nvmlInit()
-        version = pynvml.nvmlSystemGetDriverVersion()
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError:
+        version = nvml.nvmlSystemGetDriverVersion()
+    except Exception:  # no NVML here, or an old pynvml that has another
         return None
-    return str(version)
+    return version.decode() if isinstance(version, bytes) else str(version)
 
 
 def _git_commit() -> str | None:

@@ -1,10 +1,13 @@
 """Clock, temperature, power, energy and throttling of an NVIDIA GPU, read by a thread that never touches CUDA.
 
-It asks NVML only, which needs no CUDA context and enqueues nothing on the device.
+It asks NVML only, which needs no CUDA context and enqueues nothing on the device. What answers is whatever module
+``pynvml`` is: an old one beside nvidia-ml-py lacks functions and constants, or wants other arguments. Whatever it
+raises means that the figure is unknown.
 """
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +16,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-import pynvml
 import torch
 
 from lm_profiler.record.run import Telemetry
 
+_CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvml.h, nvmlClockType_t and nvmlTemperatureSensors_t
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks that somebody set (0x2) are nothing that happens to a run.
 _HARDWARE, _HARDWARE_THERMAL, _POWER_BRAKE = 0x8, 0x40, 0x80
 _REASONS = {
@@ -61,12 +64,19 @@ class TelemetrySampler:
         nvml: the functions of NVML, as ``pynvml`` has them.
         period_s: seconds from one sample to the next.
         clock: seconds, for the samples.
+        gpu: the card's UUID, for the record.
     """
 
     def __init__(
-        self, handle: Any, nvml: Any, period_s: float = 0.1, clock: Callable[[], float] = time.perf_counter
+        self,
+        handle: Any,
+        nvml: Any,
+        period_s: float = 0.1,
+        clock: Callable[[], float] = time.perf_counter,
+        gpu: str | None = None,
     ) -> None:
         self._handle = handle
+        self._gpu = gpu
         self._nvml = nvml
         self._period_s = period_s
         self._clock = clock
@@ -92,10 +102,11 @@ class TelemetrySampler:
             return None
         self._stopping.set()
         thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
-        return _reading(self._log)
+        reading = _reading(self._log)
+        return reading if reading is None or self._gpu is None else reading.model_copy(update={"gpus": [self._gpu]})
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
-        log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", self._nvml.NVML_CLOCK_SM)
+        log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         log.power_limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         log.samples.append(self._sample())
         while not stopping.wait(self._period_s):
@@ -108,8 +119,8 @@ class TelemetrySampler:
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return _Sample(
             at_s=self._clock(),
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", self._nvml.NVML_CLOCK_SM),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
             power_mw=self._ask("nvmlDeviceGetPowerUsage"),
             reasons=reasons,
             energy_mj=self._ask("nvmlDeviceGetTotalEnergyConsumption"),
@@ -118,7 +129,7 @@ class TelemetrySampler:
     def _ask(self, function: str, *arguments: Any) -> int | None:
         try:
             return int(getattr(self._nvml, function)(self._handle, *arguments))
-        except self._nvml.NVMLError:  # not supported by this GPU or driver, or lost for the moment
+        except Exception:  # not supported by this GPU, driver or pynvml, or lost for the moment
             return None
 
 
@@ -168,7 +179,64 @@ def _throttling(masks: Sequence[int]) -> list[str] | None:
     return [name for name, share in shares.items() if share >= _SEEN_SHARE]
 
 
-def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = None) -> TelemetrySampler | None:
+def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
+    """Of all ranks' GPUs: energy and power summed, the slowest one's clock, the highest temperature, anyone's reasons.
+
+    A card that several ranks share counts once. What a rank does not know of its card is unknown of all of them, but
+    for clocks, temperature and reasons: those of the cards that say are better than none. None where no rank has a card
+    that can be read.
+    """
+    known = [reading for reading in readings if reading is not None]
+    if not known:
+        return None
+    cards = list({tuple(reading.gpus) or (str(n),): reading for n, reading in enumerate(known)}.values())
+    if len(cards) == 1 and len(known) == len(readings):
+        return cards[0]
+    all_known = len(known) == len(readings)
+    slowest = min(cards, key=lambda card: (card.clock_share is None, card.clock_share or 0.0))
+    sources = {card.energy_source for card in cards}
+    energy_j = _sum(card.energy_j for card in cards) if all_known else None
+    return slowest.model_copy(
+        update={
+            "samples": min(card.samples for card in cards),
+            "duration_s": sum(card.duration_s for card in cards) / len(cards),
+            "median_temperature_c": max(_known(card.median_temperature_c for card in cards), default=None),
+            "median_power_w": _sum(card.median_power_w for card in cards) if all_known else None,
+            "power_limit_w": _sum(card.power_limit_w for card in cards) if all_known else None,
+            "energy_j": energy_j,
+            "energy_source": None if energy_j is None else "counter" if sources == {"counter"} else "power samples",
+            "throttle_reasons": _union([card.throttle_reasons for card in cards]),
+            "gpus": [gpu for card in cards for gpu in card.gpus],
+        }
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    found = list(values)
+    known = _known(found)
+    return sum(known) if len(known) == len(found) else None
+
+
+def _union(reasons: Sequence[list[str] | None]) -> list[str] | None:
+    known = [each for each in reasons if each is not None]
+    return list(dict.fromkeys(reason for each in known for reason in each)) if known else None
+
+
+def initialized(nvml: Any = None) -> Any:
+    """``nvml``, or else ``pynvml``, ready to be asked; None where it is not there, or there is no driver for it."""
+    try:
+        nvml = nvml or importlib.import_module("pynvml")
+        nvml.nvmlInit()  # never shut down: NVML counts its users, and handles must stay valid
+    except Exception:
+        return None
+    return nvml
+
+
+def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None) -> TelemetrySampler | None:
     """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card.
 
     Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
@@ -177,16 +245,24 @@ def telemetry_of(device: torch.device, nvml: Any = pynvml, properties: Any = Non
         return None
     # CUDA and NVML number devices differently, and CUDA_VISIBLE_DEVICES is CUDA's alone: only the UUID is the same.
     uuid = str((properties or torch.cuda.get_device_properties(device)).uuid)
+    uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
+    nvml = initialized(nvml)
     try:
-        nvml.nvmlInit()  # never shut down: NVML counts its users, and the handle must stay valid
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-    except nvml.NVMLError:
+        handle = _handle(nvml, uuid)
+    except Exception:
         return None
-    return None if _sliced(handle, nvml) else TelemetrySampler(handle, nvml)
+    return None if _sliced(handle, nvml) else TelemetrySampler(handle, nvml, gpu=uuid)
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except TypeError:  # pynvml before 11 takes bytes alone
+        return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
 
 
 def _sliced(handle: Any, nvml: Any) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except nvml.NVMLError:  # a card that cannot be sliced
+    except Exception:  # a card that cannot be sliced, or nobody who would know
         return False

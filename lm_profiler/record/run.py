@@ -273,7 +273,8 @@ class Telemetry(Part):
     limit; ``clock_share`` is the median SM clock over it. ``median_power_w`` is NVML's power: on Ampere (but GA100) and
     later, a mean over the last second. ``energy_j`` is of the GPU's own counter (Volta and later; it moves every 20 to
     100 ms) or the integral of the power samples; either spans ``duration_s``, and a step's share goes by its time.
-    ``throttle_reasons`` held in at least 5 % of the samples.
+    ``throttle_reasons`` held in at least 5 % of the samples. ``gpus`` are the cards' UUIDs: of several, energy and
+    power are sums, clocks are the slowest card's, the temperature is the highest, ``throttle_reasons`` are any card's.
     """
 
     samples: int
@@ -289,6 +290,7 @@ class Telemetry(Part):
     energy_per_step_j: float | None = None
     energy_per_token_j: float | None = None
     throttle_reasons: list[str] | None
+    gpus: list[str] = []
 
 
 class Sync(Part):

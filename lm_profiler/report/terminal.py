@@ -213,6 +213,8 @@ def _clock(telemetry: Telemetry | None) -> str:
     if telemetry is None:
         return ""
     reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""
+    which = "the slowest GPU" if len(telemetry.gpus) > 1 else "the GPU"
     if telemetry.clock_share is not None and (telemetry.clock_share < _SLOW_CLOCK or reasons):
-        return f"; the GPU ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"
-    return f"; the GPU was throttled{reasons}" if reasons else ""
+        return f"; {which} ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"
+    which = "a GPU" if len(telemetry.gpus) > 1 else "the GPU"
+    return f"; {which} was throttled{reasons}" if reasons else ""

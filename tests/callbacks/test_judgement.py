@@ -272,7 +272,7 @@ def test_a_slow_or_throttled_gpu_is_in_the_verdict(
     tmp_path: Path, share: float | None, reasons: list[str] | None, said: str
 ) -> None:
     plain = recorded(tmp_path, LEVEL)
-    fields: dict[str, Any] = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 1.0}
+    fields: dict[str, Any] = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 1.0, "gpus": []}
     telemetry = Telemetry(**{**fields, "clock_share": share, "throttle_reasons": reasons})
     hot = plain.model_copy(update={"telemetry": telemetry})
     assert lines(hot)["verdict:"] == [lines(plain)["verdict:"][0] + said]
@@ -301,7 +301,7 @@ def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:
     (note,) = [note for note in record.notes if note.startswith("recompiled while measuring: ")]
     assert "forward (test_judgement.py:" in note
     assert "size mismatch" in note
-    assert "; 1 recompilation" in lines(record)["verdict:"][0]
+    assert "; 1 recompilation while measuring" in lines(record)["verdict:"][0]
 
 
 def test_causes_on_the_cpu_are_the_bytes_of_the_real_tensors(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from known_loop import TRUTH_S
 
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.ranks import merge
+from lm_profiler.callbacks.recorder import _telemetry
 from lm_profiler.record.quantities import TIMED
-from lm_profiler.record.run import read_run
+from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, read_steps
+from lm_profiler.report.summary import mean_over_ranks
 
 
 def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
@@ -90,3 +93,20 @@ def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
     assert merged.part_peaks == {"forward": (7, None, None)}
     assert merged.notes == ["of all", "of 0", "of 1"]
     assert merged.between_steps_s == 0.5
+
+
+def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
+    """Eight cards of 500 W, whose ranks make 1000 tokens in a step of 150 ms: 0.6 J a token."""
+    facts = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 3.0, "energy_j": 1500.0}
+    ranks = []
+    for rank in range(8):
+        gpu = Telemetry(**{**facts, "energy_source": "counter", "gpus": [f"GPU-{rank}"]})
+        seconds = tuple(0.15 if part in ("step", "forward", "forward_backward") else 0.0 for part in TIMED)
+        rows = [StepRow(step, "measure", seconds, seconds, tokens=125, rank=rank) for step in range(1, 21)]
+        ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
+    merged = merge(ranks)
+    steps = mean_over_ranks(merged.rows)
+    found = _telemetry(merged.telemetry, steps, steps[0].tokens)
+    assert found is not None
+    assert found.energy_per_token_j == pytest.approx(0.6)
+    assert found.energy_per_step_j == pytest.approx(600)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.telemetry import TelemetrySampler, telemetry_of
+from lm_profiler.measure import environment
+from lm_profiler.measure.telemetry import TelemetrySampler, telemetry_of, together
 from lm_profiler.record.run import Telemetry
 
 CUDA = torch.device("cuda", 1)
@@ -147,7 +148,7 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
     reading = telemetry.stop()
     assert reading is not None
     assert reading.samples >= 2
-    assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s")} == {None}
+    assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s", "gpus")} == {None}
     assert reading.clock_share is None
 
     reading = _read(FakeNvml("nvmlDeviceGetTemperature"))
@@ -213,6 +214,116 @@ def test_a_slice_of_a_card_has_none_and_a_card_that_cannot_be_sliced_has() -> No
     sliced.mig = 1
     assert telemetry_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
     assert telemetry_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
+
+
+class OldNvml:
+    """pynvml 8 where nvidia-ml-py is wanted: UUIDs in bytes, few functions, no constants, other signatures."""
+
+    def nvmlInit(self) -> None:
+        """There is a driver."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        if not isinstance(uuid, bytes):
+            raise TypeError("bytes or integer address expected instead of str instance")
+        return uuid.decode()
+
+    def nvmlDeviceGetTemperature(self, handle: str) -> int:
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 250_000
+
+
+def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    telemetry = telemetry_of(CUDA, OldNvml(), SimpleNamespace(uuid="0a1b"))
+    assert telemetry is not None
+    telemetry.start()
+    reading = telemetry.stop()
+    assert died == []
+    assert reading is not None
+    assert reading.samples >= 2
+    assert reading.median_power_w == pytest.approx(250)
+    assert reading.median_temperature_c is None  # another signature
+    assert (reading.median_sm_clock_hz, reading.max_sm_clock_hz, reading.throttle_reasons) == (None, None, None)
+    assert reading.gpus == ["GPU-0a1b"]
+
+
+def test_a_pynvml_that_cannot_find_the_card_is_none() -> None:
+    assert telemetry_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
+
+
+@pytest.mark.parametrize("version", ["570.86.10", b"570.86.10"])
+def test_the_drivers_version_is_text_whoever_tells_it(version: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: version)
+    assert environment._driver(CUDA) == "570.86.10"
+    monkeypatch.delattr(pynvml, "nvmlSystemGetDriverVersion")
+    assert environment._driver(CUDA) is None
+
+
+def card(number: int, **changes: Any) -> Telemetry:
+    facts: dict[str, Any] = {
+        **dict.fromkeys(Telemetry.model_fields),
+        "samples": 100 + number,
+        "duration_s": 10.0,
+        "median_sm_clock_hz": 1.5e9,
+        "max_sm_clock_hz": 1.98e9,
+        "clock_share": 0.75,
+        "median_temperature_c": 50.0,
+        "median_power_w": 500.0,
+        "power_limit_w": 700.0,
+        "energy_j": 5000.0,
+        "energy_source": "counter",
+        "throttle_reasons": [],
+        "gpus": [f"GPU-{number}"],
+    }
+    return Telemetry(**{**facts, **changes})
+
+
+def test_energy_of_eight_cards_is_eight_times_ones() -> None:
+    found = together([card(n) for n in range(8)])
+    assert found is not None
+    assert (found.energy_j, found.energy_source) == (40_000.0, "counter")
+    assert (found.median_power_w, found.power_limit_w) == (4000.0, 5600.0)
+    assert found.duration_s == 10.0
+    assert len(found.gpus) == 8
+
+
+def test_the_slowest_card_the_hottest_and_anyones_reasons_count() -> None:
+    slow = {"clock_share": 0.5, "median_sm_clock_hz": 0.99e9}
+    found = together(
+        [card(0), card(1, throttle_reasons=["power cap"]), card(2, **slow, median_temperature_c=88.0), card(3)]
+    )
+    assert found is not None
+    assert (found.clock_share, found.median_sm_clock_hz, found.median_temperature_c) == (0.5, 0.99e9, 88.0)
+    assert found.throttle_reasons == ["power cap"]
+    assert found.samples == 100
+
+
+def test_ranks_that_share_a_card_count_it_once() -> None:
+    assert together([card(0), card(0)]) == card(0)
+    found = together([card(0), card(0), card(1)])
+    assert found is not None
+    assert found.energy_j == 10_000.0
+
+
+def test_what_one_card_does_not_say_is_unknown_of_the_sum() -> None:
+    found = together([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
+    assert found is not None
+    assert (found.energy_j, found.energy_source) == (None, None)
+    assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
+    found = together([card(0), None])
+    assert found is not None
+    assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
+    assert together([None, None]) is None
+    assert together([card(0)]) == card(0)
+    mixed = together([card(0), card(1, energy_source="power samples")])
+    assert mixed is not None
+    assert mixed.energy_source == "power samples"
 
 
 def test_a_cpu_has_none() -> None:
