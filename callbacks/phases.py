@@ -6,7 +6,7 @@ the actions that begin or end a phase into marks, and passes all of them on to t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
@@ -41,14 +41,20 @@ _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_tran
 class _Spans(dict[str, Marked]):
     """The span of each action, found out when the action is first seen."""
 
-    def __init__(self, find: Callable[[str], Marked | None], count: Callable[[str], Marked | None], part: Part) -> None:
+    def __init__(
+        self, find: Callable[[str], Marked | None], counting: Sequence[tuple[str, str, Marked]], part: Part
+    ) -> None:
         super().__init__()
         self._find = find
-        self._count = count
+        self._counting = counting
         self._part = part
 
     def __missing__(self, action_name: str) -> Marked:
-        span = self._part.run(self._find, action_name) or self._count(action_name) or NOTHING
+        span = self._part.run(self._find, action_name) or NOTHING
+        if self._part.out:
+            for owner, hook, counting in self._counting:
+                if action_name.startswith(owner) and action_name.endswith(hook):
+                    span = counting
         self[action_name] = span
         return span
 
@@ -92,7 +98,12 @@ class PhaseProfiler(Profiler):
         self._forward = _FORWARDS[verb]
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
-        self._spans = _Spans(self._span, self._counting_span, timeline.part)
+        # All that is needed to count steps: where they are done, and where the loop is left.
+        ends = ("[LightningModule]", ".optimizer_step") if self._automatic else ("[Strategy]", f".{self._forward}")
+        counting: list[tuple[str, str, Marked]] = [(*ends, Done(self))]
+        if self._fitting:
+            counting.append(("run_training_epoch", "", Action(timeline, self.close_step)))
+        self._spans = _Spans(self._span, counting, timeline.part)
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
@@ -176,14 +187,6 @@ class PhaseProfiler(Profiler):
         if not timeline.live:
             timeline.come_inside()
         return self._step_ended(timeline.end_step()) if timeline.running else self._left
-
-    def _counting_span(self, action_name: str) -> Marked | None:
-        """What is needed to count steps: where they are done, and where the loop is left."""
-        ends = f".{self._forward}" if not self._automatic else ".optimizer_step"
-        owner = "[LightningModule]" if self._automatic else "[Strategy]"
-        if action_name == "run_training_epoch" and self._fitting:
-            return Action(self._timeline, self.close_step)
-        return Done(self) if action_name.startswith(owner) and action_name.endswith(ends) else None
 
     def _span(self, action_name: str) -> Marked | None:
         """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""

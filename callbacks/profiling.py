@@ -30,7 +30,7 @@ from lm_profiler.callbacks.instruments import (
 )
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
-from lm_profiler.callbacks.namespaces import verb_of
+from lm_profiler.callbacks.namespaces import is_a, verb_of
 from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
@@ -93,6 +93,7 @@ class TrainingProfiler(Callback):
         self._session: Session | None = None
         self._over = True
         self.record: RunRecord | None = None
+        self._recording: Part = UNGUARDED
         self._options = dict(vars(self))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,7 +106,10 @@ class TrainingProfiler(Callback):
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        if sum(isinstance(callback, TrainingProfiler) for callback in callbacks) > 1:
+        ours = 0
+        for callback in callbacks:
+            ours += isinstance(callback, TrainingProfiler)
+        if ours > 1:
             raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
         if self._memory.history:
             require_history(trainer.strategy.root_device)
@@ -114,10 +118,11 @@ class TrainingProfiler(Callback):
         self._max_steps = trainer.max_steps
         self._notes = []
         self._session = self._recorder = self._phases = None
+        self._gathered: Measured | None = None
         self._over = False
         self.record = None
         self.part = Part("the profiler", self._tell, self._leave)
-        self._recording = Part("the record", self._tell)
+        self._recording = Part("the record", self._tell, self._abandon)
         self.part.run(self._begin, pl_module)
 
     def _begin(self, module: LightningModule) -> None:
@@ -173,7 +178,6 @@ class TrainingProfiler(Callback):
     def _instruments(self, timeline: Timeline) -> Instruments:
         trainer, folder = self._trainer, self.folder
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        users = (kind.__name__ for kind in type(trainer.profiler).__mro__)  # type: ignore[attr-defined]
         return Instruments(
             memory=MemoryReader(
                 probe_of(device), timeline, device, lambda: (trainer.lightning_module, trainer.optimizers)
@@ -188,7 +192,7 @@ class TrainingProfiler(Callback):
                 folder,
                 rank,
                 lambda: trainer.lightning_module,
-                taken="PyTorchProfiler" in users,
+                taken=is_a(trainer.profiler, "PyTorchProfiler"),  # type: ignore[attr-defined]
             ),
             telemetry=TelemetryWatch(device),
         )
@@ -258,19 +262,19 @@ class TrainingProfiler(Callback):
     # -- a run ends -------------------------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._finish_early()
+        self._recording.run(self._finish_early)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close_evaluation(trainer)
+        self._recording.run(self._close_evaluation)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close_evaluation(trainer)
+        self._recording.run(self._close_evaluation)
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close_evaluation(trainer)
+        self._recording.run(self._close_evaluation)
 
-    def _close_evaluation(self, trainer: Trainer) -> None:
-        if verb_of(trainer) == "fit" or self._over:
+    def _close_evaluation(self) -> None:
+        if verb_of(self._trainer) == "fit" or self._over:
             return
         if self._phases is not None:
             self.part.run(self._phases.close_step)
@@ -278,7 +282,7 @@ class TrainingProfiler(Callback):
 
     def _finish_early(self) -> None:
         if not self._over:
-            self._recording.run(self._finish, "ok", None, True)
+            self._finish("ok", early=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if not self._over:
@@ -300,7 +304,7 @@ class TrainingProfiler(Callback):
         self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._finish_early()  # a loop that had nothing to do told nobody that it ended
+        self._recording.run(self._finish_early)  # a loop that had nothing to do told nobody that it ended
         self._recording.run(self._take_out)
         trainer.fit_loop.epoch_loop.max_steps = self._max_steps
 
@@ -313,7 +317,7 @@ class TrainingProfiler(Callback):
             self._notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
         measured = self._measured(failure)
         if failure is None:
-            measured = gather(measured)
+            measured = self._gathered = gather(measured)
             if self.part.error is not None:
                 status, failure = "failed", failure_of_ours(self.part.error, session.steps + 1 if session else None)
         elif not trainer.is_global_zero:
@@ -326,12 +330,27 @@ class TrainingProfiler(Callback):
         self._over = True
         self._session = None
 
+    def _abandon(self) -> None:
+        """What was to be recorded could not be: leave the loop as it was, and keep what can be kept."""
+        error = self._recording.error
+        self._take_out()
+        if self._session is not None:
+            self._session.instruments.discard()
+        if self._trainer.is_global_zero and error is not None:
+            measured = self._gathered if self._gathered is not None else self._measured(None)
+            record = self.record
+            if record is None:
+                record = self._a_recorder().bare(measured, "failed", failure_of_ours(error, None))
+            self._save(measured, record.model_copy(update={"notes": [*record.notes, f"not complete: {said(error)}"]}))
+        self._over = True
+
     def _measured(self, failure: Failure | None) -> Measured:
         """What there is: of instruments that failed, what they had by then."""
         session = self._session
         measured = None
         if session is not None:
-            found("the last steps", lambda: session.finish(trace=failure is None), self._notes)
+            last = Part("the last steps", self._tell, session.instruments.discard, outcome="unknown")
+            last.run(session.finish, failure is None)
             measured = found("what was measured", session.measured, self._notes)
         if measured is None:
             measured = Measured((), {}, self._planned, None, None, 0, ())
@@ -339,23 +358,30 @@ class TrainingProfiler(Callback):
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
         """First what is certain: neither an error nor a signal in what is looked at afterwards can lose it."""
-        recorder, notes = self._recorder, list(measured.notes)
-        if recorder is None:
-            return
+        recorder, notes = self._a_recorder(), list(measured.notes)
         record = found("figures", lambda: recorder.first(measured, status, failure), notes)
-        self.record = record or recorder.bare(replace(measured, notes=notes), status, failure)
-        self._save(recorder, measured, self.record)
+        self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))
         self._over = True
-        hardware = Hardware()
-        if record is not None and failure is None and measured.rows and self._session is not None:
-            tracer = self._session.instruments.tracer
-            hardware = look_at_hardware(self._trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
         if record is not None:
+            hardware = Hardware()
+            if failure is None and measured.rows and self._session is not None:
+                tracer = self._session.instruments.tracer
+                hardware = look_at_hardware(self._trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
             self.record = recorder.complete(measured, record, hardware)
-        if not self._quiet:
+        if not self._quiet and self.record is not None:
             print_run(self.record, self.folder)
 
-    def _save(self, recorder: Recorder, measured: Measured, record: RunRecord) -> None:
+    def _a_recorder(self) -> Recorder:
+        """The run's, or where there is none one at the second place."""
+        if self._recorder is None:
+            launch = self._launch or Launch()
+            self.folder = second_place(launch.name)
+            self._recorder = Recorder(self.folder, launch, self._trainer, self._trainer.lightning_module, self._verb)
+        return self._recorder
+
+    def _save(self, measured: Measured, record: RunRecord) -> None:
+        self.record = record
+        recorder = self._a_recorder()
         try:
             recorder.save(measured, record)
         except OSError as error:

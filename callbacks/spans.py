@@ -72,17 +72,23 @@ class Forward(Span):
 
     def __enter__(self) -> None:
         timeline = self._timeline
-        if not timeline.running and not timeline.part.out:  # training_step(dataloader_iter) fetches inside
-            try:
+        try:
+            if not timeline.running and not timeline.part.out:  # training_step(dataloader_iter) fetches inside
                 timeline.begin_step()
-            except BaseException as error:
-                timeline.part.failed(error)
-        super().__enter__()
+            timeline.enter(at.FORWARD)
+        except BaseException as error:
+            timeline.part.failed(error)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         if kind is None and self._steps is not None:
             self._steps.step_done = True
-        super().__exit__(kind, value, traceback)
+        timeline = self._timeline
+        try:
+            if kind is not None:
+                timeline.fail()
+            timeline.leave()
+        except BaseException as error:
+            timeline.part.failed(error)
 
 
 class Clip(Span):

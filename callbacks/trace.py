@@ -186,8 +186,8 @@ class Tracer:
         running, self._profile = self._profile, None
         if running is None:
             return None
-        self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
         try:
+            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
             if self._modules is not None:
                 self._modules.detach()
         finally:
