@@ -80,16 +80,19 @@ def _run_command(verb: str, arguments: list[str]) -> int:
 
 
 def _run_trainer(arguments: list[str]) -> int:
+    from lm_profiler.cli.call import Call
     from lm_profiler.cli.quiet import quiet_libraries
-    from lm_profiler.cli.usage import UsageError, check_config_files
+    from lm_profiler.cli.usage import UsageError
 
     quiet_libraries()
     try:
         with signals_as_exceptions():
-            check_config_files(arguments)
+            call = Call(arguments)
+            if sys.argv[1:] == arguments:
+                sys.argv[1:] = call.arguments  # with which other ranks are started, who have not its pipes
             from lm_profiler.cli.trainer_verbs import run
 
-            return run(arguments)
+            return run(call)
     except UsageError as error:
         say(str(error))
         return WRONG_CALL

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.__main__ import main
+from lm_profiler.cli.call import Call
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_verbs import ProfilerCLI
 from lm_profiler.models import Transformer
@@ -34,7 +35,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
     def read(file: Path) -> ProfilerCLI:
         with quiet():
-            cli = ProfilerCLI(["fit", f"--config={file}", f"--log_dir={tmp_path}", "--check_memory=false"])
+            cli = ProfilerCLI(Call(["fit", f"--config={file}", f"--log_dir={tmp_path}", "--check_memory=false"]))
             cli.run_verb()
         return cli
 
@@ -135,7 +136,7 @@ def test_every_option_of_a_sweep_is_one_of_its_cells(
     plan = plan_of(read_request([str(file), f"--log_dir={tmp_path}"]))
     assert len(plan.cells) > 1
     for cell in (plan.cells[0], plan.cells[-1]):
-        ProfilerCLI(cell.arguments).attempt.discard()
+        ProfilerCLI(Call(cell.arguments)).attempt.discard()
 
 
 def test_the_attention_sweep_is_contexts_by_widths_both_ways_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ _NOTHING_AT_ZERO: dict[Verb, tuple[str, ...]] = {
     "test": ("limit_test_batches",),
     "predict": ("limit_predict_batches",),
 }
-_LOADERS: dict[Verb, str] = {
+LOADERS: dict[Verb, str] = {
     "fit": "train_dataloader",
     "validate": "val_dataloader",
     "test": "test_dataloader",
@@ -77,9 +77,9 @@ def check_checkpoint(path: str | Path | None) -> None:
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
     """Raise ValueError for options that this Trainer would trip over before or in its first step."""
-    if data is None and not is_overridden(_LOADERS[verb], model):
+    if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
-        raise ValueError(f"data: expected a LightningDataModule, because {name} has no {_LOADERS[verb]}, given null")
+        raise ValueError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()

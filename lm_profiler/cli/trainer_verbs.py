@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -19,21 +19,23 @@ from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, 
 from lm_profiler.callbacks.events import EventsLogger
 from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.attempt import Attempt, rank
+from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (
+    LOADERS,
     check_checkpoint,
     check_together,
     check_trainer_options,
     explain_trainer_error,
     memory_refusal,
 )
-from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.cli.classes import class_at, has_own_loader, takes
+from lm_profiler.cli.endings import OK, WRONG_CALL, say, signals_as_exceptions
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
 from lm_profiler.measure.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
-from lm_profiler.training import FakeTokens, LanguageModel
 
 _OPTION_ERRORS = (ValueError, TypeError, MisconfigurationException)
 _PATIENCE_S = 5.0
@@ -53,8 +55,9 @@ class ProfilerCLI(LightningCLI):
 
     attempt: Attempt
 
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self.arguments = arguments
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._find_classes()
         super().__init__(
             LightningModule,
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
@@ -72,7 +75,7 @@ class ProfilerCLI(LightningCLI):
             subclass_mode_model=True,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
-            args=list(arguments),
+            args=call.for_parser(self._classes, self._leave_data),
         )
         self.verb = cast(Verb, self.subcommand)
         self.attempt = Attempt(self.verb, self._launch(), self._get(self.config, "log_dir"))
@@ -108,12 +111,22 @@ class ProfilerCLI(LightningCLI):
         super().add_core_arguments_to_parser(parser)
         for key, title in _TITLES.items():
             (parser.groups or {})[key].title = title
-        parser.set_defaults(
-            {
-                "model": {"class_path": f"{LanguageModel.__module__}.LanguageModel"},
-                "data": {"class_path": f"{FakeTokens.__module__}.FakeTokens"},
-            }
-        )
+        for key, ours in OURS.items():
+            parser.set_defaults({key: {"class_path": self.call.class_of(key) if key in self._classes else ours}})
+        if self._leave_data:
+            parser.set_defaults({"data": None})
+
+    def _find_classes(self) -> None:
+        """Import what the call names, and see whether the module brings its own data."""
+        self._classes = {key: found for key in OURS if (found := class_at(self.call.class_of(key), key)) is not None}
+        loader = LOADERS[cast(Verb, self.call.arguments[0])]
+        self._leave_data = self.call.leaves_data_out() and has_own_loader(self._classes.get("model"), loader)
+        for key, file, options in self.call.passed_over(self._leave_data) if rank() == 0 else ():
+            if self._leave_data and key == "data":
+                say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is for another module")
+            elif shared := [name for name in options if name in takes(self._classes.get(key))]:
+                options_said = ", ".join(shared)
+                say(f"{key}: {self.call.class_of(key)} is not given {options_said}: {file} says it of another class")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args``, whatever ``sys.argv`` holds."""
@@ -137,14 +150,13 @@ class ProfilerCLI(LightningCLI):
     def _launch(self) -> Launch:
         text = self.parser.dump(self.config, format="yaml", skip_unset=False)
         config = yaml.safe_load(text)[self.verb]
-        files = self._get(self.config, "config") or []
-        name = config["name"] or (Path(str(files[-1])).stem if files else "lm_profiler")
+        name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
         if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
             raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
         return Launch(
             name=name,
-            command=command_line(self.arguments),
-            overrides=overrides(self.arguments),
+            command=command_line(self.call.arguments),
+            overrides=overrides(self.call.arguments),
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
         )
@@ -232,7 +244,7 @@ def _listed(callbacks: Any) -> list[Callback]:
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(call: Call) -> int:
     """Run a Trainer verb; returns the exit code.
 
     Raises:
@@ -243,7 +255,7 @@ def run(arguments: Sequence[str]) -> int:
         sys.path.append(here)
     with quiet(), signals_as_exceptions():
         try:
-            cli = ProfilerCLI(arguments)
+            cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
         try:

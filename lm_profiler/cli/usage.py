@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 
 class UsageError(Exception):
@@ -122,41 +121,6 @@ def _given(message: str) -> str:
 def _first_lines(lines: Sequence[str], key: str) -> str:
     kept = [line[:300] for line in lines if line and not _KEY.match(line)][:2]
     return f"{key}: " * bool(key) + "\n".join(kept)
-
-
-def check_config_files(arguments: Sequence[str]) -> None:
-    """Read every ``--config`` once, before the seconds that it takes to import the rest.
-
-    Raises:
-        UsageError: one of them is missing, unreadable, not YAML, or not a mapping of options.
-    """
-    following = zip(arguments, (*arguments[1:], ""), strict=True)
-    for argument, value in following:
-        name, equals, given = argument.partition("=")
-        if name in ("-c", "--config") and "://" not in (path := given if equals else value):
-            _check_config_file(path)
-
-
-def _check_config_file(path: str) -> None:
-    import yaml
-
-    expected = "config: expected a YAML file of options"
-    if not path:
-        raise UsageError(f"{expected}, given none")
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{expected}, given {path} ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{expected}, given {path}, which is not text") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" at line {mark.line + 1}" if mark is not None else ""
-        why = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be read"
-        raise UsageError(f"{expected}, given {path}, which is not YAML{where}: {why}") from None
-    if not isinstance(content, dict):
-        what = "nothing" if content is None else f"a {type(content).__name__}"
-        raise UsageError(f"{expected}, given {path}, which holds {what}; write for example `model: {{size: small}}`")
 
 
 _NO_OVERRIDES = frozenset({"config", "name", "log_dir"})

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lm_profiler.cli.call import read_config
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
-from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError, check_config_files
+from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError
 from lm_profiler.record.command import command_line
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.collection import collect
@@ -93,13 +94,13 @@ def run(arguments: Sequence[str]) -> int:
 
 def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
     if arguments and not arguments[0].startswith("-"):
-        check_config_files(["--config", arguments[0]])
+        read_config(arguments[0])
     try:
         request = read_request(arguments)
     except ValueError as error:
         raise UsageError(str(error)) from None
     for path in request.configs:
-        check_config_files([f"--config={path}"])
+        read_config(path)
     try:
         return request, plan_of(request, command_line(("sweep", *arguments)))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from lm_profiler.__main__ import main
 from lm_profiler.cli import trainer_verbs as cli
 from lm_profiler.models import Transformer
 from lm_profiler.record.run import read_run
+from lm_profiler.training import FakeTokens, LanguageModel
 
 GIB = 2**30
 USERS = """
 import signal, sys, time, warnings
+from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch.utils.data import DataLoader
 
@@ -62,6 +65,56 @@ class Users(BoringModel):
 
     def train_dataloader(self):
         return DataLoader(RandomDataset(32, 640), num_workers=self.workers)
+
+class Bare(LightningModule):
+    def training_step(self, batch, i):
+        return None
+
+    validation_step = training_step
+
+    def configure_optimizers(self):
+        return None
+"""
+ALIKE = """
+import inspect
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lm_profiler.training import FakeTokens, LanguageModel
+
+GIVEN = {}
+
+def alike(name, base, ours):
+    \"\"\"A class whose parameters are called as all of ours are, with other defaults.\"\"\"
+    names = [*list(inspect.signature(ours).parameters), "mine"]
+    space = {"base": base, "GIVEN": GIVEN, "name": name}
+    takes = ", ".join(f"{n}: int = {100 + i}" for i, n in enumerate(names))
+    exec(f"def init(self, {takes}):\\n base.__init__(self); v = locals(); "
+         f"GIVEN[name] = {{n: v[n] for n in {names!r}}}", space)
+    return type(name, (base,), {"__init__": space["init"], "__module__": __name__})
+
+Model = alike("Model", BoringModel, LanguageModel)
+Data = alike("Data", BoringDataModule, FakeTokens)
+
+class Loaders(BoringModel):
+    \"\"\"Brings its own data, and could be given fake tokens as well.\"\"\"
+    vocab_size = 10
+    asked = []
+
+    def own(self, what):
+        self.asked.append(what)
+        return BoringModel.train_dataloader(self)
+
+    def train_dataloader(self):
+        return self.own("train")
+
+    def val_dataloader(self):
+        return self.own("val")
+
+    def test_dataloader(self):
+        return self.own("test")
+
+    def predict_dataloader(self):
+        return self.own("predict")
 """
 TINY = {
     "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50},
@@ -78,10 +131,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's folder: a small config, a module of his own, and a regular file."""
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     (tmp_path / "users_module.py").write_text(USERS)
+    (tmp_path / "alike.py").write_text(ALIKE)
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "users_module", raising=False)
+    for name in ("users_module", "alike", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
 
@@ -132,7 +187,7 @@ UNKNOWN = "expected an option that exists, given none of that name"
         (["fit", "--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches: expected 1 or more"),
         (["fit", "--trainer.barebones=true"], "trainer.barebones: expected false, given true"),
         (["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"], "model.fused: expected false with "),
-        (["fit", f"--model={BORING}.BoringModel"], "data.vocab_size: expected a number, because BoringModel has "),
+        (["fit", "--model=users_module.Bare"], "data.vocab_size: expected a number, because Bare has no vocab_size"),
         (["fit", "--log_dir=file/logs"], "given file/logs/tiny (Not a directory); name another with --log_dir"),
         (["fit", "tiny.yaml"], "tiny.yaml: expected options, given a file; did you mean --config tiny.yaml?"),
         (["fit", "--data=null"], "data: expected a LightningDataModule, because LanguageModel has no train_dataload"),
@@ -347,6 +402,73 @@ def test_help_explains_our_options_and_those_of_our_modules(capsys: pytest.Captu
         assert f"\n  {option} " in text
     assert "Steps before the measured ones" in text
     assert "<class " not in text.replace("<class 'int'>", "")
+
+
+# -- one's own classes -----------------------------------------------------------------------------------------------
+
+
+def own_defaults(names: Sequence[str]) -> dict[str, int]:
+    return {name: 100 + i for i, name in enumerate((*names, "mine"))}
+
+
+@pytest.mark.parametrize(
+    "line,changed",
+    [
+        ([], {}),
+        (["--config=tiny.yaml"], {}),
+        (["--model.lr=7", "--data.seed=8", "--config=tiny.yaml"], {"lr": 7, "seed": 8}),
+        (["--model.mine=7", "--data.mine=8"], {"mine": 7}),
+    ],
+    ids=["alone", "after a file of ours", "options of the line before it", "an option of its own before it"],
+)
+def test_ones_own_class_has_its_own_defaults_whatever_its_parameters_are_called(
+    line: list[str], changed: dict[str, int], here: Path
+) -> None:
+    stages = ["--stages.warmup_steps=0", "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
+    assert main(["fit", *line, "--model=alike.Model", "--data=alike.Data", *stages]) == 0
+    given = sys.modules["alike"].GIVEN
+    for name, ours in (("Model", LanguageModel), ("Data", FakeTokens)):
+        defaults = own_defaults([*inspect.signature(ours).parameters])
+        wanted = {key: value for key, value in changed.items() if key in defaults}
+        assert given[name] == {**defaults, **wanted, **({"mine": 8} if name == "Data" and "mine" in changed else {})}
+    (run,) = here.glob("logs/*/version_0")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["data"]["init_args"] == given["Data"]  # what is recorded is what was run
+
+
+@pytest.mark.parametrize(
+    "verb,asked", [("fit", "train"), ("validate", "val"), ("test", "test"), ("predict", "predict")]
+)
+def test_a_module_that_brings_its_data_is_not_given_fake_tokens(verb: str, asked: str, here: Path) -> None:
+    assert main([verb, "--config=tiny.yaml", "--model=alike.Loaders", "--memory.steps=0"]) == 0
+    assert set(sys.modules["alike"].Loaders.asked) == {asked}
+    config = yaml.safe_load((here / "logs" / "tiny" / "version_0" / "config.yaml").read_text())
+    assert config["data"] is None
+
+
+@pytest.mark.parametrize(
+    "content,told",
+    [
+        ("\n1 / 0\n", "broken.py:2: ZeroDivisionError: division by zero"),
+        ("def f(:\n", "broken.py:1: SyntaxError: invalid syntax"),
+        ("import os\nfrom os import nothing\n", "broken.py:2: ImportError: cannot import name 'nothing' from 'os'"),
+        ("import no_such_thing\n", "broken.py:1: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("raise SystemExit('bye')\n", "broken.py:1: SystemExit: bye"),
+    ],
+)
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_a_module_that_breaks_when_imported_is_told_by_its_own_error(
+    content: str, told: str, key: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "broken.py").write_text(content)
+    assert main(["fit", f"--{key}=broken.M"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert (
+        first
+        == f"lm_profiler: {key}: expected a class that can be imported, given 'broken.M', whose module does not import"
+    )
+    assert second.startswith(f"{here / told}")
+    assert not (here / "logs").exists()
 
 
 # -- runs that die --------------------------------------------------------------------------------------------------

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from lm_profiler.cli.usage import UsageError, check_config_files, explain
+from lm_profiler.cli.usage import explain
 
 UNKNOWN = "expected an option that exists, given none of that name"
 OPTIONS = ["model", "model.size", "trainer", "trainer.precision", "stages", "stages.warmup_steps", "name"]
@@ -94,43 +92,4 @@ def test_a_message_of_ours_gets_the_key_that_it_is_about() -> None:
     assert (
         explain("size: expected one of a, b, given 'c'", prefix="model")
         == "model.size: expected one of a, b, given 'c'"
-    )
-
-
-@pytest.mark.parametrize(
-    "content,why",
-    [
-        (b"model: {size: [\n", "which is not YAML at line 2: "),
-        (bytes(range(128, 256)), "which is not text"),
-        (b"a: \x00", "which is not YAML: "),
-        (b"- a\n- b\n", "which holds a list; write for example `model: {size: small}`"),
-        (b"hello", "which holds a str; "),
-        (b"", "which holds nothing; "),
-        (b"# only a comment\n", "which holds nothing; "),
-    ],
-)
-@pytest.mark.parametrize("option", ["--config={}", "--config {}", "-c {}"])
-def test_a_config_that_is_none_is_named(content: bytes, why: str, option: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        check_config_files(["fit", *option.format(path).split()])
-    assert str(caught.value).startswith(f"config: expected a YAML file of options, given {path}, {why}")
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"given \S+/missing.yaml \(No such file or directory\)"):
-        check_config_files(["fit", f"--config={tmp_path / 'missing.yaml'}"])
-    with pytest.raises(UsageError, match=r"\(Is a directory\)"):
-        check_config_files(["fit", f"--config={tmp_path}"])
-    with pytest.raises(UsageError, match="options, given none"):
-        check_config_files(["fit", "--config"])
-
-
-def test_good_configs_and_addresses_pass(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text("model: {size: small}")
-    check_config_files(
-        ["fit", "--config", str(path), "-c", str(path), "--name=--config", "--config=s3://bucket/x.yaml"]
     )

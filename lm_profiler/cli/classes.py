@@ -1,0 +1,71 @@
+"""The classes that a call names: imported here first, so that what is wrong with a module is told in its own words."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import import_module
+from inspect import signature
+from types import TracebackType
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, LightningModule
+
+from lm_profiler.cli.usage import UsageError
+
+_BASES = {"model": LightningModule, "data": LightningDataModule}
+
+
+def class_at(path: str, key: str) -> Any:
+    """The class or the function at the import path ``path``; None for anything else, of which the parser tells.
+
+    Raises:
+        UsageError: its module was found and breaks when imported; the message names error, file and line.
+    """
+    module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        return None
+    try:
+        found = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise _broken(path, key, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(path, key, error) from error
+    fits = issubclass(found, _BASES[key]) if isinstance(found, type) else callable(found)
+    return found if fits else None
+
+
+def has_own_loader(kind: Any, loader: str) -> bool:
+    """Whether modules of the class ``kind`` bring their own data."""
+    return isinstance(kind, type) and getattr(kind, loader, None) is not getattr(LightningModule, loader)
+
+
+def takes(kind: Any) -> set[str]:
+    """The names of the parameters of a class."""
+    try:
+        return set(signature(kind).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _broken(path: str, key: str, error: BaseException) -> UsageError:
+    what = str(error).splitlines() or [""]
+    told = f"{type(error).__name__}: {what[0][:200]}".removesuffix(": ")
+    return UsageError(
+        f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
+        f"{_place(error)}: {told}"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """File and line at which the user's own code failed."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    at: TracebackType | None = error.__traceback__
+    frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(("<frozen", __file__))]
+    # What Python and installed packages do is not where the fault lies, if a file of the user's led there.
+    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
+    found = (own or frames)[-1:]
+    return f"{found[0].filename}:{found[0].lineno}" if found else "unknown place"

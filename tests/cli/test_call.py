@@ -1,0 +1,170 @@
+"""A call as it was written: its config files, which are read once, and the classes that it names."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.usage import UsageError
+
+
+@pytest.mark.parametrize(
+    "content,why",
+    [
+        (b"model: {size: [\n", "which is not YAML at line 2: "),
+        (bytes(range(128, 256)), "which is not text"),
+        (b"a: \x00", "which is not YAML: "),
+        (b"- a\n- b\n", "which holds a list; write for example `model: {size: small}`"),
+        (b"hello", "which holds a str; "),
+        (b"", "which holds nothing; "),
+        (b"# only a comment\n", "which holds nothing; "),
+    ],
+)
+@pytest.mark.parametrize("option", ["--config={}", "--config {}", "-c {}"])
+def test_a_config_that_is_none_is_named(content: bytes, why: str, option: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        Call(["fit", *option.format(path).split()])
+    assert str(caught.value).startswith(f"config: expected a YAML file of options, given {path}, {why}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_config_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"given \S+/missing.yaml \(No such file or directory\)"):
+        Call(["fit", f"--config={tmp_path / 'missing.yaml'}"])
+    with pytest.raises(UsageError, match=r"\(Is a directory\)"):
+        Call(["fit", f"--config={tmp_path}"])
+    with pytest.raises(UsageError, match="options, given none"):
+        Call(["fit", "--config"])
+
+
+def test_good_configs_and_addresses_pass(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {size: small}")
+    Call(["fit", "--config", str(path), "-c", str(path), "--name=--config", "--config=s3://bucket/x.yaml"])
+
+
+# -- files that nobody means -----------------------------------------------------------------------------------------
+
+LEVELS = [
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+]
+LAUGHS = "\n".join(["a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]", *LEVELS])
+
+
+@pytest.mark.parametrize(
+    "content,why",
+    [
+        (LAUGHS, "which has more than 100,000 values"),
+        ("model: &a {size: *a}", "which contains itself, at *a"),
+        ("model: " + "[" * 5000, "which has more than 50 levels"),
+        ("model: " + "{a: " * 5000, "which has more than 50 levels"),
+        ("#" * (1 << 20) + "\n", "which is longer than 1 MiB"),
+        ("day: 2001-99-99", "which is not YAML: month must be in 1..12"),
+        ("seed_everything: " + "1" * 5000, "which is not YAML: Exceeds the limit"),
+        ("model: !!python/object:os.abort {}", "which is not YAML at line 1: could not determine a constructor"),
+    ],
+    ids=["laughs", "cyclic", "deep", "deep mappings", "long", "date", "number", "tag"],
+)
+def test_a_config_that_nobody_writes_is_refused_at_once(content: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        Call(["fit", f"--config={path}"])
+    assert why in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_value_on_the_line_is_held_to_the_same() -> None:
+    with pytest.raises(UsageError, match=r"^trainer.callbacks: .+ one that has more than 50 levels$"):
+        Call(["fit", "--trainer.callbacks", "[" * 5000])
+    with pytest.raises(UsageError, match=r"^model: expected a class path or options, given {}; leave it out$"):
+        Call(["fit", "--model={}"])
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"given /dev/zero, which is longer than 1 MiB"):
+        Call(["fit", "--config=/dev/zero"])
+
+
+def test_a_pipe_is_read_once_and_its_text_stands_in_the_call(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("trainer: {max_steps: 3}",))
+    writer.start()
+    call = Call(["fit", "--config", str(pipe), "--name=x"])
+    writer.join()
+    assert call.arguments == ["fit", "--config=trainer: {max_steps: 3}\n", "--name=x"]
+    assert call.for_parser() == call.arguments
+    assert call.file is None
+    assert Call(call.arguments).for_parser() == call.arguments  # so another rank is started
+
+
+# -- classes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {size: xl, lr: 1e-3}\ndata: {batch_size: 010}\ntrainer: {precision: 32}\n")
+    return f"--config={path}"
+
+
+def test_what_a_file_says_of_one_class_is_not_given_to_another(config: str) -> None:
+    for line in ([config, "--model=my.M"], ["--model", "my.M", config]):
+        call = Call(["fit", *line, "--model.lr=2"])
+        assert call.class_of("model") == "my.M"
+        first, second = sorted(call.for_parser({"model"})[1:])
+        assert first.splitlines() == ["--config=data: {batch_size: 010}", "trainer: {precision: 32}"]
+        assert second == "--model.lr=2"
+        (passed,) = call.passed_over()
+        assert passed == ("model", config.removeprefix("--config="), ["size", "lr"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [[], ["--model=lm_profiler.training.LanguageModel"], ["--model=LanguageModel"], ["--model.size=large"]],
+    ids=str,
+)  # fmt: skip
+def test_what_a_file_says_of_the_same_class_stays(line: list[str], config: str) -> None:
+    call = Call(["fit", config, *line])
+    assert call.for_parser() == ["fit", config, *line]
+    assert not list(call.passed_over())
+
+
+def test_a_class_that_a_file_names_takes_what_that_file_says_of_it(tmp_path: Path, config: str) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: {class_path: my.M, init_args: {size: 3}}\n")
+    call = Call(["fit", f"--config={own}", "--model=my.M"])
+    assert call.for_parser({"model"}) == ["fit", f"--config={own}"]
+    both = Call(["fit", config, f"--config={own}"]).for_parser({"model"})
+    assert "model" not in both[1]
+    assert both[2] == f"--config={own}"
+
+
+@pytest.mark.parametrize(
+    "line,left_out",
+    [
+        (["--model=my.M"], True),
+        (["CONFIG", "--model=my.M"], True),
+        (["--model=my.M", "--data.batch_size=2"], False),
+        (["--model=my.M", "--data=my.D"], False),
+        (["--model=my.M", "--data=null"], False),
+        (["OWN"], False),
+        (["CONFIG"], False),
+        ([], False),
+    ],
+    ids=str,
+)
+def test_data_is_left_out_where_nothing_is_said_of_it_since_the_module_was_named(
+    line: list[str], left_out: bool, config: str, tmp_path: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: my.M\ndata: {batch_size: 3}\n")
+    words = {"CONFIG": config, "OWN": f"--config={own}"}
+    assert Call(["fit", *(words.get(word, word) for word in line)]).leaves_data_out() == left_out
