@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import torch
 from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.trace import Tracer
 from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.history import memory_history_of
 from lm_profiler.measure.recompiles import recompilations, recompiled_since
 from lm_profiler.measure.syncs import sync_detector_of
@@ -147,9 +148,10 @@ class Instruments:
     history: HistoryWatch
     tracer: Tracer
     telemetry: TelemetryWatch
+    contention: ContentionWatch = field(default_factory=ContentionWatch)  # the last to begin, the first to end
 
     def __iter__(self) -> Iterator[Instrument]:
-        return (getattr(self, field.name) for field in fields(self))
+        return (getattr(self, each.name) for each in fields(self))
 
     def guard(self, tell: Callable[[str], object]) -> None:
         """Let each fail by itself; ``tell`` is told."""

@@ -27,7 +27,7 @@ from lm_profiler.measure.environment import cpu_cores, matrix_units
 from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES, TIMED
-from lm_profiler.record.run import Flops, Steadiness, Utilisation, Verdict
+from lm_profiler.record.run import Contention, Flops, Steadiness, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
 
 _TORCH_DTYPES = {
@@ -170,10 +170,12 @@ class Unsure:
     resamples_tell: bool = False
 
 
-def why_unsure(steadiness: Steadiness | None, steps: int, shared: str | None) -> Unsure | None:
-    """None where the figures of ``steps`` steps carry what they say; ``shared`` tells what else used the machine."""
-    if shared is not None:
-        return Unsure(shared, "Measure again while nothing else uses this machine.")
+def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention | None) -> Unsure | None:
+    """None where the figures of ``steps`` steps carry what they say."""
+    if contention is not None and contention.shared:
+        # It may change what binds as well: shares are of the times that were had.
+        because = "the times are of a machine that was shared"
+        return Unsure(because, "Measure again while nothing else uses this machine.")
     if steadiness is None or steadiness.word != "noisy":
         return None
     remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.measure.contention import CpuUse
 from lm_profiler.measure.holdings import HeldAtPeak
 from lm_profiler.record.run import AllocatorReading, MemoryLevels, Sync, Telemetry
 from lm_profiler.record.steps import Peaks, StepRow
@@ -27,3 +28,5 @@ class Measured:
     allocator: AllocatorReading | None = None
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
+    cpu_uses: Sequence[CpuUse] = ()
+    """Of each rank that knows."""

@@ -33,6 +33,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
             if any(part in m.part_peaks for m in measured)
         },
         telemetry=together([m.telemetry for m in measured]),
+        cpu_uses=[use for m in measured for use in m.cpu_uses],
         recompilations=sum(m.recompilations for m in measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

@@ -30,6 +30,7 @@ from lm_profiler.callbacks.judgement import (
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.shares import odd, shares, typical
 from lm_profiler.callbacks.work import batches_per_step
+from lm_profiler.measure.contention import contention
 from lm_profiler.measure.environment import device_name, environment
 from lm_profiler.measure.holdings import by_cause
 from lm_profiler.record.files import write_whole
@@ -149,11 +150,12 @@ class Recorder:
         surroundings = found("environment", self._environment, notes) if asking else None
         memory = _memory(timed, measured)
         free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
+        other_use = found("contention", lambda: contention(measured.cpu_uses), notes)
         verdict = found(
             "verdict",
             lambda: self._verdict(
                 usual,
-                why_unsure(steadiness, len(steady), None),
+                why_unsure(steadiness, len(steady), other_use),
                 measured.device_idle,
                 utilisation,
                 tokens,
@@ -184,6 +186,7 @@ class Recorder:
             steadiness=steadiness,
             utilisation=utilisation,
             telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
+            contention=other_use,
             syncs=measured.syncs,
             numerics=hardware.numerics,
             verdict=verdict,

@@ -149,6 +149,7 @@ class Session:
             recompilations=instruments.compiles.recompilations,
             telemetry=instruments.telemetry.reading,
             syncs=instruments.syncs.points,
+            cpu_uses=() if instruments.contention.use is None else (instruments.contention.use,),
             notes=(*self.notes, *_recompiled(instruments.compiles.names)),
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval, summarise
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
+from lm_profiler.report.contention import contention_lines
 from lm_profiler.report.summary import mean_over_ranks
 
 _HELP = """\
@@ -65,9 +66,9 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
     lines = [f"A/A on {where}: the same {a.verb} twice, in fresh processes"]
     for name, record in (("A", a), ("B", b)):
         step = record.time["step"]
-        word = record.steadiness.word if record.steadiness is not None else None
+        words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
         interval_ms = f"[{_ms(step.ci_low)}, {_ms(step.ci_high)}]"
-        lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {word or 'too short to judge'}")
+        lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {words}")
     interval = ratio_interval(steps_a, steps_b)
     if interval is None:
         lines.append("  too few steps to compare; raise --stages.measure_steps")

@@ -16,6 +16,9 @@ SCHEMA_VERSION = 1
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
 
+_SHARED = 0.05
+"""Of the wanted CPU time, or of the GPU's: less of it that something else had is not seen in the times."""
+
 Verb = Literal["fit", "validate", "test", "predict"]
 
 
@@ -265,6 +268,17 @@ class Utilisation(Part):
     of_ceiling: float | None
 
 
+class GpuSharing(Part):
+    """Other processes on the run's GPU at the end of the measured steps, as its driver tells. None is unknown.
+
+    ``utilisation`` is the share of time in which kernels of theirs ran, ``memory_bytes`` what they held.
+    """
+
+    processes: int
+    utilisation: float | None
+    memory_bytes: int | None
+
+
 class Telemetry(Part):
     """The GPU over the measured steps, as its driver tells; None where it does not.
 
@@ -291,6 +305,35 @@ class Telemetry(Part):
     energy_per_token_j: float | None = None
     throttle_reasons: list[str] | None
     gpus: list[str] = []
+
+
+class Contention(Part):
+    """What else used the machine over the measured steps, on the CPUs that the run may use. None is unknown.
+
+    Seconds of CPU time: ``had_s`` of the run's own processes, ``others_s`` of all others, ``stolen_s`` of the
+    hypervisor, ``throttled_s`` of the control group's limit. ``waited_s`` is how long the run's threads were ready and
+    had no CPU, also because of each other. ``pressure`` is the share of ``wall_s`` in which something waited for a CPU;
+    ``involuntary_switches`` how often this process lost one. ``not_had`` is the answer: the share of the wanted CPU
+    time that something else had.
+    """
+
+    wall_s: float
+    cpus: int
+    had_s: float
+    waited_s: float | None
+    others_s: float | None
+    stolen_s: float
+    throttled_s: float | None
+    pressure: float | None
+    involuntary_switches: int | None
+    not_had: float | None
+    gpu: GpuSharing | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether something else took enough to be seen in the times."""
+        on_gpu = self.gpu is not None and (self.gpu.utilisation or 0.0) >= _SHARED
+        return on_gpu or (self.not_had or 0.0) >= _SHARED
 
 
 class Sync(Part):
@@ -380,6 +423,7 @@ class RunRecord(Part):
     steadiness: Steadiness | None = None
     utilisation: Utilisation | None = None
     telemetry: Telemetry | None = None
+    contention: Contention | None = None
     syncs: list[Sync] | None = None
     """None where nothing waits for a device, or none was looked for."""
     numerics: NumericsFacts | None = None
@@ -391,7 +435,8 @@ class RunRecord(Part):
     @property
     def words(self) -> list[str]:
         """What may be said of the measured steps, the gravest first; none where they are too few."""
-        return [] if self.steadiness is None else self.steadiness.words
+        shared = ["shared"] if self.contention is not None and self.contention.shared else []
+        return ([] if self.steadiness is None else self.steadiness.words) + shared
 
     @field_validator("time", "host_time")
     @classmethod

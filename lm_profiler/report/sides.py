@@ -11,6 +11,7 @@ from statistics import fmean, geometric_mean, median
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.collection import Entry
+from lm_profiler.report.contention import contention_lines
 from lm_profiler.report.differences import SEEDS, in_config, in_environment, unlike
 from lm_profiler.report.summary import mean_over_ranks
 
@@ -107,6 +108,7 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.words) or "too short to call steady"
         doubts.append(f"was {words}: {record.steadiness.evidence}")
+    doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
     return doubts

@@ -10,6 +10,7 @@ from rich.table import Table
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.console import PlainConsole
+from lm_profiler.report.contention import contention_lines
 from lm_profiler.report.numerics import numerics_headline, numerics_table
 
 _ODD_SHOWN = 3
@@ -166,7 +167,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
     bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "bound by nothing that shows"
     text = f"{bound if verdict.certain else 'what binds it is not known'}: {verdict.evidence}"
     if steadiness is not None:
-        text = f"{_words(steadiness)}; {text}"
+        text = "; ".join([_words(steadiness), *contention_lines(record.contention), text])
         if steadiness.cut:
             text += f"; left out {steadiness.cut} more of warm-up"
             if steadiness.bias_of_mean is not None:

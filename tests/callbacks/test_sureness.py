@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from known_loop import trainer_with
+from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from test_judgement import FLOPS, LEVEL, ceiling_of, lines
 
 from lm_profiler.callbacks.hardware import Hardware
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.recorder import Launch, Recorder
+from lm_profiler.measure.contention import CpuReading, CpuUse
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow
+from lm_profiler.report.collection import Entry
+from lm_profiler.report.columns import COLUMNS
 
 HALF_OF_THE_CEILING = Hardware(FLOPS, ceiling_of(72_000.0))
 """Of steps of 10 ms."""
@@ -159,3 +163,76 @@ def test_one_recompilation_is_one(tmp_path: Path) -> None:
     one, two = (lines(recorded(tmp_path, one_odd("data", 0, 0.0), recompilations=n))["verdict:"][0] for n in (1, 2))
     assert one.endswith("; 1 recompilation while measuring")
     assert two.endswith("; 2 recompilations while measuring")
+
+
+# -- shared -----------------------------------------------------------------------------------------------------------
+
+READING = CpuReading(
+    at_s=0.0, machine="a", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
+    pressure_s=None, throttled_s=None, switches=None,
+)  # fmt: skip
+
+
+def beside(others: float, waited: float) -> CpuUse:
+    """Ten seconds of two CPUs; what we had for 5.9 seconds others wanted too."""
+    busy = {"busy_s": 5.9 + others + 0.03, "own_s": {7: 5.9}, "waited_s": {7: waited}}
+    return CpuUse(READING, replace(READING, at_s=10.0, **busy))
+
+
+def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(4.1, 4.1)])
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)
+    assert found.words == ["steady", "shared"]
+    assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
+    said = lines(found)
+    words = "steady; something else used this machine: 41% of the wanted CPU time was not had"
+    assert said["verdict:"] == [f"{words}; what binds it is not known: the times are of a machine that was shared"]
+    assert said["next:"] == ["Measure again while nothing else uses this machine."]
+
+
+def test_others_that_took_nothing_from_us_are_told_and_change_nothing(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(4.0, 0.0)])
+    assert found.words == ["steady"]
+    (said,) = lines(found)["verdict:"]
+    assert said.startswith("steady; something else used 20% of this machine's CPU time; bound by compute: ")
+
+
+def test_an_idle_machine_is_not_spoken_of(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(0.1, 0.1)])
+    assert lines(found)["verdict:"][0].startswith("steady; bound by compute: ")
+
+
+def test_a_limit_that_held_the_run_back_is_told(tmp_path: Path) -> None:
+    limited = beside(0.0, 3.0)
+    use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
+    said = lines(recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[use]))["verdict:"][0]
+    assert said.startswith("steady; the CPU limit of its control group held this run back for 3.0 s; bound by")
+
+
+def test_a_run_reads_the_machine_around_its_measured_steps_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    class Counting(BoringModel):
+        steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            return super().training_step(batch, batch_idx)
+
+    module = Counting()
+
+    def read() -> CpuReading:
+        seen.append(module.steps)
+        use = beside(4.1, 4.1)
+        return use.begin if len(seen) == 1 else use.end
+
+    monkeypatch.setattr("lm_profiler.measure.contention.cpu_reading", read)
+    profiler = instruments(2, 6, memory=1)
+    trainer_with([profiler], tmp_path).fit(module)
+    assert seen == [2, 8]
+    found = read_run(profiler.folder)
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)

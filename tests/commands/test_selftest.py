@@ -14,7 +14,7 @@ import pytest
 from lm_profiler.analysis import ratio_interval
 from lm_profiler.commands import selftest
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import Environment, RunRecord, Steadiness, TimeSummary
+from lm_profiler.record.run import Contention, Environment, RunRecord, Steadiness, TimeSummary
 from lm_profiler.report.summary import summaries
 
 NOISE = [0.0, 0.2, -0.1, 0.1, 0.05, -0.2, 0.15, -0.15, 0.1, -0.1, 0.0, 0.2, -0.05, 0.12, -0.08, 0.03]
@@ -50,6 +50,17 @@ def test_each_run_is_told_with_its_interval_and_its_word() -> None:
     assert first == "A/A on Toy CPU: the same fit twice, in fresh processes"
     assert a == "  A: step 10.000 ms [9.900, 10.200], steady"
     assert b == "  B: step 20.000 ms [19.800, 20.400], too short to judge"
+
+
+def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
+    fields = {**dict.fromkeys(Contention.model_fields), "wall_s": 1.0, "cpus": 2, "had_s": 1.0, "stolen_s": 0.0}
+    (a, steps), b = cell(10.0), cell(10.0)
+    shared = a.model_copy(update={"contention": Contention(**{**fields, "not_had": 0.41})})
+    said = selftest.report([(shared, steps), b], ([9e-3] * 20, [9.1e-3] * 20))
+    assert said[1].endswith(
+        ", steady, shared; something else used this machine: 41% of the wanted CPU time was not had"
+    )
+    assert said[2].endswith(", steady")
 
 
 @pytest.mark.parametrize("b_ms,word", [(10.0, None), (12.0, "SLOWER"), (8.0, "FASTER")])

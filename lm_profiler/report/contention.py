@@ -1,0 +1,30 @@
+"""What else used the machine, in words."""
+
+from __future__ import annotations
+
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import Contention, GpuSharing
+
+_TOLD = 0.05  # of the wanted CPU time
+_MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and clock where nobody had to wait
+
+
+def contention_lines(found: Contention | None) -> list[str]:
+    """What took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
+    if found is None:
+        return []
+    said, whole_s = [], found.wall_s * found.cpus
+    if (found.not_had or 0.0) >= _TOLD:
+        said.append(f"something else used this machine: {found.not_had:.0%} of the wanted CPU time was not had")
+    elif (found.others_s or 0.0) >= _MUCH * whole_s:
+        said.append(f"something else used {(found.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
+    if (found.throttled_s or 0.0) >= _TOLD * found.had_s > 0.0:
+        said.append(f"the CPU limit of its control group held this run back for {found.throttled_s:.1f} s")
+    return said + ([] if found.gpu is None or not found.gpu.processes else [_on_gpu(found.gpu)])
+
+
+def _on_gpu(gpu: GpuSharing) -> str:
+    used = "unknown" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+    held = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
+    others = counted(gpu.processes, "other process").replace("processs", "processes")
+    return f"{others} on this GPU: {used} of its time, {held}"
