@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -148,7 +148,7 @@ class Instruments:
     history: HistoryWatch
     tracer: Tracer
     telemetry: TelemetryWatch
-    contention: ContentionWatch  # the last to begin, the first to end
+    contention: ContentionWatch = field(default_factory=ContentionWatch)  # the last to begin, the first to end
 
     def __iter__(self) -> Iterator[Instrument]:
         return (getattr(self, each.name) for each in fields(self))

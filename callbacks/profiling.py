@@ -42,7 +42,6 @@ from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
 from lm_profiler.callbacks.work import Work
 from lm_profiler.measure.boundary import UNGUARDED, Part, said, say
-from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
@@ -196,7 +195,6 @@ class TrainingProfiler(Callback):
                 taken=is_a(trainer.profiler, "PyTorchProfiler"),  # type: ignore[attr-defined]
             ),
             telemetry=TelemetryWatch(device),
-            contention=ContentionWatch(device),
         )
 
     def _tell(self, text: str) -> None:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +18,35 @@ BEYOND = 1e30
 """No time, count or size is as large (the FLOPs of the largest trainings are 1e26): what is, is damage, and its square
 or its sum with others would overflow."""
 
+_PERHAPS_BEYOND = re.compile(r"[0-9]{30}|[0-9][eE]\+?[0-9]{2}")
+
 _OPTIONS = ("config", "overrides")
 """Parts of a record that hold a user's own numbers, of any size."""
+
+
+_ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
+
+
+@contextmanager
+def only_below(root: Path) -> Iterator[None]:
+    """Meanwhile nothing is read in this thread that does not lie below ``root``, whatever link or name leads to it."""
+    token = _ROOT.set(Path(os.path.realpath(root)))
+    try:
+        yield
+    finally:
+        _ROOT.reset(token)
 
 
 def read_plain(path: Path) -> bytes:
     """The content of ``path``, which a pipe or a device would make a reader wait for, perhaps for ever.
 
     Raises:
-        OSError: it cannot be read, or is no plain file.
+        OSError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
     """
-    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    root, real = _ROOT.get(), Path(os.path.realpath(path))
+    if root is not None and not real.is_relative_to(root):
+        raise OSError(errno.EACCES, "it lies outside the folder", str(path))
+    handle = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no plain file", str(path))
@@ -48,7 +70,9 @@ def read_json(path: Path) -> Any:
         OSError: as ``read_plain``.
         ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
     """
-    return _checked(from_json(read_text(path), allow_inf_nan=False), "")
+    text = read_text(path)
+    found = from_json(text, allow_inf_nan=False)
+    return _checked(found, "") if _PERHAPS_BEYOND.search(text) else found  # which takes longer than reading
 
 
 def _checked(value: Any, at: str) -> Any:

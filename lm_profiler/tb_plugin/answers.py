@@ -7,14 +7,15 @@ no such run or it lies outside, and RecordError where its files are damaged.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
 from tensorboard.errors import NotFoundError
 
 from lm_profiler.record.kernels import kernel_files, read_kernels
-from lm_profiler.record.quantities import MEMORY, TIMED
-from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMED, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RecordError
 from lm_profiler.report import compare_output
 from lm_profiler.report.collection import Collection, Entry, collect
 from lm_profiler.report.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
@@ -29,6 +30,8 @@ from lm_profiler.report.terminal import failure_lines, headline, summary_lines, 
 from lm_profiler.tb_plugin.files import inside
 from lm_profiler.tb_plugin.perfetto import has_perfetto
 
+_OF_A_RUN = ("run.json", "steps.csv", "trace")
+_FIGURES = (*TIMES.values(), *HOST_TIMES.values(), *MEMORY.values(), TOKENS_PER_S, MFU)
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
 Json = dict[str, Any]
@@ -42,10 +45,12 @@ def colours() -> Json:
 def listing(logdir: Path) -> Json:
     """All runs and cells with every column's value; the columns; and what could not be read."""
     found = collect([logdir])
-    columns = [column for column in COLUMNS.values() if column.name != "folder"]
+    figures = {quantity.name for quantity in _FIGURES}
+    columns = [column for column in COLUMNS.values() if column.quantity is None or column.name in figures]
     options = _options(found.entries)
     shown = [*columns, *(option for option in options if option.name not in COLUMNS)]
-    runs = [run for entry in found.entries if (run := _listed(logdir, entry, shown, found)) is not None]
+    root = os.path.realpath(logdir)
+    runs = [run for entry in found.entries if (run := _listed(root, entry, shown, found)) is not None]
     return {
         "logdir": str(logdir),
         "columns": [_column(column) for column in shown],
@@ -62,22 +67,28 @@ def _options(entries: list[Entry]) -> list[Column]:
     return list({option.name: option for option in found}.values())
 
 
-def _listed(logdir: Path, entry: Entry, columns: list[Column], found: Collection) -> Json | None:
+def _listed(root: str, entry: Entry, columns: list[Column], found: Collection) -> Json | None:
     """None, with a problem instead, for what a link or a sweep's file put outside the log folder."""
-    try:
-        name = entry.folder.resolve().relative_to(logdir.resolve()).as_posix()
-        stamp = None if entry.record is None else inside(logdir, f"{name}/run.json").stat().st_mtime_ns
-    except (NotFoundError, ValueError):
+    name = os.path.relpath(os.path.realpath(entry.folder), root)
+    if name.split(os.sep, 1)[0] == os.pardir:
         found.problems.append(f"{entry.folder}: lies outside the log folder")
         return None
+    known = {column.name: value for column in columns if (value := column.get(entry)) is not None}
     return {
         "run": name,
-        "stamp": None if stamp is None else str(stamp),
+        "stamp": None if entry.record is None else _stamp(entry.folder),
         "overrides": dict(entry.overrides),
         "point": None if entry.cell is None else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
-        "values": {column.name: column.get(entry) for column in columns},
-        "intervals": {column.name: span for column in columns if (span := column.interval(entry)) is not None},
+        "values": known,
+        "intervals": {
+            column.name: span for column in columns if column.name in known and (span := column.interval(entry))
+        },
     }
+
+
+def _stamp(folder: Path) -> str:
+    """Another one as soon as there is something new to be shown of the run."""
+    return " ".join(str((folder / name).stat().st_mtime_ns) for name in _OF_A_RUN if (folder / name).exists())
 
 
 def _column(column: Column) -> Json:
@@ -89,7 +100,9 @@ def _column(column: Column) -> Json:
 
 def run(logdir: Path, name: str) -> Json:
     """The record, its table and lines as the terminal shows them, and the steps by column."""
-    record = _record(logdir, name)
+    entry = _entry(logdir, name)
+    if (record := entry.record) is None:
+        raise RecordError(f"{name}: not a run but a sweep")
     table = time_table(record) if record.time and record.time["step"].n else None
     verdict, failure = verdict_lines(record), failure_lines(record)
     return {
@@ -101,21 +114,24 @@ def run(logdir: Path, name: str) -> Json:
         "table": None if table is None else [[str(column.header), *map(str, column.cells)] for column in table.columns],
         "facts": facts(record),
         "held": held(record),
-        "steps": _steps(logdir, name, record),
+        "steps": _steps(entry),
     }
 
 
-def _record(logdir: Path, name: str) -> RunRecord:
+def _entry(logdir: Path, name: str) -> Entry:
+    """The run in one folder, an unfinished one with the figures of its steps so far."""
     inside(logdir, f"{name}/run.json")
-    return read_run(logdir / name)
+    found = collect([logdir / name])
+    if not found.entries:
+        raise RecordError(found.problems[0] if found.problems else f"{name}: not a run")
+    return found.entries[0]
 
 
-def _steps(logdir: Path, name: str, record: RunRecord) -> Json:
+def _steps(entry: Entry) -> Json:
     """Columns of the timed stages, means over the ranks, in SI; ``error`` where the file is missing or damaged."""
     try:
-        inside(logdir, f"{name}/steps.csv")
-        timed = [row for row in Entry(logdir / name, record).rows if row.stage in ("warmup", "measure")]
-    except (NotFoundError, RecordError) as error:
+        timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
+    except RecordError as error:
         return {"error": f"steps.csv: {error}"}
     rows = mean_over_ranks(timed)
     return {
@@ -129,7 +145,7 @@ def _steps(logdir: Path, name: str, record: RunRecord) -> Json:
 
 def kernels(logdir: Path, name: str) -> Json:
     """The run's kernel tables by their file's name, rank 0's first; ``why`` there is none where there is none."""
-    files = kernel_files(inside(logdir, name))
+    files = kernel_files(inside(logdir, name)) if _has_traces(logdir, name) else []
     tables = {file.name: _kernel_table(logdir, f"{name}/trace/{file.name}") for file in files}
     return {"tables": tables, "why": None if tables else _no_kernels(logdir, name)}
 
@@ -155,11 +171,11 @@ def _kernel_table(logdir: Path, name: str) -> Json:
 
 
 def _no_kernels(logdir: Path, name: str) -> str:
-    record = _record(logdir, name)
+    entry = _entry(logdir, name)
     if traces(logdir, name)["traces"]:
         return "There is a trace, but no table of its kernels beside it: run it again to have one."
-    if record.status != "ok":
-        return f"No trace: the run ended before its trace stage ({record.status})."
+    if entry.status != "ok":
+        return f"No trace: the run ended before its trace stage ({entry.status}: {entry.reason})."
     return "No trace, hence no kernels: run it again with --trace.steps=2."
 
 
@@ -169,15 +185,19 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     Raises:
         NotComparable: they are no two sides of a comparison.
     """
-    found = compare(*([Entry(logdir / name, _record(logdir, name)) for name in side] for side in (a, b)))
+    found = compare(*([_entry(logdir, name) for name in side] for side in (a, b)))
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(found)}
     return {**dataclasses.asdict(found), **shown, "closing": compare_output.closing(found)}
 
 
+def _has_traces(logdir: Path, name: str) -> bool:
+    """Whether the run has a folder of traces. Raises NotFoundError where that is a link out of the log folder."""
+    return os.path.lexists(inside(logdir, name) / "trace") and inside(logdir, f"{name}/trace").is_dir()
+
+
 def traces(logdir: Path, name: str) -> Json:
     """The run's traces, with their sizes in bytes, and whether Perfetto's page is there to show them."""
-    there = (inside(logdir, name) / "trace").is_dir()
-    files = inside(logdir, f"{name}/trace").glob(f"*{TRACE_SUFFIX}") if there else ()
+    files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
     sizes = {file.name: file.lstat().st_size for file in files if not file.name.startswith(".")}
     ordered = sorted(sizes, key=lambda file: (len(file), file))  # rank 2 before rank 10
     return {"traces": [{"file": file, "bytes": sizes[file]} for file in ordered], "perfetto": has_perfetto()}

@@ -12,6 +12,7 @@ from tensorboard.errors import InvalidArgumentError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request, Response
 
+from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.sides import NotComparable
 from lm_profiler.tb_plugin import answers
@@ -57,12 +58,13 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/perfetto/*": lambda request: send_perfetto(request, _rest(request, "/perfetto/")),
         }
         handlers = {route: self._json(answer) for route, answer in about_runs.items()} | sending
-        return {route: Request.application(handler) for route, handler in handlers.items()}
+        return {route: Request.application(_kept_here(handler)) for route, handler in handlers.items()}
 
     def _json(self, answer: Callable[[Path, Request], object]) -> Handler:
         def handler(request: Request) -> Response:
             try:
-                content = answer(self._folder(), request)
+                with only_below(folder := self._folder()):
+                    content = answer(folder, request)
             except (RecordError, NotComparable) as error:
                 raise InvalidArgumentError(str(error)) from None
             response: Response = Respond(request, content, "application/json")
@@ -80,6 +82,19 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
                 "The LM Profiler tab needs --logdir with one folder on TensorBoard's own machine."
             )
         return self._logdir
+
+
+def _kept_here(handler: Handler) -> Handler:
+    """No page from elsewhere shows what ``handler`` sends in a frame of its own, or takes it for its own script."""
+
+    def sending(request: Request) -> Response:
+        response = handler(request)
+        response.headers["X-Frame-Options"] = "SAMEORIGIN"
+        response.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        response.headers.setdefault("Content-Security-Policy", "default-src 'none'; frame-ancestors 'self'")
+        return response
+
+    return sending
 
 
 def _argument(request: Request, name: str) -> str:

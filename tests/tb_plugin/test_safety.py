@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from made_runs import made_entry
-from served import Get, write_trace
+from served import Get, get_from, write_trace
 
-from lm_profiler.record.run import write_run
+from lm_profiler.record.reading import only_below
+from lm_profiler.record.run import RecordError, read_run, write_run
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
 from lm_profiler.tb_plugin import files
 
@@ -72,13 +73,73 @@ def test_links_out_of_the_log_folder_are_not_followed(get: Get, logdir: Path) ->
     assert "step" not in get("run", run="b").json["steps"]
 
 
+FILES = ["run.json", "steps.csv", "sweep.json", "outcome.json", "trace/rank0.kernels.json", "trace/x.pt.trace.json.gz"]
+
+
+@pytest.mark.parametrize("linked", [*FILES, "trace", "."])
+def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, linked: str) -> None:
+    """Whatever of a run is a link, and whichever route is asked: nothing of the file behind it is in the answer."""
+    secret = "the-secret-word"
+    outside = made_entry(logdir.parent / "outside", name=secret).folder
+    (outside / "trace").mkdir()
+    for file in FILES[1:]:
+        (outside / file).write_text(f"{secret},{secret}\n")
+    made_entry(logdir / "b")
+    run = logdir / "a"
+    if linked != ".":
+        made_entry(run)
+        (run / "trace").mkdir()
+        if linked == "outcome.json":
+            cell = Cell(id="a", overrides={}, repeat=0, arguments=["fit"])
+            write_plan(logdir, SweepPlan(name="s", command="", verb="fit", seed=0, cells=[cell]))
+        target = run / linked
+        if target.is_dir():
+            target.rmdir()
+        target.unlink(missing_ok=True)
+        target.symlink_to(outside / linked)
+    else:
+        run.symlink_to(outside)
+    answers = [
+        *(get(route, run="a") for route in ("run", "kernels", "traces")),
+        get("runs"),
+        get("compare", a="a", b="b"),
+        get("compare", a="b", b="a"),
+        *(get("trace", run="a", file=Path(file).name) for file in FILES),
+    ]
+    assert [answer for answer in answers if secret in answer.text] == []
+    assert all(answer.status_code in (200, 400, 404) for answer in answers)
+
+
+def test_a_log_folder_that_is_a_link_is_read(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "a")
+    link = logdir.parent / "link"
+    link.symlink_to(logdir)
+    through = get_from(str(link))
+    assert [run["run"] for run in through("runs").json["runs"]] == ["a"]
+    assert through("run", run="a").json["steps"]["step"]
+    inner = logdir / "a" / "steps.csv"
+    inner.rename(logdir / "elsewhere.csv")
+    inner.symlink_to(logdir / "elsewhere.csv")  # a link that stays inside
+    assert through("run", run="a").json["steps"]["step"]
+
+
+def test_outside_of_the_tab_a_record_may_be_a_link(logdir: Path) -> None:
+    outside = made_entry(logdir.parent / "outside")
+    (logdir / "a").mkdir()
+    (logdir / "a" / "run.json").symlink_to(outside.folder / "run.json")
+    with only_below(logdir), pytest.raises(RecordError, match="outside the folder"):
+        read_run(logdir / "a")
+    assert read_run(logdir / "a") == outside.record
+
+
 def test_a_record_that_is_a_link_out_is_left_out_and_named(get: Get, logdir: Path) -> None:
     outside = made_entry(logdir.parent / "outside", name="outer").folder
     (logdir / "a").mkdir()
     (logdir / "a" / "run.json").symlink_to(outside / "run.json")
     answer = get("runs")
     assert answer.json["runs"] == []
-    assert answer.json["problems"] == [f"{logdir / 'a'}: lies outside the log folder"]
+    [problem] = answer.json["problems"]
+    assert problem.endswith("a/run.json: cannot be read: it lies outside the folder")
     assert get("run", run="a").status_code == 404
 
 
@@ -94,7 +155,10 @@ def test_a_sweep_cannot_name_runs_outside(get: Get, logdir: Path) -> None:
     write_outcome(logdir / "sweep", outcome)
     answer = get("runs").json
     assert answer["runs"] == []
-    assert [problem.endswith("lies outside the log folder") for problem in answer["problems"]] == [True, True]
+    assert answer["problems"]
+    assert all(
+        problem.endswith(("lies outside the log folder", "lies outside the folder")) for problem in answer["problems"]
+    )
 
 
 def test_names_with_markup_are_answered_as_data(get: Get, logdir: Path) -> None:
@@ -121,6 +185,10 @@ def test_headers_are_those_that_tensorboard_asks_for(get: Get, logdir: Path, com
     assert {name: answer.status_code for name, answer in answers.items()} == {
         **dict.fromkeys(answers, 200), "missing": 404, "no argument": 400,
     }  # fmt: skip
+    sent = [answer for answer in answers.values() if answer.status_code == 200]
+    assert all(answer.headers["X-Frame-Options"] == "SAMEORIGIN" for answer in sent)
+    assert all("frame-ancestors 'self'" in answer.headers["Content-Security-Policy"] for answer in sent)
+    assert all(answer.headers["Cross-Origin-Resource-Policy"] == "same-origin" for answer in sent)
     assert all(answer.headers["X-Content-Type-Options"] == "nosniff" for answer in answers.values())
     types = {name: answer.mimetype for name, answer in answers.items()}
     assert types["script"] == types["plotly"] == "text/javascript"

@@ -19,7 +19,7 @@ const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: 
 // Draw (or draw anew) into `root`; colours and fonts of the layout are the page's.
 export async function draw(root, data, layout) {
   const library = await plotly();
-  await library.react(root, data, merge(themed(), layout), OPTIONS);
+  if (root.isConnected) await library.react(root, data, merge(themed(), layout), OPTIONS); // else nobody looks any more
 }
 
 // Text for a chart: plotly takes what looks like markup for it.
