@@ -13,6 +13,7 @@ from lm_profiler.report.formats import FOR_PROGRAMS
 from lm_profiler.report.layouts import devices, warmup_rows, wide
 from lm_profiler.report.merged import by_facts, repeats_together
 from lm_profiler.report.options import columns_named
+from lm_profiler.report.page_table import page_table
 from lm_profiler.report.pivot import pivot
 from lm_profiler.report.recut import WARMUPS, cut_anew, readable, warmups
 from lm_profiler.report.rows import raw_rows, rows
@@ -48,6 +49,8 @@ def _make(entries: Sequence[Entry], options: argparse.Namespace) -> Table:
     columns = _columns(options.columns, entries) if options.columns else None
     by = _facts(options.group_by or (), entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
+    if options.format == "html" and columns is None and not by:
+        return page_table(groups)
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
 
 

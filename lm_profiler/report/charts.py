@@ -17,12 +17,14 @@ from lm_profiler.report.groups import (
     grouped,
     label,
     lines,
-    mfu,
     peak_memory,
+    per_step,
     places,
     shortened,
+    stack,
 )
 from lm_profiler.report.merged import figure as estimated
+from lm_profiler.report.page_table import run_names
 from lm_profiler.report.series import series
 from lm_profiler.report.table import title_with_unit
 
@@ -39,7 +41,8 @@ def charts(entries: Sequence[Entry]) -> dict[str, Any]:
         "phases": _phases(grouped(entries)) if entries else None,
         "runs": _runs(entries),
         "memory": _against(grouped(entries, numbers=True), peak_memory(entries)) if entries else None,
-        "mfu": _against(grouped(entries, numbers=True), mfu()) if entries else None,
+        "tokens": _against(grouped(entries, numbers=True), per_step("tokens_per_s")) if entries else None,
+        "mfu": _against(grouped(entries, numbers=True), per_step("mfu")) if entries else None,
     }
 
 
@@ -51,9 +54,7 @@ def _phases(groups: Groups) -> dict[str, Any]:
                 "label": shortened(group.label),
                 "trouble": group.trouble,
                 "step": _point(group, COLUMNS["step_s"]),
-                "parts": {
-                    part: point[0] for part in PARTS if (point := _point(group, COLUMNS[TIMES[part].name])) is not None
-                },
+                "parts": {part: _short(seconds * TIMES[part].scale) for part, seconds in stack(group).items()},
             }
             for group in groups.groups
         ],
@@ -63,16 +64,15 @@ def _phases(groups: Groups) -> dict[str, Any]:
 def _runs(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """The steps of each run that has any."""
     found = []
-    for group in grouped(entries).groups if entries else ():
-        for entry in group.entries:
-            try:
-                run = series(entry)
-            except RecordError:  # a cell that was refused has none
-                continue
-            if run.steps:
-                ms = [_short(seconds * TIMES["step"].scale) for seconds in run.seconds]
-                name = f"{group.label} ({entry.name})"
-                found.append({"name": name, "steps": run.steps, "ms": ms, "warmup": run.warmup, "cut": run.cut})
+    for entry, name in zip(entries, run_names(entries), strict=True):
+        try:
+            run = series(entry)
+        except RecordError:  # a cell that was refused has none
+            continue
+        if run.steps:
+            ms = [_short(seconds * TIMES["step"].scale) for seconds in run.seconds]
+            repeat = f" (repeat {entry.cell.repeat})" if entry.cell is not None and entry.cell.repeat else ""
+            found.append({"name": name + repeat, "steps": run.steps, "ms": ms, "warmup": run.warmup, "cut": run.cut})
     return found
 
 
@@ -94,12 +94,12 @@ def _against(groups: Groups, figure: Column) -> dict[str, Any] | None:
         },
         "lines": [
             {
-                "label": shortened(label(rest)),
+                "label": shortened(name),
                 "at": [order.index(group.values[0]) for group in line],
                 "points": [_point(group, figure) for group in line],
                 "absent": [group.absence(figure) for group in line],
             }
-            for rest, line in lines(groups).items()
+            for name, line in lines(groups).items()
         ],
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -152,7 +153,7 @@ class _Search:
     def walk(self, top: Path) -> None:
         for here, folders, files in os.walk(top, onerror=self._unreadable):
             folder = Path(here)
-            folders.sort()
+            folders.sort(key=_by_number)
             if PLAN_FILE in files:
                 folders.clear()
                 self._sweep(folder)
@@ -227,6 +228,11 @@ class _Search:
 
     def _problem(self, line: str) -> None:
         self.found.problems.append(line)
+
+
+def _by_number(name: str) -> list[str | int]:
+    """``version_2`` before ``version_10``."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
 
 
 def _with_siblings(cells: list[Entry]) -> list[Entry]:

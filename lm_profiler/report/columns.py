@@ -194,6 +194,16 @@ def _peak(reading: str) -> Column:
     return Column(quantity.name, quantity.title, _of_record(get), quantity)
 
 
+_SAVED = Quantity(
+    "saved_bytes", "saved for backward", "bytes", "GiB", 2.0**-30, 3, None, "bytes that forward leaves for backward"
+)
+
+
+def _saved(record: RunRecord) -> int | None:
+    held = record.memory.held if record.memory is not None else None
+    return None if held is None or held.start is None or held.forward is None else held.forward - held.start
+
+
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 _FACTS = (
@@ -251,6 +261,7 @@ COLUMNS: dict[str, Column] = {
         *SPREAD,
         *_RATES,
         *(_peak(reading) for reading in MEMORY),
+        Column(_SAVED.name, _SAVED.title, _of_record(_saved), _SAVED),
     )
 }
 """Every column that has a name of its own: facts first, then figures."""

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lm_profiler.record.quantities import MFU
+from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import COLUMNS, Column, column
-from lm_profiler.report.merged import Merged, by_facts, differs, set_apart, status_text, told_by_size
+from lm_profiler.report.merged import Merged, by_facts, differs, set_apart, status_text, told_by_size, unset
 from lm_profiler.report.merged import figure as estimated
 from lm_profiler.report.options import columns_named
 from lm_profiler.report.table import fact_text
@@ -20,14 +20,21 @@ COMPARED = ("size", "precision", "batch_size", "context_length", "compile", "att
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that differ in nothing that is known of them; ``values`` of the columns in which groups differ."""
+    """Entries that differ in nothing that is known of them; ``values`` of ``columns``, in which groups differ."""
 
     values: tuple[Any, ...]
     entries: Merged
+    columns: tuple[Column, ...] = ()
 
     @property
     def label(self) -> str:
-        return label(self.values)
+        """Beside an axis that says what of: a single value alone."""
+        return _bare(self.columns[0], self.entries[0]) if len(self.columns) == 1 else self.told
+
+    @property
+    def told(self) -> str:
+        """On its own: each value says what it is of."""
+        return ", ".join(word(of, self.entries[0]) for of in self.columns)
 
     def absence(self, figure: Column) -> str:
         """Why there is no point for ``figure``, or only of some repeats; empty where all is well."""
@@ -48,8 +55,8 @@ class Groups:
 
     @property
     def title(self) -> str:
-        """What the labels of the groups say, in that order."""
-        return ", ".join(column.title for column in self.columns)
+        """What the labels of the groups are of; empty where they say it themselves."""
+        return self.columns[0].title if len(self.columns) == 1 else ""
 
 
 def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> Groups:
@@ -69,7 +76,8 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
         first = others[0] if others else COLUMNS["name"]
     columns = (first, *(axis for axis in others if axis.name != first.name))
     found = by_facts(entries, columns).values()
-    return Groups(columns, tuple(Group(tuple(_value(axis, group[0]) for axis in columns), group) for group in found))
+    groups = (Group(tuple(_value(axis, group[0]) for axis in columns), group, columns) for group in found)
+    return Groups(columns, tuple(groups))
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
@@ -88,16 +96,46 @@ def label(values: Sequence[Any]) -> str:
     return ", ".join(fact_text(value) or "unknown" for value in values)
 
 
+def word(of: Column, entry: Entry) -> str:
+    """A fact of ``entry`` for people, which says what it is of: ``bf16-mixed``, ``compiled``, ``batch 4``."""
+    value, title = of.get(entry), of.title.rpartition(".")[2]
+    if value is None:
+        return f"no {title}" if unset(entry, of) else f"{title} unknown"
+    if isinstance(value, bool):
+        return _SPOKEN.get((of.name, value)) or (title if value else f"no {title}")
+    return fact_text(value) if isinstance(value, str) else f"{title} {fact_text(value)}"
+
+
+_SPOKEN = {("compile", True): "compiled", ("compile", False): "eager"}
+
+
+def _bare(of: Column, entry: Entry) -> str:
+    value = of.get(entry)
+    return word(of, entry) if value is None or isinstance(value, bool) else fact_text(value)
+
+
+def stack(group: Group) -> dict[str, float]:
+    """Seconds of each part of the group's step: their medians, scaled to add up to the median step.
+
+    Medians do not add up; one odd step would move means.
+    """
+    found = {part: estimated(group.entries, COLUMNS[TIMES[part].name]).value for part in PARTS}
+    known = {part: seconds for part, seconds in found.items() if seconds is not None}
+    step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())
+    return {part: seconds * (step / total if step and total else 1.0) for part, seconds in known.items()}
+
+
 def shortened(name: str, most: int = 48) -> str:
     """Labels of any length would leave no room for a picture; its end tells most of one."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
 
 
-def lines(groups: Groups) -> dict[tuple[Any, ...], list[Group]]:
-    """The groups by their values of all columns but the first: a line each, over the first column's values."""
-    found: dict[tuple[Any, ...], list[Group]] = {}
+def lines(groups: Groups) -> dict[str, list[Group]]:
+    """The groups by what they are called beside the first column: a line each, over the first column's values."""
+    rest = groups.columns[1:]
+    found: dict[str, list[Group]] = {}
     for group in groups.groups:
-        found.setdefault(group.values[1:], []).append(group)
+        found.setdefault(Group(group.values[1:], group.entries, rest).label, []).append(group)
     return found
 
 
@@ -120,15 +158,15 @@ def peak_memory(entries: Sequence[Entry]) -> Column:
     return allocated if any(allocated.get(entry) is not None for entry in entries) else COLUMNS["resident_peak_bytes"]
 
 
-def mfu() -> Column:
-    """The MFU, with the interval of the median step turned over."""
-    column, step = COLUMNS[MFU.name], COLUMNS["step_s"]
+def per_step(name: str) -> Column:
+    """A figure that goes by the inverse of the step, with the interval of the median step turned over."""
+    column, step = COLUMNS[name], COLUMNS["step_s"]
 
     def interval(entry: Entry) -> tuple[float, float] | None:
-        share, time, around = column.get(entry), step.get(entry), step.interval(entry)
-        if share is None or time is None or around is None:
+        value, time, around = column.get(entry), step.get(entry), step.interval(entry)
+        if value is None or time is None or around is None or not all(around):
             return None
-        return share * time / around[1], share * time / around[0]
+        return value * time / around[1], value * time / around[0]
 
     return replace(column, interval=interval)
 

@@ -15,9 +15,9 @@ from lm_profiler.record.command import command_line
 from lm_profiler.record.files import write_whole
 from lm_profiler.report.charts import charts
 from lm_profiler.report.collection import Collection, Entry
-from lm_profiler.report.groups import label, varying
+from lm_profiler.report.groups import varying, word
 from lm_profiler.report.merged import WORDS, repeats_together
-from lm_profiler.report.rows import rows
+from lm_profiler.report.page_table import page_table, run_names
 from lm_profiler.report.table import Cell, Heading, Table
 from lm_profiler.report.terminal import summary_lines
 
@@ -35,7 +35,7 @@ def write_page(collection: Collection, path: Path, table: Table | None = None) -
         OSError: ``path`` cannot be written.
     """
     if table is None:
-        table = rows(repeats_together(collection.entries))
+        table = page_table(repeats_together(collection.entries))
     scripts = [_plotly(), _ours("page.js")]
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     write_whole(path, "\n".join(_document(collection, table, scripts, _POLICY.format(scripts=allowed))))
@@ -48,8 +48,8 @@ def _document(collection: Collection, table: Table, scripts: list[str], policy: 
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{_ours('page.css')}</style>\n</head>\n<body>"
     yield f'<h1>lm_profiler</h1>\n<p class="quiet">{_count(collection)}</p>'
-    yield from _problems(collection.problems)
     yield from _table(table)
+    yield from _folded("What could not be used", collection.problems)
     yield from _charts(data)
     yield from _runs(collection.entries)
     # Inside <script> nothing is unescaped, and only `</script` and `<!--` mean anything: no `<`, neither.
@@ -64,19 +64,18 @@ def _count(collection: Collection) -> str:
     return f"{n} run{'s' * (n != 1)}" + (f", {bad} of them without a good end" if bad else "")
 
 
-def _problems(problems: list[str]) -> Iterator[str]:
-    if problems:
-        yield '<div class="problems"><p>What could not be used:</p><ul>'
-        yield from (f"<li>{html.escape(problem)}</li>" for problem in problems)
-        yield "</ul></div>"
+def _folded(title: str, lines: list[str]) -> Iterator[str]:
+    """``lines`` behind their title: figures come first."""
+    if lines:
+        yield f"<details><summary>{title} ({len(lines)})</summary>"
+        yield from (f'<p class="quiet">{html.escape(line)}</p>' for line in lines)
+        yield "</details>"
 
 
 # -- table -------------------------------------------------------------------------------------------------------
 
 
 def _table(table: Table) -> Iterator[str]:
-    yield "<h2>Table</h2>"
-    yield from _lines(table.above, table.verbatim)
     yield '<input id="filter" type="search" placeholder="filter rows and runs" aria-label="filter rows and runs">'
     yield '<div class="scroll"><table><thead><tr>'
     for heading in table.headings:
@@ -85,14 +84,9 @@ def _table(table: Table) -> Iterator[str]:
     for row in table.rows:
         yield f"<tr>{''.join(map(_cell, table.headings, row))}</tr>"
     yield "</tbody></table></div>"
-    yield from _lines(table.below, False)
-
-
-def _lines(lines: list[str], verbatim: bool) -> Iterator[str]:
-    if verbatim:
-        yield f"<pre>{html.escape(chr(10).join(lines))}</pre>"
-    else:
-        yield from (f'<p class="quiet">{html.escape(line)}</p>' for line in lines)
+    if table.verbatim:
+        yield f"<pre>{html.escape(chr(10).join(table.above))}</pre>"
+    yield from _folded("About this table", [*([] if table.verbatim else table.above), *table.below])
 
 
 def _cell(heading: Heading, cell: Cell) -> str:
@@ -122,6 +116,8 @@ def _charts(data: dict[str, Any]) -> Iterator[str]:
         yield _chart("steps", f"Time of each step, warm-up shaded {choice}", "wide")
     if data["memory"] is not None:
         yield _chart("memory", "Peak memory")
+    if data["tokens"] is not None:
+        yield _chart("tokens", "Tokens a second")
     if data["mfu"] is not None:
         yield _chart("mfu", "MFU: model FLOPs over the device's peak")
     yield "</div>"
@@ -138,10 +134,10 @@ def _runs(entries: list[Entry]) -> Iterator[str]:
     """What there is to say of each run: verdict, advice, why it died, and the command that runs it again."""
     apart = varying(entries)
     yield '<h2>Runs</h2>\n<div class="runs">'
-    for entry in entries:
+    for entry, name in zip(entries, run_names(entries), strict=True):
         status = "" if entry.status == "ok" else f' <span class="word">{WORDS.get(entry.status, entry.status)}</span>'
-        told = label([axis.get(entry) for axis in apart]) if apart else ""
-        yield f"<details><summary>{html.escape(entry.name)}{status} "
+        told = ", ".join(word(axis, entry) for axis in apart) if entry.cell is None else entry.name
+        yield f"<details><summary>{html.escape(name)}{status} "
         yield f'<span class="quiet">{html.escape(told)}</span></summary>'
         yield from (f"<p>{html.escape(line)}</p>" for line in _said(entry))
         yield f"<pre>{html.escape(_command(entry))}</pre>"

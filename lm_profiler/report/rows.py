@@ -40,7 +40,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
     """
     usual = _figures(groups)
-    figures = [found for found in usual if _known(groups, found)]
+    figures = usual_figures(groups)
     names = by or naming(groups)
     shown = columns or [*names, *figures, COLUMNS["status"]]
     short = {found.name for found in figures[1:]} if columns is None else set()
@@ -187,6 +187,11 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
     usual = [COLUMNS[name] for name in (*_FACTS, *_MORE_FACTS)]
     own = [found for found in swept if found.name not in COLUMNS]
     return [found for found in (*usual[:-1], *own, usual[-1]) if _known(groups, found)]
+
+
+def usual_figures(groups: Sequence[Merged]) -> list[Column]:
+    """The main figures that any run knows."""
+    return [found for found in _figures(groups) if _known(groups, found)]
 
 
 def _figures(groups: Sequence[Merged]) -> list[Column]:

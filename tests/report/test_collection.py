@@ -23,6 +23,12 @@ def test_runs_are_found_below_any_folder_and_each_once(tmp_path: Path):
     assert found.problems == []
 
 
+def test_versions_stand_in_the_order_of_their_numbers(tmp_path: Path):
+    for number in (10, 2, 1):
+        write(tmp_path / f"version_{number}", STEPS)
+    assert [entry.folder.name for entry in collect([tmp_path]).entries] == ["version_1", "version_2", "version_10"]
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -129,3 +129,22 @@ def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> No
 def test_a_page_of_problems_alone_can_be_written(tmp_path: Path) -> None:
     write_page(Collection([], ["x: no run.json"]), tmp_path / "page.html", Table([], []))
     assert "x: no run.json" in Page(tmp_path / "page.html").text
+
+
+def test_the_first_thing_on_the_page_is_figures_and_reasons_are_folded(tmp_path: Path) -> None:
+    entries = [made_entry(tmp_path / f"version_{n}", {"data.batch_size": str(n)}, name="demo") for n in (1, 2)]
+    entries.append(made_entry(tmp_path / "version_3", {"data.batch_size": "3"}, name="demo", status="oom"))
+    write_page(Collection(entries, ["x: no run.json"]), tmp_path / "page.html")
+    page = Page(tmp_path / "page.html")
+    text = page.text
+    titles = [part.strip() for part in text[text.index("run\n") if "run\n" in text else 0 :].split("\n")]
+    assert titles
+    order = [text.index(said) for said in ("step (ms)", "tokens/s", "status", "demo/version_1", "x: no run.json")]
+    assert order == sorted(order)
+    tags = [name for name, _ in page.tags]
+    assert tags.index("table") < tags.index("details")
+    assert "demo/version_2" in text  # by name, and by folder where names are alike
+    data: dict[str, Any] = json.loads(page.scripts[0])
+    assert [run["name"] for run in data["runs"]] == ["demo/version_1", "demo/version_2"]
+    assert [group["label"] for group in data["phases"]["groups"]] == ["1", "2", "3"]
+    assert data["phases"]["title"] == "batch"
