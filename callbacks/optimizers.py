@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lm_profiler.measure import timeline as at
-from lm_profiler.measure.timeline import Span, Timeline
+from lm_profiler.measure.timeline import Timeline
 
 
 class OptimizerMarks:
@@ -86,7 +86,7 @@ class OptimizerMarks:
 
     def _wrap(self, owner: Any, name: str, code: int) -> None:
         replaced = owner.__dict__.get(name)
-        setattr(owner, name, _Marked(owner, name, Span(self._timeline, code)))
+        setattr(owner, name, _Marked(owner, name, self._timeline, code))
         self._undo.append(
             partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
         )
@@ -95,14 +95,21 @@ class OptimizerMarks:
 class _Marked:
     """A method of ``owner`` with a mark around it. A copy of the owner, or its pickle, has its own method there."""
 
-    def __init__(self, owner: Any, name: str, span: Span) -> None:
-        self._owner, self._name, self._span = owner, name, span
+    def __init__(self, owner: Any, name: str, timeline: Timeline, code: int) -> None:
+        self._owner, self._name, self._timeline, self._code = owner, name, timeline, code
         self._method = getattr(owner, name)
         update_wrapper(self, self._method)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._span:
+        timeline, part = self._timeline, self._timeline.part
+        part.run(timeline.enter, self._code)
+        try:
             return self._method(*args, **kwargs)
+        except BaseException:
+            part.run(timeline.fail)
+            raise
+        finally:
+            part.run(timeline.leave)
 
     def __reduce__(self) -> Any:
         return getattr, (self._owner, self._name)

@@ -46,7 +46,7 @@ from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RunRecord, Status
+from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.terminal import print_run
 
@@ -113,7 +113,6 @@ class TrainingProfiler(Callback):
             raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
         if self._memory.history:
             require_history(trainer.strategy.root_device)
-        self._verb = verb_of(trainer)
         self._trainer = trainer
         self._max_steps = trainer.max_steps
         self._notes = []
@@ -123,6 +122,7 @@ class TrainingProfiler(Callback):
         self.record = None
         self.part = Part("the profiler", self._tell, self._leave)
         self._recording = Part("the record", self._tell, self._abandon)
+        self._verb: Verb = self.part.run(verb_of, trainer, otherwise="fit")
         self.part.run(self._begin, pl_module)
 
     def _begin(self, module: LightningModule) -> None:

@@ -1,0 +1,182 @@
+"""The instruments may fail; the training may not: faults at every call that a training makes of ours."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from faults import Manual, Place, Tiny, assert_same_weights, fault, places, profiler, some, train
+
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.measure.boundary import Part
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+ERRORS: list[Callable[[], BaseException]] = [
+    lambda: RuntimeError("boom"),
+    lambda: SystemExit("boom"),
+    lambda: MemoryError("boom"),
+    lambda: GeneratorExit("boom"),
+]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+def broken_by(
+    faults: list[tuple[Place, int]], make: Callable[[], Tiny], plain: Tiny, folder: Path, said: Callable[[], str]
+) -> list[str]:
+    """What of ``faults`` a training felt, or nobody was told of."""
+    wrong = []
+    for number, (place, time) in enumerate(faults):
+        ours, raised, felt = profiler(), [], ""
+        try:
+            with fault(place, ERRORS[number % len(ERRORS)](), time) as raised:
+                module = train(folder / str(number), [ours], make)
+            assert module.steps == plain.steps, f"{module.steps} steps for {plain.steps}"
+            assert_same_weights(module, plain)
+        except BaseException as error:
+            felt = f"training felt it: {error!r}"
+        words = said()
+        if raised and not felt and "boom" not in words and not is_whole(ours):
+            felt = "nobody was told"
+        if raised and not felt and not is_on_disk(ours):
+            felt = "it left no record"
+        if torch.autograd.profiler._is_profiler_enabled:
+            torch.autograd.profiler._disable_profiler()
+            felt += "; torch's profiler was left running"
+        if felt:
+            wrong.append(f"{raised or place}: {felt}")
+    return wrong
+
+
+def is_whole(ours: TrainingProfiler) -> bool:
+    record = ours.record
+    return (
+        record is not None and record.status == "ok" and None not in (record.environment, record.model, record.verdict)
+    )
+
+
+def is_on_disk(ours: TrainingProfiler) -> bool:
+    return read_run(ours.folder) == ours.record
+
+
+@pytest.mark.parametrize("make", [Tiny, Manual])
+def test_no_fault_in_any_function_reaches_the_training(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], make: Callable[[], Tiny]
+) -> None:
+    calls = places(lambda: train(tmp_path / "calls", [profiler()], make))
+    module = train(tmp_path / "whole", [profiler()], make)
+    plain = train(tmp_path / "plain", [], make, max_steps=module.steps)
+    assert_same_weights(module, plain)
+    faults = [(place, 1) for place in calls]
+    if make is Manual:  # beside what the automatic one has been through
+        known = places(lambda: train(tmp_path / "automatic", [profiler()]))
+        faults = [(place, time) for place, time in faults if place not in known]
+        assert faults
+    assert not broken_by(faults, make, plain, tmp_path, lambda: "".join(capfd.readouterr()))
+
+
+def test_no_fault_in_any_line_reaches_the_training(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    lines = places(lambda: train(tmp_path / "lines", [profiler()]), lines=True)
+    module = train(tmp_path / "whole", [profiler()])
+    plain = train(tmp_path / "plain", [], max_steps=module.steps)
+    faults = some(lines, 30, seed=1)
+    assert not broken_by(faults, Tiny, plain, tmp_path, lambda: "".join(capfd.readouterr()))
+
+
+@pytest.mark.parametrize("tokens", [None, float("nan"), "many", 1.5])
+def test_what_tokens_in_gives_is_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tokens: object
+) -> None:
+    monkeypatch.setattr(Tiny, "tokens_in", lambda self, batch: tokens)
+    ours = profiler()
+    module = train(tmp_path, [ours])
+    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+    assert ours.record is not None
+    assert ours.record.status == "ok"
+    assert ours.record.throughput is not None
+    assert ours.record.throughput.tokens_per_s is None
+    assert capsys.readouterr().err.count("tokens_in failed") == 1
+    assert sum("tokens_in failed" in note for note in ours.record.notes) == 1
+
+
+@pytest.mark.parametrize("method", ["__repr__", "__eq__", "__getattr__"])
+def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
+    def raises(self: object, *args: object) -> object:
+        raise LookupError(f"{method} of somebody's own")
+
+    class Odd(torch.nn.Linear):
+        __hash__ = torch.nn.Module.__hash__
+
+    if method == "__getattr__":
+        inherited = Odd.__getattr__
+        raises = lambda self, name: inherited(self, name) if name in {"weight", "bias"} else {}[name]  # noqa: E731
+    setattr(Odd, method, raises)
+
+    class Model(Tiny):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers[2] = Odd(4, 1)
+
+    ours = profiler()
+    module = train(tmp_path, [ours], Model)
+    assert_same_weights(module, train(tmp_path / "plain", [], Model, max_steps=module.steps))
+    assert ours.record is not None
+    assert ours.record.status == "ok"
+
+
+def test_training_goes_on_where_the_instruments_are_to_leave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm_profiler.callbacks.session.Session.step_ended", lambda self, marks: {}["gone"])
+    ours = profiler(stop_when_done=False)
+    module = train(tmp_path, [ours], max_steps=12)
+    assert module.steps == 12
+    assert ours.record is not None
+    assert ours.record.failure is not None
+    assert (ours.record.status, ours.record.failure.phase) == ("failed", "instruments")
+
+
+def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(self: object, code: int) -> None:
+        raise OSError("no such probe")
+
+    monkeypatch.setattr("lm_profiler.measure.holdings.HoldingsReader.__call__", gone)
+    ours = profiler()
+    train(tmp_path, [ours])
+    assert ours.record is not None
+    assert ours.record.status == "ok"
+    assert ours.record.time["step"].n == 3
+    assert ours.record.memory is not None
+    assert not ours.record.memory.causes
+    assert "memory failed and was taken out: OSError: no such probe" in ours.record.notes
+    assert list(ours.folder.rglob("*.json.gz"))
+    assert len(read_steps(ours.folder / "steps.csv")) == 7
+
+
+def test_ctrl_c_and_the_handlers_of_signals_are_not_ours_to_hold() -> None:
+    told: list[str] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise SystemExit("said by the user's handler")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with pytest.raises(SystemExit, match="said by the user"):
+            Part("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Part("it", told.append).run(interrupted)
+    assert not told

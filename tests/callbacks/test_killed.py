@@ -1,0 +1,41 @@
+"""Of a process that gets no last word, all steps but the last second's are on disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dying import LAST, STEP_S, WAYS
+
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("died")
+    command = [sys.executable, str(Path(__file__).with_name("dying.py")), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    codes = json.loads(done.stdout.splitlines()[-1])
+    assert codes[0] == 0  # os._exit
+    assert all(code < 0 for code in codes[1:]), codes  # a signal's
+    return folder
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_process_leaves_that_dies_by(died: Path, way: str) -> None:
+    (file,) = (died / way).rglob("run.json")
+    record = read_run(file.parent)
+    assert record.status == "unfinished"
+    assert record.failure is None
+    assert record.steps_planned == {"warmup": 2, "measure": 1000, "memory": 0, "trace": 0}
+    rows = read_steps(file.with_name("steps.csv"))
+    assert [row.step for row in rows] == list(range(1, len(rows) + 1))
+    # Step k ended at k * STEP_S, and it died when the last one had not.
+    lost_s = (LAST - 1 - len(rows)) * STEP_S
+    assert 0 <= lost_s <= 1.0
+    assert [row.stage for row in rows] == ["warmup"] * 2 + ["measure"] * (len(rows) - 2)
+    assert [row.time("step") for row in rows] == pytest.approx([STEP_S] * len(rows))
