@@ -1,13 +1,19 @@
-"""The console that reports are printed to: nothing in a record or a name is an order to the terminal."""
+"""The console that reports are printed to: nothing in a record is an order to the terminal, and no digit is cut off."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from lm_profiler.record.text import printable
+
+_GAP = 2
 
 
 class PlainConsole(Console):
@@ -15,3 +21,39 @@ class PlainConsole(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **{**options, "markup": False, "emoji": False})
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print ``table``; one that is wider than the console in pieces, each behind the first column.
+
+    Columns to the right are figures and never shortened; others may take half of the width and are folded.
+    """
+    for piece in _pieces(table, [_width_of(console, table, at) for at in range(len(table.columns))], console.width):
+        console.print(piece)
+
+
+def _pieces(table: Table, widths: list[int], most: int) -> Iterator[Table]:
+    if sum(widths) + _GAP * (len(widths) - 1) <= most:
+        yield table
+        return
+    shown = [0]
+    for at in range(1, len(widths)):
+        if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
+            yield _part(table, shown)
+            shown = [0]
+        shown.append(at)
+    yield _part(table, shown)
+
+
+def _width_of(console: Console, table: Table, at: int) -> int:
+    """As wide as the column would like to be, within what it may."""
+    column = table.columns[at]
+    alone = Measurement.get(console, console.options.update(width=100_000), _part(table, [at])).maximum
+    wanted = min(alone, column.max_width or alone)
+    return wanted if column.justify == "right" else min(wanted, console.width // 2)
+
+
+def _part(table: Table, columns: list[int]) -> Table:
+    part = copy(table)
+    part.columns = [table.columns[at] for at in columns]
+    return part

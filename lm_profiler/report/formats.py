@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from lm_profiler.record.text import printable
 from lm_profiler.report.table import Table
@@ -39,21 +39,26 @@ def plain(text: str) -> str:
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
     """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
-    from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console(file=file or io.StringIO(), highlight=False, markup=False, emoji=False)
+    from lm_profiler.report.console import PlainConsole, print_table
+
+    console = PlainConsole(file=file or io.StringIO(), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 10_000
     grid = Grid(box=None, pad_edge=False, header_style="bold")
     for heading in table.headings:
-        grid.add_column(Text(plain(heading.title)), justify="right" if heading.figures else "left")
+        justify: Literal["right", "left"] = "right" if heading.figures else "left"
+        grid.add_column(Text(plain(heading.title)), justify=justify, no_wrap=heading.figures, overflow="fold")
     for row in table.rows:
         grid.add_row(*(Text(plain(cell.text)) for cell in row))
     with console.capture() as captured:
-        for part in (*map(plain, table.above), grid, *map(plain, table.below)):
-            console.print(part, soft_wrap=isinstance(part, str))
+        for line in table.above:
+            console.print(plain(line), soft_wrap=True)
+        print_table(console, grid)
+        for line in table.below:
+            console.print(plain(line), soft_wrap=True)
     return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 

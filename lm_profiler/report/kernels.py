@@ -7,7 +7,7 @@ from rich.table import Table
 
 from lm_profiler.record.kernels import KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.console import PlainConsole
+from lm_profiler.report.console import PlainConsole, print_table
 
 IDLE = "idle"
 
@@ -27,8 +27,8 @@ def print_kernels(table: KernelTable, console: Console | None = None) -> None:
     what = "kernels on the device" if table.source == "kernels" else "operators on the host"
     line = f"{what}, milliseconds of one step (mean of {table.steps} traced)"
     console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold")
-    console.print(_by_kind(table))
-    console.print(_largest(table, max(console.width - _FIGURES_WIDTH, 3 * 10)))
+    print_table(console, _by_kind(table))
+    print_table(console, _largest(table, max(console.width - _FIGURES_WIDTH, 3 * 10)))
     hidden = table.rows[_LARGEST:]
     if rows := len(hidden) + table.rest.rows:
         total_s = sum(row.total_s for row in hidden) + table.rest.total_s
@@ -79,7 +79,7 @@ def _by_kind(table: KernelTable) -> Table:
     shown.add_column("phase", no_wrap=True)
     idle = IDLE if table.source == "kernels" else "no operator"
     for title in (*(_TITLES.get(kind, kind) for kind in kinds), idle, "busy + idle"):
-        shown.add_column(title, justify="right")
+        shown.add_column(title, justify="right", no_wrap=True)
     for name, phase in table.phases.items():
         times = [phase.kinds[kind].total_s if kind in phase.kinds else 0.0 for kind in kinds]
         shown.add_row(name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s))

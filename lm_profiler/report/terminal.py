@@ -9,7 +9,7 @@ from rich.table import Table
 
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
-from lm_profiler.report.console import PlainConsole
+from lm_profiler.report.console import PlainConsole, print_table
 from lm_profiler.report.contention import contention_lines
 from lm_profiler.report.numerics import numerics_headline, numerics_table
 
@@ -26,12 +26,12 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
         console.width = 120
     if record.time and record.time["step"].n:
         console.print(headline(record), highlight=False, markup=False, soft_wrap=True, style="bold")
-        console.print(time_table(record))
+        print_table(console, time_table(record))
     for line in summary_lines(record):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if record.numerics is not None:
         console.print(numerics_headline(record.numerics), highlight=False, markup=False, soft_wrap=True)
-        console.print(numerics_table(record.numerics))
+        print_table(console, numerics_table(record.numerics))
     console.print(f"written to {folder}", highlight=False, markup=False, soft_wrap=True)
 
 

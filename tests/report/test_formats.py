@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import pyarrow.parquet
 import pytest
@@ -163,3 +164,40 @@ def test_plain_keeps_letters_of_all_scripts_and_indents():
 )
 def test_figures_have_the_places_that_mean_something(seconds: float, ends: tuple[float, ...], text: str):
     assert figure_text(TIMES["step"], seconds, *ends) == text
+
+
+class Screen(io.StringIO):
+    """A terminal of 80 columns, with COLUMNS=80."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal(table, Screen()))
+
+
+def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
+    figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
+    headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
+    rows = [[Cell(name, name), *(Cell(0, text) for text in figures)] for name in ("first", "second")]
+    lines = on_a_screen(Table(headings, rows), monkeypatch).splitlines()
+    assert max(map(len, lines)) <= 80
+    for text in figures:
+        assert sum(text in line for line in lines) == 2
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines if line.startswith(("first", "second"))] == ["first", "second"] * 5
+
+
+def test_80_columns_fold_long_words_and_lose_none_of_their_letters(monkeypatch: pytest.MonkeyPatch):
+    reason = "".join(f"part{n}/" for n in range(30))
+    headings = [Heading("run", "run"), Heading("reason", "reason"), Heading("x", "step (ms)", figures=True)]
+    shown = on_a_screen(
+        Table(headings, [[Cell("a", "a"), Cell(reason, reason), Cell(0, "12.50 [12.00, 13.00]")]]), monkeypatch
+    )
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "12.50 [12.00, 13.00]" in shown
+    letters = re.sub(r"\s|12.50 \[12.00, 13.00\]", "", shown)
+    assert reason in letters

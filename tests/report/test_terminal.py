@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +195,17 @@ def test_one_measured_step_has_no_spread() -> None:
     assert words[0] == "60.00"
     assert "±" not in words
     assert "[" not in " ".join(words)
+
+
+def test_80_columns_cut_no_digit_of_a_run():
+    slow = summary(12_345_678.9)
+    shown = io.StringIO()
+    console = Console(file=shown, width=80, force_terminal=True, color_system=None)
+    print_run(record(time={**TIME, "forward": slow, "step": slow}), Path("run"), console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert "…" not in text
+    assert "12,345,678.9 ± 617,283.9" in text
+    assert "12,469,135.7 [12,222,222.1, 12,716,049.3]" in text
+    table = text.splitlines()[1:20]
+    assert max(map(len, table)) <= 80
+    assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
