@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Route, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Route, expect, sync_playwright
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "report")]  # neighbours, and runs made by hand
@@ -25,6 +25,8 @@ from made_runs import made_entry  # noqa: E402
 from tab import MARKUP, OpenTab, Tab  # noqa: E402
 
 ROOT = HERE.parents[1]
+PATIENCE_MS = 60_000  # a condition is waited for as long as a slow machine may need
+expect.set_options(timeout=PATIENCE_MS)
 LOCAL_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1"
 TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerator=cpu"]
 
@@ -83,7 +85,7 @@ def open_tab(chromium: Browser, tensorboard: str) -> Iterator[OpenTab]:
         contexts.append(context)
         context.route(lambda url: not url.startswith((tensorboard, "data:", "blob:")), refuse)
         page = context.new_page()
-        page.set_default_timeout(60_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("console", hear)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
         page.goto(f"{tensorboard}/#lm_profiler")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import shutil
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_entry
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Browser, Route, expect
 from tab import MARKUP, OpenTab
 
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import RunRecord, Sync, write_run
+from lm_profiler.record.steps import write_steps
 from lm_profiler.report.colours import PART_COLOURS
 
 RUN = "demo/version_0"
@@ -75,10 +81,17 @@ def test_memory_is_shown_by_phase_and_cause(open_tab: OpenTab, record: dict[str,
     chart = tab.chart(card)
     parameters = record["memory"]["causes"]["backward"]["parameters"]
     bars = chart["data"]["parameters"]
-    assert dict(zip(bars["x"], bars["y"], strict=True))["backward"] == pytest.approx(parameters / 2**30)
-    header, *rows = tab.table(card)
+    assert dict(zip(bars["x"], bars["y"], strict=True))["backward"] == pytest.approx(parameters / 2**20)
+    assert chart["layout"]["yaxis"]["title"]["text"] == "memory held (MiB)"
+    header, *rows = tab.table(card.locator("table").first)
     [backward] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "backward"]
-    assert float(backward["parameters"]) == pytest.approx(parameters / 2**30, abs=6e-4)
+    assert backward["parameters"] == f"{parameters / 2**20:.1f} MiB"
+    levels = record["memory"]["held"]
+    held = dict(tab.table(card.locator("table").last)[1:])
+    activations = held["activations: what forward leaves for backward"]
+    assert float(activations.removesuffix(" MiB")) == pytest.approx(
+        (levels["forward"] - levels["start"]) / 2**20, rel=0.01
+    )
 
 
 def test_the_clock_switches_where_there_are_two_and_names_are_text(open_tab: OpenTab) -> None:
@@ -125,3 +138,110 @@ def test_without_one_folder_the_tab_says_what_it_needs(open_tab: OpenTab) -> Non
         tab.page.route(f"**/lm_profiler/{route}", refuse)
     tab.page.reload()
     expect(tab.inside.get_by_text("it needs --logdir")).to_have_text("it needs --logdir")
+
+
+def test_a_run_that_died_shows_its_error_and_no_empty_chart(open_tab: OpenTab, logdir: Path) -> None:
+    made_entry(logdir / "died", status="oom", steps={"warmup": 0})
+    write_steps(logdir / "died" / "steps.csv", [])
+    try:
+        tab = open_tab()
+        tab.open_view("Run")
+        tab.choose_run("died")
+        view = tab.inside.locator("section[data-view=Run]")
+        expect(view.locator(".error")).to_have_text("oom in setup: OutOfMemoryError: no memory left")
+        expect(view.locator(".chart")).to_have_count(0)
+        for name in ("Kernels", "Trace"):
+            expect(tab.open_view(name)).to_contain_text("ended before its trace stage")
+    finally:
+        shutil.rmtree(logdir / "died")
+
+
+def test_a_damaged_part_of_a_record_hides_no_other(open_tab: OpenTab, logdir: Path) -> None:
+    """A time that is none, controls and marks that turn writing around: everything else is there."""
+    name = "a\u202eb\x1b[31m"
+    made_entry(logdir / "odd", started="yesterday", name=name, notes=["turned \u202e round"], command="fit \x07")
+    try:
+        tab = open_tab()
+        tab.open_view("Run")
+        tab.choose_run("odd")
+        view = tab.inside.locator("section[data-view=Run]")
+        expect(view).to_contain_text("started yesterday")
+        expect(view).to_contain_text("a\\u{202e}b\\u{1b}[31m: 20 steps of fit")
+        expect(view).to_contain_text("note: turned \\u{202e} round")
+        expect(tab.card("Repeat it")).to_contain_text("fit \\u{7}")
+        tab.chart(tab.card("Time of each step"))
+        expect(tab.card("Environment")).to_contain_text("a GPU")
+        tab.open_view("Compare")
+        expect(tab.inside.get_by_role("link", name="odd", exact=True)).to_be_visible()
+    finally:
+        shutil.rmtree(logdir / "odd")
+
+
+def test_what_the_record_knows_besides_is_shown_by_what_it_is_about(open_tab: OpenTab, logdir: Path) -> None:
+    syncs = [Sync(file="train.py", line=7, function=MARKUP, count=3, call="aten::item")]
+    made_entry(logdir / "ranks", rank_step_s=[0.010, 0.012], between_steps_s=0.031, syncs=syncs)
+    try:
+        tab = open_tab()
+        tab.open_view("Run")
+        tab.choose_run("ranks")
+        card = tab.card("Further facts")
+        expect(card).to_contain_text("12.000 ms, rank 1, 20.0% longer")
+        expect(card).to_contain_text(f"train.py:7 in {MARKUP}")
+        expect(card).to_contain_text("31.000 ms")
+        assert tab.inside.locator("img").count() == 0
+    finally:
+        shutil.rmtree(logdir / "ranks")
+
+
+def test_a_run_that_has_not_ended_is_called_so_beside_its_figures(open_tab: OpenTab, logdir: Path) -> None:
+    entry = made_entry(logdir / "running")
+    untold = ("time", "host_time", "memory", "throughput", "steadiness", "utilisation", "verdict", "steps")
+    record = entry.record.model_dump(exclude=set(untold)) | {"status": "unfinished"}
+    write_run(entry.folder, RunRecord.model_validate(record))
+    try:
+        tab = open_tab()
+        tab.open_view("Run")
+        tab.choose_run("running")
+        view = tab.inside.locator("section[data-view=Run]")
+        expect(view.locator(".status").first).to_have_text("unfinished")
+        expect(view).to_contain_text("still running, or its process was killed")
+        rows = {row[0]: row[1:] for row in tab.table(tab.card("Time by phase"))}
+        assert rows["backward"][2].startswith("5.000")
+        assert len(tab.chart(tab.card("Time of each step"))["data"]["backward"]["x"]) == 25
+    finally:
+        shutil.rmtree(logdir / "running")
+
+
+def test_a_link_to_what_is_no_run_says_so(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    tab.open_view("Run")
+    tab.page.goto(f"{tab.address}/#lm_profiler&p.lm_profiler.run=..%2Fsecret%3Cb%3E&p.lm_profiler.view=Kernels")
+    expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("There is no run ../secret<b> below")
+    tab.choose_run(RUN)
+    expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("Time by phase and kind")
+
+
+@pytest.fixture
+def elsewhere(tensorboard: str, tmp_path: Path) -> Iterator[str]:
+    """The address of a page with the tab in a frame, from another server; so of another origin than TensorBoard."""
+    entry = f"{tensorboard}/data/plugin_entry.html?name=lm_profiler"
+    (tmp_path / "page.html").write_text(f"<iframe src='{entry}'></iframe>")
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/page.html"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_page_from_elsewhere_cannot_frame_the_tab(chromium: Browser, elsewhere: str) -> None:
+    page = chromium.new_page()
+    try:
+        page.goto(elsewhere)
+        inside = page.frame_locator("iframe")
+        expect(inside.get_by_text("shown in TensorBoard only")).to_be_visible()
+        assert inside.get_by_role("tab").count() == 0
+        assert RUN not in inside.locator("body").inner_text()
+    finally:
+        page.close()
