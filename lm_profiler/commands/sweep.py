@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -93,16 +95,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
-    if arguments and not arguments[0].startswith("-"):
-        read_config(arguments[0])
+    text = read_config(arguments[0])[1] if arguments and not arguments[0].startswith("-") else None
     try:
-        request = read_request(arguments)
+        request = read_request(arguments, text)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    for path in request.configs:
-        read_config(path)
+    texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     try:
-        return request, plan_of(request, command_line(("sweep", *arguments)))
+        return request, plan_of(request, command_line(("sweep", *arguments)), None if request.dry_run else texts)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -113,8 +113,8 @@ def _run(request: Request, folder: SweepFolder) -> bool:
     if not missing:
         return False
     here = request.launcher is None
-    cells, devices = len(folder.plan.cells), request.devices or (None,)
-    display = Display(cells, cells - len(missing), len(devices) if here else None)
+    cells, devices = folder.plan.cells, request.devices or (None,)
+    display = Display(cells, len(cells) - len(missing), len(devices) if here else None, folder.path)
     with CellServer(SERVER, folder.lock) as server:
         work = (
             Schedule(folder.path, missing, server, display, devices, request.timeout_s)
@@ -122,7 +122,7 @@ def _run(request: Request, folder: SweepFolder) -> bool:
             else Jobs(folder.path, missing, SPAWNING, display, request)
         )
         if folder.is_new:
-            _check_options(server, folder.plan)
+            _check_options(server, folder.plan, request.timeout_s)
         folder.begin()
         with display, _interrupting(work):
             work.run()
@@ -147,25 +147,37 @@ def _interrupting(work: Schedule | Jobs) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _check_options(server: CellServer, plan: SweepPlan) -> None:
-    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell."""
+def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
+    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell.
+
+    A check that lasts longer than a cell may is given up, with all that would follow: the cell itself will tell.
+    """
     alike = {tuple(cell.overrides): cell for cell in reversed(plan.cells)}
     with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
         output = Path(folder, "output.txt")
         for cell in alike.values():
-            if _parse(server, cell, output) == 2:
+            code = _parse(server, cell, output, timeout_s)
+            if code is not None and code < 0:
+                return
+            if code == 2:
                 for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
                     if NO_SUCH_OPTION in line:
                         raise UsageError(line.removeprefix("lm_profiler: "))
 
 
-def _parse(server: CellServer, cell: Cell, output: Path) -> int | None:
-    """Have a cell's call read and nothing more; returns the exit code."""
+def _parse(server: CellServer, cell: Cell, output: Path, timeout_s: float | None) -> int | None:
+    """Have a cell's call read and nothing more; returns the exit code, of SIGKILL where it took too long."""
     server.start(cell.id, [*cell.arguments, "--print_config"], output, {})
+    until = math.inf
     while True:
-        for event in server.events(None):
+        left_s = max(until - time.monotonic(), 0.0)
+        for event in server.events(None if left_s == math.inf else left_s):
             if isinstance(event, CellEnded):
                 return event.code
+            until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if time.monotonic() >= until:
+            server.signal(cell.id, signal.SIGKILL)
+            until = math.inf
 
 
 def _ending(folder: SweepFolder, interrupted: bool) -> int:

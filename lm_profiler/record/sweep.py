@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
@@ -40,6 +40,8 @@ class SweepPlan(Part):
     seed: int
     config_sha256: str | None = None
     """Of the content of all config files, one after the other; None without any."""
+    configs: dict[str, str] = Field(default_factory=dict)
+    """The text of each config file when the sweep began, by the name of its copy in the sweep's folder ``configs``."""
     cells: list[Cell]
 
 

@@ -5,40 +5,50 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import column
+from lm_profiler.sweep.lines import CellTable, Row, stage_of
+from lm_profiler.sweep.outcome import OUTPUT_FILE
 
-_RECENT = 10
-_STYLES = {"ok": "green", "oom": "yellow", "refused": "yellow"}
+_RECENT = 8
 _FIGURES = ("step_s", "tokens_per_s", "allocated_peak_bytes", "resident_peak_bytes")
 
 
 class Display:
-    """Tells how a sweep goes on: ``done`` of its ``cells`` are, and ``slots``, if known, run side by side."""
+    """Tells how a sweep goes on.
+
+    Args:
+        cells: All of the sweep's.
+        done: How many of them have an outcome already.
+        slots: How many run side by side; None where that is unknown.
+        folder: The sweep's, where running cells say what they do.
+    """
 
     def __init__(
         self,
-        cells: int,
+        cells: Sequence[Cell],
         done: int = 0,
         slots: int | None = 1,
+        folder: Path | None = None,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cells, self._slots, self._clock = cells, slots, clock
+        self._cells, self._slots, self._folder, self._clock = len(cells), slots, folder, clock
+        self._table = CellTable(cells)
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._running: dict[str, tuple[Cell, str | None, float]] = {}
         self._recent: deque[tuple[Cell, CellOutcome]] = deque(maxlen=_RECENT)
         self._words: Counter[str] = Counter()
-        self._before, self._ended_s, self._began = done, list[float](), clock()
+        self._before, self._ran_s, self._began = done, list[float](), clock()
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
@@ -58,7 +68,8 @@ class Display:
         """A cell has its outcome."""
         self._running.pop(cell.id, None)
         self._words[outcome.status] += 1
-        self._ended_s.append(outcome.duration_s)
+        if outcome.status != "refused":  # that takes no time, and says nothing of the others
+            self._ran_s.append(outcome.duration_s)
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
             line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration(outcome.duration_s)}"
@@ -72,21 +83,17 @@ class Display:
 
     @property
     def _done(self) -> int:
-        return self._before + len(self._ended_s)
+        return self._before + self._words.total()
 
     def _picture(self) -> RenderableType:
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        table.add_column("status", no_wrap=True)
-        table.add_column("cell", overflow="fold")
-        table.add_column("time", justify="right", no_wrap=True)
-        table.add_column("reason", overflow="ellipsis", no_wrap=True)
-        for cell, outcome in self._recent:
-            status = Text(outcome.status, _STYLES.get(outcome.status, "red"))
-            table.add_row(status, Text(cell.id), duration(outcome.duration_s), Text(outcome.reason or ""))
+        rows = [
+            Row(cell, outcome.status, [duration(outcome.duration_s)], outcome.reason) for cell, outcome in self._recent
+        ]
         for cell, device, since in self._running.values():
-            where = "running" if device is None else f"running on {device}"
-            table.add_row(Text(where, "bold"), Text(cell.id), duration(self._clock() - since), "")
-        return Group(table, Text(self.progress()))
+            stage = "running" if self._folder is None else stage_of(self._folder / cell.id / OUTPUT_FILE)
+            status = stage if device is None else f"{stage} on {device}"
+            rows.append(Row(cell, status, [duration(self._clock() - since)]))
+        return Group(*self._table.lines(rows, ["time"], self._console.width), Text(self.progress()))
 
     def progress(self) -> str:
         """How far it is, what came of it, and the time that is left."""
@@ -99,10 +106,10 @@ class Display:
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
-        """As if the cells that are left took as long as those that have ended; None before there are any."""
-        if not self._ended_s or self._slots is None:
+        """As if the cells that are left took as long as those that ran; None before there are any."""
+        if not self._ran_s or self._slots is None:
             return None
-        mean_s = sum(self._ended_s) / len(self._ended_s)
+        mean_s = sum(self._ran_s) / len(self._ran_s)
         spent_s = sum(min(self._clock() - since, mean_s) for _, _, since in self._running.values())
         return ((self._cells - self._done) * mean_s - spent_s) / self._slots
 
@@ -113,21 +120,18 @@ def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 160
     figures = [column(name) for name in _FIGURES if any(column(name).get(entry) is not None for entry in entries)]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("cell", overflow="fold")
-    table.add_column("status", no_wrap=True)
+    titles = []
     for figure in figures:
         assert figure.quantity is not None
         unit = figure.quantity.shown_unit
-        title = figure.title if unit in (figure.title, "") else f"{figure.title} ({unit})"
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("reason", overflow="fold")
-    for entry in entries:
-        status = Text(entry.status, _STYLES.get(entry.status, "red"))
-        table.add_row(
-            Text(entry.name), status, *(_shown(entry, name.name) for name in figures), Text(entry.reason or "")
-        )
-    console.print(table)
+        titles.append(figure.title if unit in (figure.title, "") else f"{figure.title} ({unit})")
+    rows = [
+        Row(entry.cell, entry.status, [_shown(entry, figure.name) for figure in figures], entry.reason)
+        for entry in entries
+        if entry.cell is not None
+    ]
+    for line in CellTable([row.cell for row in rows]).lines(rows, titles, console.width):
+        console.print(line)
 
 
 def _shown(entry: Entry, name: str) -> str:

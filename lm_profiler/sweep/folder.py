@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan, write_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
-from lm_profiler.sweep.plan import run_order
+from lm_profiler.sweep.plan import CONFIGS, run_order
 
 LOCK_FILE = ".lock"
 _PATIENCE_S = 5.0
@@ -37,10 +38,9 @@ class SweepFolder:
 
     def __init__(self, path: Path, plan: SweepPlan, sleep: Callable[[float], None] = time.sleep) -> None:
         self.path, self.plan = path, plan
-        _check_plan(path, plan)
-        above = (path, *path.parents)
-        self._made = [folder for folder in above if not folder.exists()]
         try:
+            _check_plan(path, plan)
+            self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -54,6 +54,7 @@ class SweepFolder:
         except FolderError:
             os.close(self.lock)
             raise
+        self._keep_configs()
 
     def __enter__(self) -> SweepFolder:
         return self
@@ -71,6 +72,14 @@ class SweepFolder:
     def is_new(self) -> bool:
         """Whether nothing has begun here."""
         return not (self.path / PLAN_FILE).exists()
+
+    def _keep_configs(self) -> None:
+        """Write the config files that cells are called with, where they are not there yet."""
+        for name, text in self.plan.configs.items():
+            kept = self.path / CONFIGS / name
+            if self.is_new or not kept.exists():
+                kept.parent.mkdir(exist_ok=True)
+                write_whole(kept, text)
 
     def begin(self) -> None:
         """Write the plan, the first time."""
@@ -127,7 +136,7 @@ def clear(folder: Path, cell: Cell) -> Path:
 
 def _check_plan(path: Path, plan: SweepPlan) -> None:
     if not (path / PLAN_FILE).exists():
-        if path.is_dir() and any(child.name != LOCK_FILE for child in path.iterdir()):
+        if path.is_dir() and any(child.name not in (LOCK_FILE, CONFIGS) for child in path.iterdir()):
             raise FolderError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
         return
     try:
@@ -154,5 +163,6 @@ def _difference(old: SweepPlan, new: SweepPlan) -> str | None:
 
 
 def _calls(plan: SweepPlan) -> dict[str, list[str]]:
-    """Each cell's arguments but for where the folder is: that may be written in another way, or have moved."""
-    return {cell.id: [part for part in cell.arguments if not part.startswith("--log_dir=")] for cell in plan.cells}
+    """Each cell's arguments but for where its files are: that may be written in another way, or have moved."""
+    where = ("--log_dir=", "--config=")  # what is in the configs is compared by itself
+    return {cell.id: [part for part in cell.arguments if not part.startswith(where)] for cell in plan.cells}

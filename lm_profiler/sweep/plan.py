@@ -4,49 +4,86 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from lm_profiler.models.config import PRESETS
 from lm_profiler.record.command import command_line
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 
+MOST_CELLS = 10_000
+CONFIGS = "configs"
+"""In the sweep's folder: the config files that it began with."""
+
 _LONGEST_ID = 100
 """Characters: file systems allow 255 a name, and people read it in tables."""
+_DIGEST = "-01234567"
 
 
-def plan_of(request: Request, command: str = "") -> SweepPlan:
+def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None = None) -> SweepPlan:
     """The plan of ``request``; cells in the order of the grid, the last option fastest, repeats beside each other.
+
+    Args:
+        request: What is asked for.
+        command: How it was asked.
+        texts: What its config files hold, by their paths. Cells are then called with the copies that the sweep keeps,
+            so that a file that changes meanwhile mixes nothing; otherwise with the files themselves.
 
     Raises:
         OSError: a config file cannot be read.
-        ValueError: a cell is listed twice.
+        ValueError: a cell is listed twice, or there are more than anybody waits for.
     """
+    _check_count(request)
     points = [dict(point) for point in _points(request)]
     for items, count in Counter(tuple(point.items()) for point in points).items():
         if count > 1:
             raise ValueError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
     folder = sweep_folder(request)
+    kept = {} if texts is None else _kept_as(request.configs)
+    called = {path: str(folder / CONFIGS / name) for path, name in kept.items()}
     cells = []
     for point, name in zip(points, _ids(points), strict=True):
         for repeat in range(request.repeats):
             parts = [name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1)
             cell_id = ",".join(parts)
             cells.append(
-                Cell(id=cell_id, overrides=point, repeat=repeat, arguments=_call(request, point, folder, cell_id))
+                Cell(
+                    id=cell_id, overrides=point, repeat=repeat, arguments=_call(request, point, called, folder, cell_id)
+                )
             )
-    configs = b"".join(Path(path).read_bytes() for path in request.configs)
+    read = texts if texts is not None else {path: Path(path).read_text(encoding="utf-8") for path in request.configs}
+    configs = "".join(read[path] for path in request.configs).encode()
     return SweepPlan(
         name=request.name,
         command=command,
         verb=request.verb,
         seed=request.seed,
         config_sha256=hashlib.sha256(configs).hexdigest() if request.configs else None,
+        configs={name: read[path] for path, name in kept.items()},
         cells=cells,
     )
+
+
+def _check_count(request: Request) -> None:
+    count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
+    if count > MOST_CELLS:
+        raise ValueError(
+            f"grid: expected at most {MOST_CELLS:,} cells, given {count:,.0f}; take fewer values or repeats"
+        )
+
+
+def _kept_as(paths: Sequence[str]) -> dict[str, str]:
+    """A file name for the copy of each config: its own where no other has it."""
+    names = Counter(Path(path).stem.lower() for path in dict.fromkeys(paths))
+    unique = dict.fromkeys(paths)
+    return {
+        path: f"{Path(path).stem}{f'-{n}' * (names[Path(path).stem.lower()] > 1)}.yaml" for n, path in enumerate(unique)
+    }
 
 
 def sweep_folder(request: Request) -> Path:
@@ -78,31 +115,64 @@ def _points(request: Request) -> Iterable[Mapping[str, str]]:
             yield {**entry, **dict(zip(request.grid, values, strict=True))}
 
 
-def _call(request: Request, point: Mapping[str, str], folder: Path, cell_id: str) -> list[str]:
+def _call(
+    request: Request, point: Mapping[str, str], called: Mapping[str, str], folder: Path, cell_id: str
+) -> list[str]:
     # A later config file overrides the options before it: those that are swept come before other options.
     swept = sorted(point.items(), key=lambda item: item[0] != "config")
     return [
         request.verb,
-        *([f"--config={request.config}"] if request.config is not None else []),
-        *(f"--{option}={value}" for option, value in swept),
+        *([f"--config={called.get(request.config, request.config)}"] if request.config is not None else []),
+        *(f"--{name}={called.get(value, value) if name == 'config' else value}" for name, value in swept),
         *request.options,
         f"--log_dir={folder}",
         f"--name={cell_id}",
     ]
 
 
+def telling(points: Sequence[Mapping[str, str]]) -> list[str]:
+    """The options that tell points apart, in their order: neither alike in all, nor what the size says by itself."""
+    options = dict.fromkeys(option for point in points for option in point)
+    if len(points) == 1:
+        return list(options)
+    differ = [option for option in options if len({point.get(option) for point in points}) > 1]
+    return [option for option in differ if not all(_restates(point, option) for point in points)]
+
+
+def _restates(point: Mapping[str, str], option: str) -> bool:
+    """Whether a point gives its preset's own value, or none."""
+    config = PRESETS.get(point.get("model.size", ""))
+    top, _, name = option.partition(".")
+    return option not in point or (
+        config is not None and top == "model" and point[option] == str(getattr(config, name, None))
+    )
+
+
 def _ids(points: Sequence[Mapping[str, str]]) -> list[str]:
     """A name for each point, of letters that any file system takes: ``size=small,precision=bf16-mixed``."""
-    labels = _labels({option for point in points for option in point})
-    ids = [",".join(f"{labels[option]}={_plain(value)}" for option, value in point.items()) for point in points]
+    told = telling(points)
+    labels = labels_of(told)
+    ids = [_joined(labels, told, point) for point in points]
     count = Counter(name.lower() for name in ids)  # some file systems do not tell a from A
     return [
-        f"{name[: _LONGEST_ID - 9]}-{_digest(point)}" if len(name) > _LONGEST_ID or count[name.lower()] > 1 else name
+        f"{name[: _LONGEST_ID - len(_DIGEST)]}-{_digest(point)}"
+        if len(name) > _LONGEST_ID or count[name.lower()] > 1
+        else name
         for point, name in zip(points, ids, strict=True)
     ]
 
 
-def _labels(options: Iterable[str]) -> dict[str, str]:
+def _joined(labels: Mapping[str, str], told: Sequence[str], point: Mapping[str, str]) -> str:
+    """``label=value`` of each option; where that is too long, the values are cut and not the options."""
+    given = [(labels[option], _plain(value)) for option, value in point.items() if option in told]
+    name = ",".join(f"{label}={value}" for label, value in given)
+    if len(name) <= _LONGEST_ID or not given:
+        return name
+    room = (_LONGEST_ID - len(_DIGEST) - sum(len(label) + 2 for label, _ in given)) // len(given)
+    return ",".join(f"{label}={value[: max(room, 4)]}" for label, value in given)
+
+
+def labels_of(options: Iterable[str]) -> dict[str, str]:
     """The shortest end of each option's path that no other has."""
     paths = {option: option.split(".") for option in options}
     ends = Counter(".".join(path[-n:]) for path in paths.values() for n in range(1, len(path) + 1))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +14,14 @@ from typing import Any, cast, get_args
 import yaml
 
 from lm_profiler.record.run import Verb
+from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
 
 CLUSTERS = ("slurm", "local", "debug")
 _IN_FILE = ("config", "verb", "grid", "list", "repeats", "seed", "timeout_s", "name")
 _ON_LINE = (*_IN_FILE, "log_dir", "devices", "launcher", "dry_run")
 _NOT_SWEPT = ("name", "log_dir")
 _FLAGS = ("dry_run",)
+_OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 _NULL = "tag:yaml.org,2002:null"
 """Of ``null``, ``~`` and nothing at all, where no quotes stand around it."""
 
@@ -59,15 +63,15 @@ class Request:
         return [*([self.config] if self.config is not None else []), *swept]
 
 
-def read_request(arguments: Sequence[str]) -> Request:
-    """The request in ``arguments``, which override what a file named first says.
+def read_request(arguments: Sequence[str], text: str | None = None) -> Request:
+    """The request in ``arguments``, which override what a file named first says; ``text`` is that file's, if read.
 
     Raises:
         ValueError: a wrong call, in a line.
         OSError: the file cannot be read.
     """
     file, given = _split(arguments)
-    settings: dict[str, Any] = _of_file(Path(file)) if file is not None else {}
+    settings: dict[str, Any] = _of_file(file, text) if file is not None else {}
     grid, cluster = dict(settings.get("grid") or {}), {}
     options = []
     for name, value in given:
@@ -118,8 +122,8 @@ def _default_name(file: str | None, settings: Mapping[str, Any]) -> str:
 # -- YAML, whose scalars stay text: the cells' own parser knows what `on`, `010` or `1e-3` shall mean ------------------
 
 
-def _of_file(path: Path) -> dict[str, Any]:
-    root = _compose(path.read_text(encoding="utf-8"), str(path))
+def _of_file(path: str, text: str | None) -> dict[str, Any]:
+    root = _compose(read_text(Path(path)) if text is None else text, path)
     if not isinstance(root, yaml.MappingNode):
         raise ValueError(f"{path}: expected a mapping with config, grid or list, given something else")
     settings = {}
@@ -161,15 +165,20 @@ def _values(name: str, node: yaml.Node) -> list[str]:
 
 def _compose(text: str, name: str) -> yaml.Node:
     try:
-        return yaml.compose(text, Loader=yaml.SafeLoader) or yaml.ScalarNode("", "")
-    except yaml.YAMLError as error:
-        why = getattr(error, "problem", None) or "cannot be read"
-        raise ValueError(f"{name}: expected YAML, given {text[:100]!r} ({why})") from None
+        return compose(text) or yaml.ScalarNode("", "")
+    except YamlTextError as error:
+        raise ValueError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
 
 
 def _text(node: yaml.Node) -> str:
-    """A value as it stands on a command line: a scalar as written, anything else in one line of YAML."""
+    """A value as it stands on a command line: a scalar as written, anything else in one line of YAML.
+
+    Raises:
+        ValueError: no program can be given it.
+    """
     if isinstance(node, yaml.ScalarNode):
+        if "\0" in node.value or any(0xD800 <= ord(letter) < 0xE000 for letter in node.value):
+            raise ValueError(f"sweep: expected values of text, given {node.value[:100]!r}")
         return "null" if node.tag == _NULL else str(node.value)
     return str(yaml.serialize(_flow(node), width=10**6)).strip()
 
@@ -219,6 +228,8 @@ def _check_options(request: Request) -> None:
     fixed = {option[2:].partition("=")[0] for option in request.options}
     listed = {name for entry in request.list for name in entry}
     for name in (*request.grid, *listed):
+        if not _OPTION.fullmatch(name):
+            raise ValueError(f"{name[:100]!r}: expected an option such as model.size, given no name of any")
         if name in _NOT_SWEPT:
             raise ValueError(f"{name}: expected an option of a run, given one that the sweep itself sets")
         if name in fixed:
@@ -233,9 +244,9 @@ def _number(name: str, text: str, kind: type[int] | type[float], least: int) -> 
     try:
         value = kind(text)
     except ValueError:
-        raise ValueError(f"{name}: expected a number, given {text!r}") from None
-    if not value >= least:
-        raise ValueError(f"{name}: expected {least} or more, given {text}")
+        raise ValueError(f"{name}: expected a number, given {text[:100]!r}") from None
+    if not least <= value < math.inf:
+        raise ValueError(f"{name}: expected {least} or more, given {text[:100]}")
     return value
 
 

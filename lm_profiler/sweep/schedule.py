@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 import signal
 import time
 from collections import deque
@@ -19,6 +21,20 @@ from lm_profiler.sweep.server import CellEnded, CellStarted
 GRACE_S = 10.0
 """From asking a cell to end, which lets it write its record, to killing it."""
 _REDRAW_S = 0.5
+
+
+_CACHE = "compile_cache"
+
+
+def own_compile_cache(own: Path) -> dict[str, str]:
+    """Where a cell keeps what it compiles: below its folder ``own``, and only while it runs.
+
+    In a cache that cells share, the first of them would compile and the others not, so that first steps could not be
+    compared; and what a killed process left half written there fails every later one. Where somebody has named a cache,
+    that is taken.
+    """
+    folders = {"TORCHINDUCTOR_CACHE_DIR": own / _CACHE, "TRITON_CACHE_DIR": own / _CACHE / "triton"}
+    return {} if folders.keys() & os.environ.keys() else {name: str(path.resolve()) for name, path in folders.items()}
 
 
 class Starter(Protocol):
@@ -106,11 +122,13 @@ class Schedule:
         own = clear(self._folder, cell)
         self._running[cell.id] = _Running(cell, device, self._clock(), memory_kills())
         visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-        self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, {**self._environment, **visible})
+        environment = {**self._environment, **visible, **own_compile_cache(own)}
+        self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, environment)
         self._watcher.began(cell, device)
 
     def _end(self, event: CellEnded) -> None:
         running = self._running.pop(event.cell)
+        shutil.rmtree(self._folder / event.cell / _CACHE, ignore_errors=True)
         self._free.append(running.device)
         ended = Ended(
             code=event.code,

@@ -51,6 +51,8 @@ class Users(BoringModel):
             raise RuntimeError("boom")
         if i == 2 and self.does == "crash":
             os.abort()
+        if i == 2 and self.does == "edit":
+            pathlib.Path("base.yaml").write_text("stages: {measure_steps: 7}")
         if i == 2 and self.does == "hang":
             time.sleep(600)
         return super().training_step(batch, i)
@@ -141,6 +143,33 @@ def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(
     assert not (here / "starts.txt").exists()
 
 
+def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The options of one's own model may be swept where its name is an option of the line.
+    (here / "base.yaml").write_text(yaml.safe_dump({**BASE, "model": {"size": "small"}}))
+    call = ["sweep", "--config=base.yaml", "--model=cells_module.Users", "--grid.model.does=edit,well", "--seed=0"]
+    code = main(call)
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "2 cells: 2 ok" in out
+    assert [line.split()[0] for line in (here / "starts.txt").read_text().splitlines()] == ["edit", "well"]
+    for does in ("edit", "well"):
+        record = read_run(here / "logs" / "base_sweep" / f"does={does}" / "version_0")
+        assert record.steps["measure"] == 3
+        assert "--config=logs/base_sweep/configs/base.yaml" in record.command
+    assert main(call) == 2  # with what the file says now, it is another sweep
+    assert "another config file, or one that was changed since" in capsys.readouterr().err
+
+
+def test_a_module_that_never_ends_to_import_or_to_build_is_stopped_at_the_time_of_a_cell(here: Path) -> None:
+    (here / "slow.py").write_text("import time; time.sleep(600)")
+    call = ["sweep", "--config=base.yaml", "--timeout_s=2", "--repeats=2", "--model=slow.M"]
+    assert main(call) == 1
+    outcomes = read_outcomes(here / "logs" / "base_sweep").values()
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
+        ("timeout", "ran longer than 2 s; left no record")
+    ] * 2
+
+
 class Sweep:
     """The program, started again and again on the same sweep."""
 
@@ -151,7 +180,7 @@ class Sweep:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "lm_profiler", "sweep", "ends.yaml", "--timeout_s=4"],
+            [sys.executable, "-m", "lm_profiler", "sweep", "ends.yaml", "--timeout_s=8"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -227,7 +256,7 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     assert sweep.none_is_left()
     outcomes: dict[str, CellOutcome] = {**read_outcomes(here / "logs" / "ends")}
     reasons = {cell.removeprefix("does="): (outcome.status, outcome.reason) for cell, outcome in outcomes.items()}
-    assert reasons["hang"] == ("timeout", "ran longer than 4 s, in forward of step 3")
+    assert reasons["hang"] == ("timeout", "ran longer than 8 s, in forward of step 3")
     assert reasons["fail"] == ("failed", "RuntimeError in forward of step 3: boom")
     assert reasons["well"] == ("ok", None)
     assert reasons["crash"][1] is not None

@@ -23,5 +23,5 @@ def test_keys_are_taken_out_and_other_values_stay_as_they_were_written() -> None
 
 def test_what_is_no_yaml_is_not_too_large() -> None:
     assert too_large("[1") is None
-    with pytest.raises(YamlTextError, match=r"^is not YAML at line 1: "):
+    with pytest.raises(YamlTextError, match=r"^is not YAML at line 2: "):
         compose("[1")

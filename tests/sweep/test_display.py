@@ -9,9 +9,12 @@ import pytest
 from by_hand import plan
 from rich.console import Console
 
-from lm_profiler.record.sweep import CellOutcome, CellStatus
+from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
 from lm_profiler.report.collection import Entry
 from lm_profiler.sweep.display import Display, duration, print_end
+from lm_profiler.sweep.lines import stage_of
+from lm_profiler.sweep.plan import plan_of
+from lm_profiler.sweep.request import Request
 
 CELLS = plan("a[b]", "b", "c", "d").cells
 
@@ -31,7 +34,7 @@ class Clock:
 
 def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     file = io.StringIO()
-    with Display(5, done=1, console=Console(file=file, width=40)) as display:
+    with Display([*CELLS, *plan("e").cells], done=1, console=Console(file=file, width=40)) as display:
         display.began(CELLS[0], None)
         display.ended(CELLS[0], outcome("a[b]", "ok", 12.34))
         display.began(CELLS[1], None)
@@ -44,7 +47,7 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
 
 def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock = Clock()
-    display = Display(4, slots=2, console=Console(file=io.StringIO()), clock=clock)
+    display = Display(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
     display.began(CELLS[0], "0")
     display.began(CELLS[1], "1")
     assert display.progress() == "0 of 4 cells, 0.0 s gone"
@@ -54,36 +57,102 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     assert display.progress() == "1 of 4 cells, 1 ok, 14.0 s gone, about 8.0 s left"
-    unknown = Display(4, slots=None, console=Console(file=io.StringIO()), clock=clock)
+    unknown = Display(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
     unknown.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     assert "left" not in unknown.progress()
 
 
-def test_a_terminal_shows_what_runs_and_what_has_ended() -> None:
-    file = io.StringIO()
-    with Display(4, console=Console(file=file, force_terminal=True, width=100)) as display:
-        display.began(CELLS[0], "0")
-        display.ended(CELLS[0], outcome("a[b]", "oom", 1.0, "[/nothing] of a tag"))
-        display.began(CELLS[1], "2,3")
-    shown = file.getvalue()
-    assert "running on 2,3" in shown
-    assert "a[b]" in shown
-    assert "[/nothing] of a tag" in shown
-    assert "1 of 4 cells, 1 oom" in shown
+def test_refusals_say_nothing_of_the_time_that_is_left() -> None:
+    display = Display(CELLS, console=Console(file=io.StringIO()), clock=Clock())
+    display.ended(CELLS[0], outcome("a[b]", "refused", 1.0))
+    assert "left" not in display.progress()
+    display.ended(CELLS[1], outcome("b", "ok", 10.0))
+    assert display.progress().endswith("about 20.0 s left")
 
 
-def test_the_end_lists_every_cell_with_its_reason() -> None:
-    file = io.StringIO()
-    entries = [
-        Entry(Path("s/a"), None, CELLS[0], outcome("a[b]", "timeout", 9.0, "ran longer than 9 s")),
-        Entry(Path("s/b"), None, CELLS[1], None),
+def wide() -> list[Cell]:
+    """Cells as of a real sweep: eight options, long values."""
+    values = {
+        "model.size": ["2.7B", "small"],
+        "model.compile": ["true", "false"],
+        "model.compile_mode": ["max-autotune-no-cudagraphs", "reduce-overhead"],
+        "trainer.precision": ["bf16-mixed", "32-true"],
+        "data.context_length": ["16384", "128"],
+        "model.activation_checkpointing": ["true", "false"],
+        "model.float32_matmul_precision": ["highest", "medium"],
+        "model.optimizer": ["adamw", "none"],
+    }
+    points = [{name: both[n] for name, both in values.items()} for n in (0, 1)]
+    return [
+        Cell(id=f"a-long-name-of-a-cell-{n}-{r}", overrides=point, repeat=r, arguments=[])
+        for n, point in enumerate(points)
+        for r in (0, 1)
     ]
-    print_end(entries, Console(file=file, width=100))
-    lines = (line.split(maxsplit=2) for line in file.getvalue().splitlines())
-    head, first, second = ([word.strip() for word in line] for line in lines)
-    assert head == ["cell", "status", "reason"]
-    assert first == ["a[b]", "timeout", "ran longer than 9 s"]
-    assert second == ["b", "missing"]
+
+
+REASON = "memory: expected at most the 22.6 GiB that are free, given 29.8 GiB before any activation; " * 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_terminal_shows_what_tells_cells_apart_and_a_reason_in_a_line_of_its_own(width: int, tmp_path: Path) -> None:
+    cells, file = wide(), io.StringIO()
+    (tmp_path / cells[1].id).mkdir()
+    (tmp_path / cells[1].id / "output.txt").write_text("warm-up: 5 steps\nmeasuring: 20 steps\nthe user's print\n")
+    console = Console(file=file, force_terminal=True, width=width, color_system=None)
+    display = Display(cells, folder=tmp_path, console=console, clock=lambda: 75.0)
+    display._live.start = lambda *_: None  # type: ignore[method-assign] - it would draw over itself
+    display.tick = lambda: None  # type: ignore[method-assign]
+    display.began(cells[1], "0")
+    display.ended(cells[0], outcome(cells[0].id, "refused", 75.4, REASON))
+    console.print(display._picture())
+    lines = file.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    head, refused, reason, running, progress = lines
+    assert head.startswith("status")
+    assert head.endswith("time")
+    assert refused.startswith("refused")
+    assert refused.endswith("1:15")
+    assert refused.split()[1] == "2.7B"
+    assert reason.startswith("  memory: expected at most the 22.6 GiB")
+    assert reason.endswith("…")
+    assert running.startswith("measuring on 0")
+    assert running.endswith("0.0 s")
+    assert progress.startswith("1 of 4 cells, 1 refused")
+
+
+def test_options_that_fit_are_told_whole() -> None:
+    file = io.StringIO()
+    cells = plan_of(Request(name="s", grid={"model.size": ["small", "xl"], "model.compile": ["true", "false"]})).cells
+    console = Console(file=file, force_terminal=True, width=80, color_system=None)
+    with Display(cells, console=console, clock=Clock()) as display:
+        display.ended(cells[3], outcome(cells[3].id, "oom", 1.0, "[/nothing] of a tag"))
+        display.began(cells[1], None)
+    words = [line.split() for line in file.getvalue().splitlines()]
+    assert ["oom", "xl", "false", "1.0", "s"] in words
+    assert ["[/nothing]", "of", "a", "tag"] in words
+    assert ["running", "small", "false", "0.0", "s"] in words
+
+
+@pytest.mark.parametrize("said,stage", [("", "starting"), ("tracing: 3 steps\n", "tracing"), ("tracing\n", "starting")])
+def test_a_running_cell_says_what_it_does_in_its_output(said: str, stage: str, tmp_path: Path) -> None:
+    assert stage_of(tmp_path / "nothing") == "starting"
+    (tmp_path / "output.txt").write_text(said)
+    assert stage_of(tmp_path / "output.txt") == stage
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_end_lists_every_cell_with_its_reason_below_it(width: int) -> None:
+    file, cells = io.StringIO(), wide()
+    entries = [
+        Entry(Path("s/a"), None, cells[0], outcome(cells[0].id, "timeout", 9.0, "ran longer than 9 s")),
+        Entry(Path("s/b"), None, cells[2], None),
+    ]
+    print_end(entries, Console(file=file, width=width, force_terminal=True, color_system=None))
+    head, first, reason, second = file.getvalue().splitlines()
+    assert all(len(line) <= width for line in (head, first, second))
+    assert first.split()[:2] == ["timeout", "2.7B"]
+    assert reason == "  ran longer than 9 s"
+    assert second.split()[:3] == ["not", "run", "small"]
 
 
 @pytest.mark.parametrize("seconds,shown", [(0.04, "0.0 s"), (59.94, "59.9 s"), (75.4, "1:15"), (3723, "1:02:03")])

@@ -62,6 +62,28 @@ def test_labels_are_as_short_as_they_can_be() -> None:
     ]
 
 
+def test_names_tell_what_differs_and_not_what_the_preset_says_by_itself() -> None:
+    sizes = [
+        {"model.size": "small", "model.d_model": "768", "model.num_layers": "12", "data.batch_size": "4"},
+        {"model.size": "xl", "model.d_model": "1600", "model.num_layers": "48", "data.batch_size": "4"},
+    ]
+    grid = {"trainer.precision": ["bf16-mixed"], "model.compile": ["false", "true"]}
+    assert ids(Request(name="s", list=sizes, grid=grid)) == [
+        *("size=small,compile=false", "size=small,compile=true", "size=xl,compile=false", "size=xl,compile=true")
+    ]
+    sizes[1]["model.num_layers"] = "47"  # no longer the preset's
+    assert ids(Request(name="s", list=sizes))[1] == "size=xl,num_layers=47"
+
+
+def test_a_name_that_is_too_long_gives_up_the_ends_of_its_values_and_no_option() -> None:
+    grid = {f"model.option_{n}": ["x" * 40 + "1", "y" * 40] for n in range(4)} | {"model.compile": ["true", "false"]}
+    cells = ids(Request(name="s", grid=grid))
+    assert len(set(cells)) == 32
+    for name in cells:
+        assert len(name) <= 100
+        assert ",compile=true" in name or ",compile=false" in name
+
+
 def test_ids_are_unique_and_fit_any_file_system() -> None:
     values = ["a/b", "a b", "../../etc", "[0.9, 0.95]", "x" * 300, "x" * 301, "", "B", "b", "é"]
     cells = ids(Request(name="s", grid={"model.v": values}, repeats=2))
@@ -92,6 +114,22 @@ def test_a_swept_config_file_does_not_undo_what_else_is_swept(tmp_path: Path) ->
     config.touch()
     (cell,) = plan_of(Request(name="s", grid={"a.x": ["1"], "config": [str(config)]})).cells
     assert cell.arguments[:3] == ["fit", f"--config={config}", "--a.x=1"]
+
+
+def test_more_cells_than_anybody_waits_for_are_refused_before_they_are_made() -> None:
+    grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
+    with pytest.raises(ValueError, match=r"^grid: expected at most 10,000 cells, given 10,000,000,000; take fewer"):
+        plan_of(Request(name="s", grid=grid))
+    with pytest.raises(ValueError, match="given 20,000,000; take fewer values or repeats"):
+        plan_of(Request(name="s", repeats=20_000_000))
+
+
+def test_cells_are_called_with_the_copies_of_the_configs(tmp_path: Path) -> None:
+    request = Request(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
+    texts = {"a/x.yaml": "1", "b/x.yaml": "2", "b/y.yaml": "3"}
+    made = plan_of(request, texts=texts)
+    assert made.configs == {"x-0.yaml": "1", "x-1.yaml": "2", "y.yaml": "3"}
+    assert [cell.arguments[1] for cell in made.cells] == [f"--config=out/s/configs/{name}" for name in made.configs]
 
 
 def test_a_cell_that_is_listed_twice_is_refused() -> None:

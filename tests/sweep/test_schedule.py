@@ -24,12 +24,16 @@ class Processes:
         self.new: list[str] = []
         self.environments: dict[str, str | None] = {}
         self.most = 0
+        self.caches: list[list[str | None]] = []
         self.signals: list[tuple[float, str, int]] = []
         self.at: dict[float, Callable[[], None]] = {}
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         assert output == self.folder / cell / "output.txt"
         assert list(output.parent.iterdir()) == []  # whatever an earlier try left is gone
+        self.caches.append([environment.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")])
+        for cache in filter(None, self.caches[-1]):
+            Path(cache).mkdir(parents=True)
         self.environments[cell] = environment.get("CUDA_VISIBLE_DEVICES")
         self.new.append(cell)
 
@@ -130,3 +134,22 @@ def test_what_an_earlier_try_left_is_removed_before_the_next(tmp_path: Path) -> 
     work, _ = schedule(processes)
     work.run()
     assert read_outcomes(tmp_path)["a"].status == "ok"
+
+
+def test_each_cell_compiles_into_a_folder_of_its_own_which_is_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    processes = Processes(tmp_path, {"a": 1.0, "b": 1.0})
+    schedule(processes)[0].run()
+    own = [tmp_path / cell / "compile_cache" for cell in ("a", "b")]
+    assert processes.caches == [[str(folder), str(folder / "triton")] for folder in own]
+    assert not list(tmp_path.glob("*/compile_cache"))
+
+
+def test_a_cache_that_somebody_named_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/shared")
+    processes = Processes(tmp_path, {"a": 1.0})
+    schedule(processes)[0].run()
+    assert processes.caches == [[None, None]]
