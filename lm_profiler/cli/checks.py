@@ -88,8 +88,10 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
 def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> str | None:
     """Why what ``model`` must hold for ``data`` cannot fit, and what would; None if it does, or nobody can say."""
     device = trainer.strategy.root_device
+    if isinstance(trainer.strategy, _SHARDED) or (device.type != "cpu" and _forks(trainer)):
+        return None
     available = available_bytes(device)
-    if available is None or isinstance(trainer.strategy, _SHARDED):
+    if available is None:
         return None
     copies = trainer.num_devices if device.type == "cpu" else 1
     if isinstance(model, AttentionAlone):
@@ -101,3 +103,11 @@ def memory_refusal(model: LightningModule, data: object, trainer: Trainer, train
         return held
     plan = (model.config, data.batch_size, data.context_length, trainer.precision, model.optimizer_name, training)
     return batch_refusal(*plan, available // copies)
+
+
+def _forks(trainer: Trainer) -> bool:
+    """Whether the ranks will be copies of this process (ddp_fork, ddp_notebook): they lose a device that it opened.
+
+    Asking for its free memory opens it.
+    """
+    return getattr(trainer.strategy.launcher, "_start_method", None) == "fork"

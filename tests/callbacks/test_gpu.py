@@ -145,16 +145,20 @@ def test_waiting_for_data_is_the_devices_time_as_well_where_it_has_nothing_else_
 
 def test_memory_is_the_allocators(tmp_path: Path) -> None:
     class Holds(BoringModel):
+        held = 0
+        """Before its block: weights, states, and the workspaces that cuBLAS keeps from the first step on."""
+
         def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            self.held = torch.cuda.memory_allocated(self.device)
             torch.empty(256 << 20, dtype=torch.uint8, device=self.device)
             return super().training_step(batch, batch_idx)
 
-    profiler = instruments(1, 3, memory=1)
-    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Holds())
+    module, profiler = Holds(), instruments(1, 3, memory=1)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(module)
     assert profiler.record is not None
     memory = profiler.record.memory
     assert memory is not None
-    assert 256 << 20 <= (memory.measured.allocated_peak or 0) < 320 << 20
+    assert memory.measured.allocated_peak == pytest.approx(module.held + (256 << 20), abs=1 << 20)
     assert (memory.measured.reserved_peak or 0) >= (memory.measured.allocated_peak or 0)
     assert (memory.parts["forward"].allocated_peak or 0) >= 256 << 20
     assert (memory.parts["optimizer"].allocated_peak or 0) < 256 << 20
@@ -177,6 +181,7 @@ def test_out_of_memory_on_the_device(tmp_path: Path) -> None:
     assert [row.seconds is not None for row in read_steps(profiler.folder / "steps.csv")] == [True] * 3
 
 
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")  # on one GPU there is nothing to shard
 def test_fsdp(tmp_path: Path) -> None:
     if not torch.distributed.is_nccl_available():
         pytest.skip("needs NCCL")

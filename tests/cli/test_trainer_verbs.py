@@ -16,10 +16,12 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 import yaml
 from lightning.pytorch import Trainer
 
 from lm_profiler.__main__ import main
+from lm_profiler.cli import checks
 from lm_profiler.cli import trainer_verbs as cli
 from lm_profiler.models import Transformer
 from lm_profiler.record.run import read_run
@@ -277,6 +279,23 @@ def test_a_batch_that_cannot_fit_is_refused_before_it_is_made(here: Path, capsys
     assert "of token ids and logits (batch 1,000,000,000,000 x context " in first
     assert second.startswith("would fit: --data.batch_size=")
     assert read_run(here / "logs" / "tiny" / "version_0").status == "refused"
+
+
+@pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
+def test_no_device_is_opened_that_forked_ranks_need(
+    strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch, no_weights: None
+) -> None:
+    """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
+    opened: list[torch.device] = []
+    monkeypatch.setattr(checks, "available_bytes", opened.append)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+    model = LanguageModel(size="small")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
+        assert checks.memory_refusal(model, None, trainer, training=True) is None
+    assert len(opened) == asked
+    assert checks.memory_refusal(model, None, trainer, training=True) is None
+    assert len(opened) == asked + 1  # the host's memory may always be asked for
 
 
 def test_every_remedy_that_it_prints_can_be_pasted(

@@ -222,6 +222,9 @@ def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     b, t, d = 4, 1024, 64  # multiples of what the allocator rounds up to
     module = QKV("math", b, 1, t, d).to(device)
+    module().backward()  # cuBLAS takes a workspace for each of the two threads, 32 MiB on Hopper, and keeps it
+    module.zero_grad(set_to_none=True)
+    torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     inputs = 3 * FLOAT * b * t * d
     levels = step(LevelsReader(module, [], lambda: torch.cuda.memory_allocated(device), device), module)
@@ -231,4 +234,4 @@ def test_on_a_gpu_the_allocator_says_what_math_attention_saves() -> None:
     saved = FLOAT * b * t * d + t * t + FLOAT * b * t * t
     assert saved <= levels.forward - before <= saved + FLOAT * b * t * d + 2**20  # the output may be kept; the loss is
     assert levels.backward is not None
-    assert inputs <= levels.backward - before <= inputs + 2**20 + 16 * 2**20  # cuBLAS takes a workspace once
+    assert inputs <= levels.backward - before <= inputs + 2**20
