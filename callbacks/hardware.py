@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.numerics import NumericsAudit
-from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.callbacks.trace import TRACED, Tracer
 from lm_profiler.callbacks.work import Work
 from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.kept_ceilings import known_ceiling
@@ -42,12 +42,18 @@ def look_at_hardware(
     notes: list[str] = []
     module, device = trainer.lightning_module, trainer.strategy.root_device
     dtype = torch_dtype(run_dtype(trainer))
+    kernels = found("kernels", tracer.kernels, notes)
+    if device.type in TRACED and kernels is not None and kernels.source == "operators":
+        notes.append(
+            f"the trace has PyTorch's operators and no kernel: the driver of this {device.type} device lets nobody "
+            "look (on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"
+        )
     return Hardware(
         flops=found("FLOPs", lambda: work.flops_per_step(trainer, module), notes),
         ceiling=None if dtype is None else found("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
         peak_flops_per_s=peak_flops_per_s,
         samples=found("samples", lambda: work.samples_per_step(trainer), notes),
-        kernels=found("kernels", tracer.kernels, notes),
+        kernels=kernels,
         numerics=found("numerics", lambda: audit.facts(trainer, module), notes),
         notes=notes,
     )

@@ -15,7 +15,7 @@ from typing import Any
 from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.callbacks.namespaces import is_exactly, overrides, verb_of
-from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Done, Forward, Marked, OptimizerStep
+from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Died, Done, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
@@ -71,6 +71,7 @@ class PhaseProfiler(Profiler):
         step_ended: gets each finished step's marks, between that step and the next; returns how many are left.
         done: called when none is left; does not raise.
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
+        died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class PhaseProfiler(Profiler):
         step_ended: Callable[[StepMarks], int],
         done: Callable[[], None],
         stop: bool,
+        died: Callable[[BaseException], object],
     ) -> None:
         super().__init__()
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
@@ -92,6 +94,7 @@ class PhaseProfiler(Profiler):
         self._step_ended = step_ended
         self._done = done
         self._stop = stop
+        self._died = died
         self.step_done = False
         verb = verb_of(trainer)
         self._fetch = _FETCHES[verb]
@@ -193,6 +196,8 @@ class PhaseProfiler(Profiler):
         owner, hook = action_name.partition("]")[0] + "]", action_name.rpartition(".")[2]
         if owner == "[Strategy]":
             return self._strategy_span(hook)
+        if hook == "on_exception":
+            return Died(self._died)
         if hook in _HOOKS_INSIDE:
             return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
         if not self._fitting:

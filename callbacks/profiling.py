@@ -6,15 +6,18 @@ step, whatever it does.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from operator import index
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
@@ -41,7 +44,7 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
 from lm_profiler.callbacks.work import Work
-from lm_profiler.measure.boundary import UNGUARDED, Part, said, say
+from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
@@ -128,7 +131,7 @@ class TrainingProfiler(Callback):
     def _begin(self, module: LightningModule) -> None:
         trainer, launch = self._trainer, self._launch or Launch()
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        self.folder = run_folder(trainer, launch.name)
+        self.folder = run_folder(trainer, launch.name, self._tell)
         recorder = self._recorder = Recorder(self.folder, launch, trainer, module, self._verb)
         self._tokens = Part("tokens_in", self._tell)
         self._tokens_in: Callable[[Any], int] | None = self._tokens.run(getattr, module, "tokens_in", None)
@@ -168,6 +171,7 @@ class TrainingProfiler(Callback):
             self._step_ended,
             partial(self._recording.run, self._finish, "ok"),
             self._stages.stop_when_done,
+            partial(self._recording.run, self._died),
         )
         self._trainer.profiler = self._phases  # type: ignore[attr-defined]
 
@@ -368,8 +372,17 @@ class TrainingProfiler(Callback):
                 tracer = self._session.instruments.tracer
                 hardware = look_at_hardware(self._trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
             self.record = recorder.complete(measured, record, hardware)
-        if not self._quiet and self.record is not None:
-            print_run(self.record, self.folder)
+        if not self._quiet:
+            Part("the table", self._tell).run(self._show)
+
+    def _show(self) -> None:
+        """Print the table in one go; rich's own way with a broken pipe would end the user's output too."""
+        assert self.record is not None
+        text, live = StringIO(), sys.stdout is not None and sys.stdout.isatty()
+        print_run(
+            self.record, self.folder, Console(file=text, force_terminal=live, width=Console().width if live else None)
+        )
+        put(sys.stdout, text.getvalue())
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""

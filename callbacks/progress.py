@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from lm_profiler.measure.boundary import put
 from lm_profiler.record.quantities import counted
 
 _NAMES = {"warmup": "warm-up", "measure": "measuring", "memory": "reading memory", "trace": "tracing"}
@@ -23,9 +24,9 @@ class Progress:
         self, out: TextIO | None = None, clock: Callable[[], float] = time.monotonic, until_sure: bool = False
     ) -> None:
         self._measured = "at most " if until_sure else ""
-        self._out = out if out is not None else sys.stderr
+        self._out: TextIO | None = out if out is not None else sys.stderr
         self._clock = clock
-        self._live = self._out.isatty()
+        self._live = self._out is not None and self._out.isatty()
         self._drawn_at = float("-inf")
         self._stage: str | None = None
 
@@ -50,5 +51,4 @@ class Progress:
         self._stage = None
 
     def _write(self, text: str) -> None:
-        self._out.write(text)
-        self._out.flush()
+        put(self._out, text)

@@ -61,6 +61,19 @@ class Action(Nothing):
             self._timeline.part.failed(error)
 
 
+class Died(Nothing):
+    """Another callback's ``on_exception``: where that raises, ours would never be told of the run's own error."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[BaseException], object]) -> None:
+        self._told = told
+
+    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:  # type: ignore[override]
+        if value is not None:
+            self._told(value.__context__ or value)
+
+
 class Forward(Span):
     """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
 

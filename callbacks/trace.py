@@ -21,7 +21,7 @@ from lm_profiler.measure.trace_events import trace_events
 from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
 from lm_profiler.record.quantities import PARTS, PHASES
 
-_ACTIVITIES = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,8 +127,8 @@ class Tracer:
             self.part.leave_out("the profiler of torch's that runs in this process keeps its events")
             return
         activities = [ProfilerActivity.CPU]
-        if self._device.type in _ACTIVITIES:
-            activities.append(_ACTIVITIES[self._device.type])
+        if self._device.type in TRACED:
+            activities.append(TRACED[self._device.type])
         tracing = profile(
             activities=activities,
             schedule=schedule(wait=0, warmup=1, active=self._options.steps, repeat=1),
@@ -148,7 +148,7 @@ class Tracer:
         """A step of the stage has ended and another follows."""
         if self._profile is None:
             return
-        if not self._warm and self._device.type in _ACTIVITIES:
+        if not self._warm and self._device.type in TRACED:
             # What the profiler's own step left in the queue would run in the first traced one.
             torch.accelerator.synchronize(self._device)
         self._warm = True

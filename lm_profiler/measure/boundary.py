@@ -6,12 +6,14 @@ Whatever is raised there takes that part out, is said once with its cause, and t
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from io import TextIOWrapper
 from traceback import walk_tb
-from typing import Any, TypeVar, overload
+from typing import Any, TextIO, TypeVar, overload
 
 Result = TypeVar("Result")
 
@@ -43,7 +45,7 @@ class Part:
         self.name = name
         self.out = False
         self.error: BaseException | None = None
-        self._tell = tell
+        self.tell = tell
         self._leave = leave
         self._outcome = outcome
 
@@ -65,12 +67,12 @@ class Part:
             if comes_from_outside(another):
                 raise
             text += f"; taking it out failed: {said(another)}"
-        self._tell(text)
+        self.tell(text)
 
     def leave_out(self, why: str) -> None:
         """Do without the part, which would harm what it observes."""
         self.out = True
-        self._tell(f"{self.name} left out: {why}")
+        self.tell(f"{self.name} left out: {why}")
 
     @overload
     def run(self, call: Callable[..., Result], *args: Any, otherwise: Result) -> Result: ...
@@ -126,14 +128,19 @@ def comes_from_outside(error: BaseException) -> bool:
     return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
 
 
-def first_line(error: BaseException) -> str:
-    """The exception's message, shortened to one line; empty where it has none."""
+def message_of(error: BaseException) -> str:
+    """The exception's message, also where somebody's own class cannot say it."""
     try:
-        lines = str(error).strip().splitlines()
+        return str(error)
     except BaseException as another:
         if comes_from_outside(another):
             raise
         return f"its message cannot be read: {type(another).__name__}"
+
+
+def first_line(error: BaseException) -> str:
+    """The exception's message, shortened to one line; empty where it has none."""
+    lines = message_of(error).strip().splitlines()
     return lines[0][:300] if lines else ""
 
 
@@ -146,9 +153,28 @@ def said(error: BaseException) -> str:
 def say(text: str) -> None:
     """One line on stderr, if that can be written to."""
     try:
-        line = f"lm_profiler: {text}\n".encode("ascii", "backslashreplace").decode("ascii")
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        put(sys.stderr, f"lm_profiler: {text}\n")
     except BaseException as error:
         if comes_from_outside(error):
             raise
+
+
+def put(stream: TextIO | None, text: str) -> None:
+    """Write ``text`` at once, in what signs ``stream`` has; None takes nothing.
+
+    Nothing stays in the stream's buffer: what cannot be written must not fail again when the program ends.
+
+    Raises:
+        OSError: it cannot be written to.
+        ValueError: it is closed.
+    """
+    if stream is None:
+        return
+    signs = text.encode(getattr(stream, "encoding", None) or "utf-8", "backslashreplace")
+    stream.flush()
+    if type(stream) is not TextIOWrapper:  # a notebook's, or somebody's own
+        stream.write(signs.decode(getattr(stream, "encoding", None) or "utf-8"))
+        stream.flush()
+        return
+    while signs:
+        signs = signs[os.write(stream.fileno(), signs) :]

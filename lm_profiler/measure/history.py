@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from lm_profiler.measure.boundary import message_of
 from lm_profiler.measure.memory import allocator_of, available_bytes
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import AllocatorReading, OutOfMemory
@@ -119,7 +120,9 @@ _OUT_OF_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether ``error`` is of a device or a host that had no memory left."""
     if isinstance(error, RuntimeError):
-        return isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+        return isinstance(error, torch.OutOfMemoryError) or any(
+            words in message_of(error).lower() for words in _OUT_OF_MEMORY
+        )
     return isinstance(error, MemoryError)
 
 
@@ -130,7 +133,7 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
     """
     if not is_out_of_memory(error):
         return None
-    message = str(error)
+    message = message_of(error)
     said = {name: _bytes(pattern, message) for name, pattern in _SAID.items()}
     if device.type == "cpu":
         import psutil

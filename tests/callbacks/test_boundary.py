@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +23,15 @@ ERRORS: list[Callable[[], BaseException]] = [
     lambda: MemoryError("boom"),
     lambda: GeneratorExit("boom"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def quiet_trainers() -> Iterator[None]:
+    logger = logging.getLogger("lightning.pytorch")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +85,9 @@ def test_no_fault_in_any_function_reaches_the_training(
     module = train(tmp_path / "whole", [profiler()], make)
     plain = train(tmp_path / "plain", [], make, max_steps=module.steps)
     assert_same_weights(module, plain)
-    faults = [(place, 1) for place in calls]
+    # Of what is found out when the loop has ended, inside of one part, every fourth.
+    ended = [code.co_name for code, _ in calls].index("_record")
+    faults = [(place, 1) for number, place in enumerate(calls) if number <= ended or number % 4 == 0]
     if make is Manual:  # beside what the automatic one has been through
         known = places(lambda: train(tmp_path / "automatic", [profiler()]))
         faults = [(place, time) for place, time in faults if place not in known]
