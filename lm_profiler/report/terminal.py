@@ -11,6 +11,7 @@ from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.console import PlainConsole, print_table
 from lm_profiler.report.contention import contention_lines
+from lm_profiler.report.facts import bytes_text
 from lm_profiler.report.numerics import numerics_headline, numerics_table
 
 _ODD_SHOWN = 3
@@ -102,7 +103,7 @@ def summary_lines(record: RunRecord) -> list[str]:
         lines.append(", ".join(rates))
     if record.memory is not None:
         peaks = ((MEMORY[name], value) for name, value in record.memory.measured.model_dump().items())
-        known = [f"{quantity.title} {quantity.show(value)}" for quantity, value in peaks if value is not None]
+        known = [f"{quantity.title} {bytes_text(value)}" for quantity, value in peaks if value is not None]
         if known:
             lines.append(", ".join(known))
     if record.verdict is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_runs import made_record
 from rich.console import Console
 
 from lm_profiler.record.quantities import TIMES
@@ -21,7 +22,7 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.terminal import print_run
+from lm_profiler.report.terminal import print_run, summary_lines
 
 NEVER = TimeSummary(
     n=10, mean=0.0, std=0.0, cv=None, median=0.0, ci_low=0.0, ci_high=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
@@ -149,7 +150,7 @@ def test_on_a_device_the_hosts_time_stands_beside() -> None:
 def test_below_the_table_there_are_throughput_memory_and_the_place() -> None:
     text = printed(record(notes=["mind the gap"]))
     assert "10,139 tokens/s [9,942, 10,343] (2,048 a step)" in text
-    assert "peak allocated 3.000 GiB" in text
+    assert "peak allocated 3.00 GiB" in text
     assert "peak reserved" not in text  # unknown here
     assert "first step 1,500.000 ms" in text
     assert "note: mind the gap" in text
@@ -209,3 +210,8 @@ def test_80_columns_cut_no_digit_of_a_run():
     table = text.splitlines()[1:20]
     assert max(map(len, table)) <= 80
     assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
+
+
+def test_memory_of_a_small_model_is_told_in_a_unit_that_fits() -> None:
+    small = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
+    assert "peak allocated 0.50 MiB, peak resident 0.75 GiB" in summary_lines(made_record(memory=small))
