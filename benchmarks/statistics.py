@@ -3,8 +3,8 @@
     python -m benchmarks.statistics [--series 1000]
 
 Prints Markdown: for each kind of run the coverage of the median's 95 % interval after the cut, the words, and
-the cut; then what `compare` says of pairs that do not differ, one run a side and several, and what "stop when sure"
-costs in coverage.
+the cut; the words by how noisy steps are; then what `compare` says of pairs that do not differ, one run a side and
+several, and what "stop when sure" costs in coverage.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis import change, median_interval, precise_enough, ratio_interval, steadiness
-from lm_profiler.analysis.simulation import KINDS, Kind, autocorrelated, independent, spiky
+from lm_profiler.analysis.simulation import KINDS, Kind, autocorrelated, independent, shared_machine, spiky
+from lm_profiler.analysis.steadiness import KNOWN_TO
 
 LENGTHS = (15, 30, 60, 200)
 COMPARED = ("independent, 2 %", "independent, 15 %", "one-sided spikes", "AR(1), 0.3", "AR(1), 0.6", "eager warm-up")
@@ -36,16 +38,31 @@ def judged(name: str, kind: Kind, steps: int, series: int) -> list[str]:
         run = kind(rng, steps)
         verdict = steadiness(run.times_s)
         words[verdict.word] += 1
-        wrong += verdict.word != run.word
+        words[verdict.also] += verdict.also is not None
+        wrong += (verdict.also or verdict.word) not in ("noisy", run.word)
         cuts.append(verdict.cut)
         truths.append(run.warmup)
         interval = median_interval(run.times_s[verdict.cut :])
         if run.median_s is not None and interval is not None:
             covered.append(interval[0] <= run.median_s <= interval[1])
-    shares = [_percent(words[word] / series) for word in ("steady", "slowing", "unsettled")]
+    shares = [_percent(words[word] / series) for word in ("noisy", "steady", "slowing", "unsettled")]
     coverage = _percent(float(np.mean(covered))) if covered else "–"
     true_cut = f"{np.mean(truths):.0f}" if truths[0] < steps else "all"
     return [name, str(steps), coverage, *shares, f"{np.mean(cuts):.1f}", true_cut, _percent(wrong / series)]
+
+
+def heard(name: str, kind: Kind, steps: int, series: int) -> list[str]:
+    """One row: how often runs of one kind are called noisy or steady, and steady with a median that is 5 % off."""
+    rng = np.random.default_rng(20240611)
+    words: Counter[str | None] = Counter()
+    off = 0
+    for _ in range(series):
+        run = kind(rng, steps)
+        verdict = steadiness(run.times_s)
+        words[verdict.word] += 1
+        if verdict.word == "steady" and run.median_s is not None:
+            off += abs(float(np.median(run.times_s[verdict.cut :])) / run.median_s - 1.0) > KNOWN_TO
+    return [name, str(steps), *(_percent(count / series) for count in (words["noisy"], words["steady"], off))]
 
 
 def alarms(name: str, kind: Kind, steps: int, pairs: int) -> list[str]:
@@ -100,14 +117,16 @@ def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:
 
 
 def main() -> None:
-    """Print the four tables and the time that they took."""
+    """Print the tables and the time that they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=1000, help="simulated runs per row")
     series = parser.parse_args().series
     began = time.perf_counter()
-    columns = ["run", "steps", "coverage of 95 % interval", "steady", "slowing", "unsettled", "mean cut"]
+    columns = ["run", "steps", "coverage of 95 % interval", "noisy", "steady", "slowing", "unsettled", "mean cut"]
     rows = [judged(name, kind, steps, series) for name, kind in KINDS.items() for steps in LENGTHS]
     _table([*columns, "true warm-up", "wrong word"], rows)
+    rows = [heard(name, kind, steps, series) for name, kind in _noises() for steps in (10, 20, 60, 200)]
+    _table(["noise", "steps", "noisy", "steady", "steady, and the median is more than 5 % off"], rows)
     judged_columns = ["called FASTER or SLOWER", "called SAME", "coverage of 97 % interval", "5 % slower called SLOWER"]
     rows = [alarms(name, KINDS[name], steps, series) for name in COMPARED for steps in (10, 20, 50)]
     _table(["A/A, one run against one", "steps", *judged_columns], rows)
@@ -117,6 +136,14 @@ def main() -> None:
     rows = [stopped(name, kind, series) for name, kind in pairs]
     _table(["stopped at ±0.5 %", "median steps", "coverage of 95 % interval"], rows)
     print(f"{series} simulated runs or pairs a row; {time.perf_counter() - began:.0f} s")
+
+
+def _noises() -> Iterable[tuple[str, Kind]]:
+    for noise in (0.01, 0.02, 0.05, 0.10, 0.15, 0.30, 1.0):
+        yield f"independent, {_percent(noise)}", partial(independent, noise=noise)
+        yield f"AR(1) of 0.6, {_percent(noise)}", partial(autocorrelated, rho=0.6, noise=noise)
+    yield "others use the machine now and then", shared_machine
+    yield "one-sided spikes", spiky
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> None:

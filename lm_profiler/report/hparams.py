@@ -66,12 +66,13 @@ def write_hparams(entry: Entry) -> None:
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
-    """Options by their path, and the device: what is known of them, whether the command line or a file set it."""
+    """Options by their path, the device, and the words for its steps: what is known, whoever set it."""
     facts = [COLUMNS[name] for name in COMPARED]
     found = {fact.option or fact.name: fact.get(entry) for fact in facts}
     for path, value in flat(entry.config or {}).items():
         if found.get(path) is None and path not in OF_EACH_RUN:
             found[path] = value
+    found["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
     for path, given in entry.overrides.items():
         value = OPTIONS[path].get(entry) if path in OPTIONS else option(entry, path)
         found[path] = value if isinstance(value, (bool, int, float, str)) else given

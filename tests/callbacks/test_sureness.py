@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from test_judgement import FLOPS, LEVEL, ceiling_of, lines
@@ -236,3 +240,34 @@ def test_a_run_reads_the_machine_around_its_measured_steps_only(
     found = read_run(profiler.folder)
     assert found.contention is not None
     assert found.contention.not_had == pytest.approx(0.41)
+
+
+class Multiplies(BoringModel):
+    """Steps of some 10 ms of matrix products, on as many threads as there are CPUs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = torch.ones(512, 512)
+        for _ in range(20):
+            x = x @ x / 512
+        return super().training_step(batch, batch_idx)
+
+
+def test_beside_a_hog_on_every_cpu_no_run_is_steady_without_a_word_of_it(tmp_path: Path) -> None:
+    # Orphans, so that they are not this run's own processes; each would end by itself.
+    start = "timeout 100 sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $!"
+    hogs = [int(subprocess.check_output(["sh", "-c", start])) for _ in os.sched_getaffinity(0)]
+    profiler = instruments(1, 20)
+    try:
+        trainer_with([profiler], tmp_path).fit(Multiplies())
+    finally:
+        for hog in hogs:
+            os.kill(hog, signal.SIGTERM)
+    record = read_run(profiler.folder)
+    assert record.contention is not None
+    assert record.contention.not_had is not None
+    assert record.contention.not_had > 0.05
+    assert record.words[-1] == "shared"
+    said = lines(record)
+    assert "; something else used this machine: " in said["verdict:"][0]
+    assert "bound by" not in said["verdict:"][0]
+    assert said["next:"] == ["Measure again while nothing else uses this machine."]

@@ -78,6 +78,7 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     assert set(found) == {"a/version_0", "a/version_1", "c2"}
     first, second, third = (found[name] for name in sorted(found))
     assert first["hparams"].items() >= {"model.size": "small", "model.compile": True, "data.batch_size": 4}.items()
+    assert first["hparams"]["steadiness"] == "steady"
     assert second["hparams"].items() >= {"model.size": "large", "model.num_layers": 7}.items()
     assert third["hparams"] == {"model.size": "xl", "data.context_length": 512, "verb": "fit"}
     statuses = [group["sessions"][0]["status"] for group in (first, second, third)]
@@ -160,6 +161,7 @@ def test_settings_are_all_options_of_the_config_whoever_set_them(tmp_path: Path,
         "device": "a GPU",
         "verb": "fit",
         "trainer.precision": "32-true",
+        "steadiness": "steady",
     }
 
 
