@@ -19,6 +19,7 @@ def facts(record: RunRecord) -> dict[str, Facts]:
     groups: dict[str, Callable[[RunRecord], Facts]] = {
         "Steps": _steps,
         "Ranks": _ranks,
+        "Who used the machine": _contention,
         "Use of the hardware": _utilisation,
         "The GPU while measuring": _telemetry,
         "The device's allocator": _allocator,
@@ -61,6 +62,28 @@ def _ranks(record: RunRecord) -> Facts:
     ]
 
 
+def _contention(record: RunRecord) -> Facts:
+    """CPU time over the measured steps, of all CPUs that the run may use."""
+    of = record.contention
+    if of is None:
+        return []
+    seconds = {
+        "CPU time of the run": of.had_s,
+        "of other processes": of.others_s,
+        "that a hypervisor took": of.stolen_s,
+        "that a limit withheld": of.throttled_s,
+    }
+    found = [(name, f"{value:,.3g} s") for name, value in seconds.items() if value is not None]
+    if of.not_had is not None:
+        found.append(("wanted and not had", f"{of.not_had:.0%}"))
+    if of.pressure is not None:
+        found.append(("something waited for a CPU", f"{of.pressure:.0%} of {of.wall_s:.3g} s on {of.cpus}"))
+    if of.gpu is not None and of.gpu.processes:
+        held = "" if of.gpu.memory_bytes is None else f", which held {bytes_text(of.gpu.memory_bytes)}"
+        found.append(("other processes on the GPU", f"{of.gpu.processes}{held}"))
+    return found
+
+
 def _utilisation(record: RunRecord) -> Facts:
     use = record.utilisation
     if use is None:
@@ -87,6 +110,9 @@ def _telemetry(record: RunRecord) -> Facts:
     if gpu is None:
         return []
     found: Facts = []
+    if len(gpu.gpus) > 1:
+        together = "energy and power are sums, the clock is the slowest one's, the temperature the highest"
+        found.append(("cards", f"{len(gpu.gpus)}: {together}"))
     if gpu.median_sm_clock_hz is not None:
         highest = "" if gpu.max_sm_clock_hz is None else f" of at most {gpu.max_sm_clock_hz / 1e6:,.0f}"
         found.append(("SM clock", f"{gpu.median_sm_clock_hz / 1e6:,.0f} MHz{highest}"))

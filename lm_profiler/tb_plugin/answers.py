@@ -108,6 +108,7 @@ def run(logdir: Path, name: str) -> Json:
     return {
         "record": record.model_dump(mode="json"),
         "headline": headline(record) if table else record.name,
+        "words": record.words,
         "verdict": verdict,
         "error": failure[0] if failure else None,
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],

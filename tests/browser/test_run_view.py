@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_entry
+from made_runs import made_entry, made_record
 from playwright.sync_api import Browser, Route, expect
 from tab import MARKUP, OpenTab
 
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import RunRecord, Sync, write_run
+from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync, write_run
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.colours import PART_COLOURS
 
@@ -245,3 +245,27 @@ def test_a_page_from_elsewhere_cannot_frame_the_tab(chromium: Browser, elsewhere
         assert RUN not in inside.locator("body").inner_text()
     finally:
         page.close()
+
+
+def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab, logdir: Path) -> None:
+    """Noisy steps, a step far from the others, and a machine that something else used."""
+    made = made_record()
+    contention = Contention(
+        wall_s=2.0, cpus=2, had_s=1.5, waited_s=1.0, others_s=1.25, stolen_s=0.0, throttled_s=None, pressure=0.4,
+        involuntary_switches=9, not_had=0.41,
+    )  # fmt: skip
+    steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": 0.25})
+    odd = OddStep(step=9, step_s=1.0, ratio=100.0, part="other", excess_s=0.99)
+    made_entry(logdir / "noisy", steadiness=steadiness, contention=contention, odd_steps=[odd])
+    try:
+        tab = open_tab()
+        tab.open_view("Run")
+        tab.choose_run("noisy")
+        view = tab.inside.locator("section[data-view=Run]")
+        expect(view.locator("h2 .status")).to_have_text(["ok", "noisy", "shared"])
+        expect(view.locator(".verdict")).to_contain_text("noisy: the median step is known to ±25% only")
+        expect(view.locator(".verdict")).to_contain_text("something else used this machine: 41%")
+        expect(view.locator(".note")).to_contain_text("step 9: 1.0 s, 100 x the median")
+        expect(tab.card("Further facts")).to_contain_text("Who used the machine")
+    finally:
+        shutil.rmtree(logdir / "noisy")

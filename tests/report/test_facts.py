@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 from made_runs import made_record
 
-from lm_profiler.record.run import AllocatorReading, Flops, MemoryFacts, MemoryLevels, MemoryReading, Sync, Telemetry
+from lm_profiler.record.run import (
+    AllocatorReading,
+    Contention,
+    Flops,
+    GpuSharing,
+    MemoryFacts,
+    MemoryLevels,
+    MemoryReading,
+    Sync,
+    Telemetry,
+)
 from lm_profiler.report.facts import bytes_text, facts, held
 
 
@@ -98,3 +108,27 @@ def test_every_group_tells_its_figures() -> None:
     lines = found["Lines that make the host wait for the device"]
     assert lines[0] == ("m.py:12 in f", "12 × item")
     assert lines[-1] == ("and 2 more lines", "")
+
+
+def test_who_used_the_machine_is_told_in_cpu_seconds() -> None:
+    contention = Contention(
+        wall_s=2.0,
+        cpus=2,
+        had_s=1.5,
+        waited_s=None,
+        others_s=1.25,
+        stolen_s=0.0,
+        throttled_s=None,
+        pressure=0.4,
+        involuntary_switches=None,
+        not_had=0.41,
+        gpu=GpuSharing(processes=2, utilisation=0.3, memory_bytes=2**30),
+    )
+    assert facts(made_record(contention=contention))["Who used the machine"] == [
+        ("CPU time of the run", "1.5 s"),
+        ("of other processes", "1.25 s"),
+        ("that a hypervisor took", "0 s"),
+        ("wanted and not had", "41%"),
+        ("something waited for a CPU", "40% of 2 s on 2"),
+        ("other processes on the GPU", "2, which held 1.00 GiB"),
+    ]

@@ -69,6 +69,7 @@ function columns(listing, options, compare, open) {
       cell: ({ values }) => el("span", { class: `status ${values.status}`, title: values.reason }, values.status),
     },
     ...options.map(fact),
+    ...named(["steadiness"].filter(has)).map(fact),
     ...named(FIGURES.filter(has)).map(figure),
     ...(has("reason") ? [{ title: "why", value: why, cell: (run) => cut(why(run)) }] : []),
     { title: "started", value: ({ values }) => values.started, text: ({ values }) => day(values.started) },

@@ -31,16 +31,15 @@ function part(build) {
   }
 }
 
-function summary(run, { headline, verdict, error, lines, record }) {
+function summary(run, { headline, words, verdict, error, lines, record }) {
   const [verdictLine, next] = verdict.map((line) => line.replace(/^\w+: /, ""));
-  const words = [record.steadiness?.word, record.steadiness?.also].filter(Boolean);
   return el(
     "article",
     { class: "card summary grow" },
     el("h2", {}, headline, pill(record.status), ...words.map(pill)),
     ...(error ? [el("p", { class: "error" }, error)] : []),
     ...(verdict.length ? [el("p", { class: "verdict" }, verdictLine), el("p", {}, el("b", {}, "Next: "), next)] : []),
-    el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: line.startsWith("note:") && "note" }, line))),
+    el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: /^(note|odd):/.test(line) && "note" }, line))),
     el("p", { class: "quiet" }, `${run} · started ${time(record.started)} · took ${number(record.duration_s, 1)} s`),
   );
 }
