@@ -28,7 +28,6 @@ from lm_profiler.callbacks.judgement import (
     why_unsure,
 )
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.shares import odd, shares, typical
 from lm_profiler.callbacks.work import batches_per_step
 from lm_profiler.measure.contention import contention
 from lm_profiler.measure.environment import device_name, environment
@@ -53,6 +52,7 @@ from lm_profiler.record.run import (
 from lm_profiler.record.steps import Peaks, StepRow, append_steps, begin_steps, largest, write_steps
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
+from lm_profiler.report.shares import odd, shares, typical
 from lm_profiler.report.summary import ideal_step_s, mean_over_ranks, rank_medians, scalars, summaries, throughput
 
 

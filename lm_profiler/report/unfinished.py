@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.steps import StepRow
+from lm_profiler.report.shares import odd, shares, typical
 from lm_profiler.report.summary import mean_over_ranks, summaries, throughput
 
 WHY = "it is still running, or its process was killed"
@@ -26,6 +28,7 @@ def as_far_as_it_came(record: RunRecord, rows: Sequence[StepRow]) -> RunRecord:
         facts["first_step_s"] = timed[0].time("step")
     if measured:
         facts |= {"time": summaries(measured, "device"), "host_time": summaries(measured, "host")}
+        facts |= {"shares": shares(typical(measured)), "odd_steps": odd(measured)}
         facts["throughput"] = throughput(measured, facts["time"])
-    note = f"unfinished: {WHY}; figures are of the {len(measured)} measured steps that it finished"
+    note = f"unfinished: {WHY}; figures are of the {counted(len(measured), 'measured step')} that it finished"
     return record.model_copy(update={**facts, "notes": [*record.notes, note]})

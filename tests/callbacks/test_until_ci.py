@@ -130,3 +130,9 @@ def test_a_real_fit_records_how_many_it_took(tmp_path: Path) -> None:
         assert step.ci_low is not None
         assert step.ci_high is not None
         assert (step.ci_high - step.ci_low) / 2 <= 0.2 * step.median
+
+
+def test_one_step_is_one(tmp_path: Path) -> None:
+    options = StageOptions(warmup_steps=0, until_ci=0.02, max_seconds=0.001)
+    (said,) = notes(tmp_path, options, [10.0] * 3)
+    assert "after 1 step the median is unknown" in said

@@ -166,6 +166,7 @@ def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinis
     assert entry.record.steps == {"warmup": 1, "measure": 3}
     assert entry.record.time["step"].median == pytest.approx(0.3)
     assert entry.record.first_step_s == pytest.approx(1.0)
+    assert entry.record.shares["forward"] == pytest.approx(1 / 3)
     assert len(entry.rows) == 4
 
 
