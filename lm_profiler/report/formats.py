@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import re
-from typing import Any, Literal, TextIO
+import shutil
+from typing import Any, TextIO
 
 from lm_profiler.record.text import printable
+from lm_profiler.report.grid import grid
 from lm_profiler.report.table import Table
 
 SUFFIXES = {
@@ -39,42 +41,27 @@ def plain(text: str) -> str:
 
 def terminal(table: Table, file: TextIO | None = None) -> str:
     """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
-    from rich.table import Table as Grid
-    from rich.text import Text
-
-    from lm_profiler.report.console import PlainConsole, print_table
-
-    console = PlainConsole(file=file or io.StringIO(), highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:  # a file has no width to keep to
-        console.width = 10_000
-    grid = Grid(box=None, pad_edge=False, header_style="bold")
-    for heading in table.headings:
-        justify: Literal["right", "left"] = "right" if heading.figures else "left"
-        grid.add_column(Text(plain(heading.title)), justify=justify, no_wrap=heading.figures, overflow="fold")
-    for row in table.rows:
-        grid.add_row(*(Text(plain(cell.text)) for cell in row))
-    with console.capture() as captured:
-        for line in table.above:
-            console.print(plain(line), soft_wrap=True)
-        print_table(console, grid)
-        for line in table.below:
-            console.print(plain(line), soft_wrap=True)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    screen = file is not None and file.isatty()
+    titles = [plain(heading.title) for heading in table.headings]
+    rows = [[plain(cell.text) for cell in row] for row in table.rows]
+    most = shutil.get_terminal_size().columns if screen else None
+    shown = grid(titles, rows, [heading.figures for heading in table.headings], most)
+    return "".join(f"{line.rstrip()}\n" for line in (*map(plain, table.above), *shown, *map(plain, table.below)))
 
 
 def markdown(table: Table) -> str:
     """A pipe table, with the lines around it as paragraphs."""
-    from tabulate import tabulate  # type: ignore[import-untyped]
-
-    grid = tabulate(
-        [[_markdown(cell.text) for cell in row] for row in table.rows],
-        [_markdown(heading.title) for heading in table.headings],
-        tablefmt="pipe",
-        disable_numparse=True,
-        colalign=["right" if heading.figures else "left" for heading in table.headings],
-    )
+    titles = [_markdown(heading.title) for heading in table.headings]
+    rows = [[_markdown(cell.text) for cell in row] for row in table.rows]
+    right = [heading.figures for heading in table.headings]
+    columns = list(zip(titles, *rows, strict=True))
+    widths = [max(len(column[0]) + 2, *map(len, column)) for column in columns]
+    rule = [f"{'-' * (width + 1)}:" if to else f":{'-' * (width + 1)}" for width, to in zip(widths, right, strict=True)]
+    forms = [f" {{:{'>' if to else '<'}{width}}} " for width, to in zip(widths, right, strict=True)]
+    form = f"|{'|'.join(forms)}|"
+    shown = "\n".join([form.format(*titles), f"|{'|'.join(rule)}|", *(form.format(*row) for row in rows)])
     above = fenced(table.above) if table.verbatim else list(map(_markdown, table.above))
-    return "\n\n".join([*above, grid, *map(_markdown, table.below)]) + "\n"
+    return "\n\n".join([*above, shown, *map(_markdown, table.below)]) + "\n"
 
 
 def _markdown(text: str) -> str:
@@ -91,7 +78,7 @@ def fenced(lines: list[str]) -> list[str]:
 
 def latex(table: Table) -> str:
     """A ``tabular`` for the booktabs package, to be taken in with ``\\input``; the lines around it are comments."""
-    from tabulate import tabulate
+    from tabulate import tabulate  # type: ignore[import-untyped]
 
     grid = tabulate(
         [[plain(cell.text) for cell in row] for row in table.rows],
@@ -111,13 +98,12 @@ def csv_text(table: Table) -> str:
     Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
     carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
     """
-    records = _records(table)
-    names = list(records[0]) if records else [heading.name for heading in table.headings]
+    fields = _fields(table)
     text = io.StringIO()
     # Only characters of the line's end are quoted within fields, and a bare carriage return would tear a row.
     writer = csv.writer(_Lines(text), lineterminator="\r\n")
-    writer.writerow([_harmless(name) for name in names])
-    writer.writerows([_harmless(_scalar(value)) for value in record.values()] for record in records)
+    writer.writerow(list(map(_harmless, fields)))
+    writer.writerows([_harmless(_scalar(value)) for value in row] for row in zip(*fields.values(), strict=True))
     return text.getvalue()
 
 
@@ -147,7 +133,14 @@ def _is_number(text: str) -> bool:
 
 def json_text(table: Table) -> str:
     """A list of objects, one a row."""
-    return _HIDDEN.sub(_escaped, json.dumps(_records(table), indent=1, ensure_ascii=False)) + "\n"
+    fields = _fields(table)
+    names = [json.dumps(name, ensure_ascii=False) for name in fields]
+    rows = (
+        ",\n".join(f"  {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in zip(names, row, strict=True))
+        for row in zip(*fields.values(), strict=True)
+    )
+    text = ",\n".join(f" {{\n{row}\n }}" for row in rows)
+    return _HIDDEN.sub(_escaped, f"[\n{text}\n]\n" if text else "[]\n")
 
 
 def _escaped(found: re.Match[str]) -> str:
@@ -163,17 +156,14 @@ def parquet(table: Table) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    records = _records(table)
-    columns = {
-        name: _one_type([_scalar(record[name]) for record in records]) for name in (records[0] if records else ())
-    }
+    columns = {name: _one_type([_scalar(value) for value in values]) for name, values in _fields(table).items()}
     content = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), content)
     return content.getvalue()
 
 
-def _records(table: Table) -> list[dict[str, Any]]:
-    return [{_unicode(name): _unicode(value) for name, value in record.items()} for record in table.records()]
+def _fields(table: Table) -> dict[str, list[Any]]:
+    return {_unicode(name): [_unicode(value) for value in values] for name, values in table.fields().items()}
 
 
 def _unicode(value: Any) -> Any:

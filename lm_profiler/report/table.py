@@ -43,8 +43,8 @@ class Table:
     below: list[str] = field(default_factory=list)
     verbatim: bool = False
 
-    def records(self) -> list[dict[str, Any]]:
-        """A mapping a row for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
+    def fields(self) -> dict[str, list[Any]]:
+        """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
         columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.headings)
         fields: dict[str, list[Any]] = {}
         for heading, cells in zip(self.headings, columns, strict=True):
@@ -54,6 +54,11 @@ class Table:
                 fields[f"{heading.name}_high"] = [cell.high for cell in cells]
             if any(cell.word is not None for cell in cells):
                 fields[f"{heading.name}_status"] = [cell.word for cell in cells]
+        return fields
+
+    def records(self) -> list[dict[str, Any]]:
+        """The same as a mapping a row."""
+        fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
 
 
