@@ -9,10 +9,12 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.judgement import run_dtype, torch_dtype
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.numerics import NumericsAudit
 from lm_profiler.callbacks.trace import TRACED, Tracer
 from lm_profiler.callbacks.work import Work
 from lm_profiler.measure.ceiling import Ceiling
+from lm_profiler.measure.flop_formulas import UncountableError
 from lm_profiler.measure.kept_ceilings import known_ceiling
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Flops, NumericsFacts
@@ -36,7 +38,12 @@ class Hardware:
 
 
 def look_at_hardware(
-    trainer: Trainer, work: Work, audit: NumericsAudit, tracer: Tracer, peak_flops_per_s: float | None
+    trainer: Trainer,
+    work: Work,
+    measured: Measured,
+    audit: NumericsAudit,
+    tracer: Tracer,
+    peak_flops_per_s: float | None,
 ) -> Hardware:
     """On rank 0, after the run; what fails leaves a note."""
     notes: list[str] = []
@@ -49,7 +56,7 @@ def look_at_hardware(
             "look (on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"
         )
     return Hardware(
-        flops=found("FLOPs", lambda: work.flops_per_step(trainer, module), notes),
+        flops=found("FLOPs", lambda: _flops(trainer, work, measured, notes), notes),
         ceiling=None if dtype is None else found("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
         peak_flops_per_s=peak_flops_per_s,
         samples=found("samples", lambda: work.samples_per_step(trainer), notes),
@@ -57,3 +64,12 @@ def look_at_hardware(
         numerics=found("numerics", lambda: audit.facts(trainer, module), notes),
         notes=notes,
     )
+
+
+def _flops(trainer: Trainer, work: Work, measured: Measured, notes: list[str]) -> Flops | None:
+    steps = len({row.step for row in measured.rows if row.stage == "memory"})
+    try:
+        return work.flops_per_step(trainer, trainer.lightning_module, measured.flops, steps)
+    except UncountableError as unknown:
+        notes.append(f"FLOPs unknown: {unknown}")
+        return None

@@ -11,6 +11,7 @@ import torch
 
 from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.callbacks.work import FlopsWatch
 from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.history import memory_history_of
@@ -148,6 +149,7 @@ class Instruments:
     history: HistoryWatch
     tracer: Tracer
     telemetry: TelemetryWatch
+    flops: FlopsWatch
     contention: ContentionWatch = field(default_factory=ContentionWatch)  # the last to begin, the first to end
 
     def __iter__(self) -> Iterator[Instrument]:

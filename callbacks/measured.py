@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.callbacks.work import SeenFlops
 from lm_profiler.measure.contention import CpuUse
 from lm_profiler.measure.holdings import HeldAtPeak
 from lm_profiler.record.run import AllocatorReading, MemoryLevels, Sync, Telemetry
@@ -30,3 +31,4 @@ class Measured:
     syncs: list[Sync] | None = None
     cpu_uses: Sequence[CpuUse] = ()
     """Of each rank that knows."""
+    flops: SeenFlops = field(default_factory=SeenFlops)

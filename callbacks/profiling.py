@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import StringIO
-from operator import index
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
+from lm_profiler.callbacks.batches import Tokens
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
 from lm_profiler.callbacks.folder import run_folder, second_place, snapshot_file
@@ -43,7 +43,7 @@ from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
-from lm_profiler.callbacks.work import Work
+from lm_profiler.callbacks.work import FlopsWatch, Work
 from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
@@ -134,7 +134,7 @@ class TrainingProfiler(Callback):
         self.folder = run_folder(trainer, launch.name, self._tell)
         recorder = self._recorder = Recorder(self.folder, launch, trainer, module, self._verb)
         self._tokens = Part("tokens_in", self._tell)
-        self._tokens_in: Callable[[Any], int] | None = self._tokens.run(getattr, module, "tokens_in", None)
+        self._tokens_in: Tokens | None = self._tokens.run(Tokens, module)
         self._work = Work(self._verb)
         self._audit = NumericsAudit(self._numerics.audit, self._verb)
         stream = stream_of(device)
@@ -199,6 +199,7 @@ class TrainingProfiler(Callback):
                 taken=is_a(trainer.profiler, "PyTorchProfiler"),  # type: ignore[attr-defined]
             ),
             telemetry=TelemetryWatch(device),
+            flops=FlopsWatch(timeline, lambda: trainer.lightning_module),
         )
 
     def _tell(self, text: str) -> None:
@@ -242,7 +243,8 @@ class TrainingProfiler(Callback):
             return
         if self._tokens_in is not None:
             try:
-                session.tokens = (session.tokens or 0) + index(self._tokens_in(batch))
+                tokens = self._tokens_in(batch)
+                session.tokens = None if tokens is None else (session.tokens or 0) + tokens
             except BaseException as error:
                 self._tokens.failed(error)
                 self._tokens_in = session.tokens = None
@@ -250,7 +252,7 @@ class TrainingProfiler(Callback):
             self.part.run(self._see, batch)
 
     def _see(self, batch: Any) -> None:
-        self._work.see(batch)
+        self._work.see(self._trainer, batch)
         self._audit.see(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -370,7 +372,9 @@ class TrainingProfiler(Callback):
             hardware = Hardware()
             if failure is None and measured.rows and self._session is not None:
                 tracer = self._session.instruments.tracer
-                hardware = look_at_hardware(self._trainer, self._work, self._audit, tracer, self._peak_flops_per_s)
+                hardware = look_at_hardware(
+                    self._trainer, self._work, measured, self._audit, tracer, self._peak_flops_per_s
+                )
             self.record = recorder.complete(measured, record, hardware)
         if not self._quiet:
             Part("the table", self._tell).run(self._show)

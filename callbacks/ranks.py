@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch.distributed
 
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.work import of_all_ranks
 from lm_profiler.measure.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, largest
@@ -34,6 +35,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         },
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
+        flops=of_all_ranks([m.flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )

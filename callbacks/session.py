@@ -150,6 +150,7 @@ class Session:
             telemetry=instruments.telemetry.reading,
             syncs=instruments.syncs.points,
             cpu_uses=() if instruments.contention.use is None else (instruments.contention.use,),
+            flops=instruments.flops.seen,
             notes=(*self.notes, *_recompiled(instruments.compiles.names)),
         )
 

@@ -1,146 +1,201 @@
-"""FLOPs of one batch of any module, counted on the meta device: no data, no weights, no time on the device.
+"""FLOPs counted around real work: every operator that runs is seen, with the shapes that it really has.
 
-Convention: a multiply-add is two FLOPs. Only products count (matrices, convolutions, attention), not element-wise
-work, norms, softmax and look-ups. Causal attention counts in full, 4·B·T²·D forward per layer, as in PaLM (Chowdhery
-et al. 2022, appendix B) and most published MFUs; to count half of it, subtract 2·B·T²·D per layer forward and 4·B·T²·D
-backward. That flash kernels compute the scores once more in their backward is their own choice, and not counted.
+Nothing is run again, and what runs computes what it always does. Backward passes are seen too, also where autograd runs
+them in threads of its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's
+``graph_task.h``). Not seen is what never passes torch's dispatcher: graphs that torch.compile made, replayed CUDA
+graphs, kernels of extensions that are called past torch, and threads that a step starts itself.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
+from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch._C import DispatchKey, DispatchKeySet
+from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from lm_profiler.measure.module_copy import ModuleCopy, UncopyableError, undisturbed
+from lm_profiler.measure.boundary import comes_from_outside, said
+from lm_profiler.measure.flop_formulas import TORCHS_OWN, Formula, UncountableError, formula_of
+from lm_profiler.measure.timeline import BACKWARD, FORWARD, Timeline
 from lm_profiler.record.run import Flops
 
-META = torch.device("meta")
-
-Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
-"""(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
-
-
-class _UncountableError(Exception):
-    """The module cannot run on the meta device, or its work is unknown."""
-
-
-def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> Flops | None:
-    """FLOPs of ``step(module, batch)`` and, if asked, of the backward pass of its loss.
-
-    It runs once, eagerly, on a meta-device copy (see ``ModuleCopy``), which takes about a second for 48 layers. The
-    module, its gradients and the random states stay as they are. What the step prints or warns is dropped, since its
-    real run says it too. Sharded weights (DTensor) count whole: right per rank under FSDP2, too much by the number of
-    ranks under tensor parallelism. Module hooks do not run, so products made in them are not counted.
-
-    Args:
-        module: On any device, in any dtype, compiled or not.
-        step: For example ``lambda m, b: m.training_step(b, 0)``. It must reach the weights through its arguments.
-        batch: Tensors within dicts, lists, tuples and dataclasses.
-        backward: Call ``backward`` on the loss. Without it, gradients are off.
-
-    Returns:
-        None where shapes are not enough or the work is unknown. On the copy the step raises RuntimeError (``.item()``,
-        masks, an operator that meta lacks, a LightningModule's ``self.trainer``), TypeError (numpy) or ValueError
-        (flex_attention refuses meta); it gives no loss; a weight is lazy or not strided; the module is a ScriptModule
-        or would communicate (DDP, FSDP1); an operator from outside torch has no ``register_flop_formula``.
-
-    Raises:
-        Exception: whatever else ``step`` raises.
-    """
-    # On the meta device are also the tensors that the step makes without naming one. Anomaly detection reads values.
-    with undisturbed(module), META, torch.autograd.set_detect_anomaly(False), torch.set_grad_enabled(backward):
-        to_meta = ModuleCopy(_meta_tensor, META)
-        try:
-            return _count(to_meta(module), step, to_meta(batch), backward)
-        except (UncopyableError, _UncountableError):
-            return None
-
-
-def _count(module: nn.Module, step: Step, batch: Any, backward: bool) -> Flops:
-    counter = FlopCounterMode(display=False, custom_mapping=_formulas())
-    # Which module multiplies is not asked, and the tracker's hooks forbid `autograd.grad` within a step.
-    counter.mod_tracker.__enter__ = counter.mod_tracker.__exit__ = lambda *_: None  # type: ignore[method-assign]
-    with counter, _ByWork(counter) as by_work:
-        try:
-            result = step(module, batch)
-            loss = result.get("loss") if isinstance(result, Mapping) else result
-            if backward and isinstance(loss, Tensor):
-                loss.backward()
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise _UncountableError from error
-    if by_work.unknown or (backward and not isinstance(loss, Tensor)):
-        raise _UncountableError
-    flops = by_work.flops
-    return Flops(forward=flops["forward"], backward=flops["backward"], recomputation=flops["recomputation"])
-
-
-def _meta_tensor(tensor: Tensor) -> Tensor:
-    if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
-        raise UncopyableError
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
-
-
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
-_TORCH = {"aten", "prim", "prims", "profiler", "higher_order"}
-_UNKNOWN = {f"aten::{name}" for name in ("addbmm", "_int_mm", "_trilinear", "_cdist_forward", "_sparse_addmm")}
+_SHAPES_ALONE = "torch._subclasses"
+"""Where fake tensors are defined, on which torch tries operators out."""
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+_AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
 
 
-class _ByWork(TorchDispatchMode):
-    """Entered within a counter: sees each operator before it, and notes whose work the FLOPs were."""
+class FlopCounter(TorchDispatchMode):
+    """Counts the products of all operators that run while it is entered and ``counting``.
+
+    Of tensors that are made of others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) the
+    parts count that this process multiplies. Whatever goes wrong while counting makes the count unknown, and touches
+    nothing else.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self, counter: FlopCounterMode) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
+
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flops: Counter[str] = Counter()
-        self.unknown = False
-        self._counter = counter
+        self.counting = True
+        self.unknown: str | None = None
+        """Why the count cannot be trusted."""
+        self._flops: Counter[str] = Counter()
+        self._formulas: dict[Any, Formula | None] = {}
+        self._composite: dict[Any, bool] = {}
+        self._thread = threading.get_ident()
+
+    def flops(self) -> Flops:
+        """What was counted so far.
+
+        Raises:
+            UncountableError: something ran whose work is unknown.
+        """
+        if self.unknown is not None:
+            raise UncountableError(self.unknown)
+        counted = self._flops
+        return Flops(forward=counted["forward"], backward=counted["backward"], recomputation=counted["recomputation"])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = self._counter.get_total_flops()
-        result = func(*args, **(kwargs or {}))
-        if flops := self._counter.get_total_flops() - before:
-            self.flops[_work()] += flops
-        elif func.namespace not in _TORCH or func.name() in _UNKNOWN:
-            self.unknown |= func._overloadpacket not in self._counter.flop_registry
+        kwargs = kwargs or {}
+        own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
+        shapes_alone = any(kind.__module__.startswith(_SHAPES_ALONE) for kind in own)
+        if own and not shapes_alone:
+            return NotImplemented  # made of other tensors, whose operators come by
+        around: AbstractContextManager[None] = nullcontext()
+        try:
+            composite = not shapes_alone and self._is_composite(func)
+            if func.namespace not in TORCHS_OWN:
+                around = _autocast_of_caller()
+        except BaseException as error:
+            composite = False
+            self._lose(func, error)
+        if composite:
+            with enable_reentrant_dispatch(), self:  # as if it had not come by here; autocast is off otherwise
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        with around:
+            result = func(*args, **kwargs)
+        if self.counting and self.unknown is None and not shapes_alone:
+            try:
+                self._count(func, args, kwargs, result)
+            except BaseException as error:
+                self._lose(func, error)
         return result
 
+    def _lose(self, func: Any, error: BaseException) -> None:
+        """What goes wrong while counting must not reach the step."""
+        if comes_from_outside(error):
+            raise error
+        self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
 
-def _work() -> str:
-    """Whose work is done now, by the Python stack: on the meta device, backward runs in the calling thread.
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func not in self._formulas:
+            self._formulas[func] = formula_of(func)
+        formula = self._formulas[func]
+        if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
+            self._flops[_work(self._thread)] += flops
+
+    def _is_composite(self, func: Any) -> bool:
+        """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
+        if func not in self._composite:
+            self._composite[func] = isinstance(func, torch._ops.OpOverload) and _has(func) == [True, False, False]
+        return self._composite[func]
+
+
+def _has(func: Any) -> list[bool]:
+    keys = ("CompositeImplicitAutograd", "CPU", "CUDA")
+    return [torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys]
+
+
+def _autocast_of_caller() -> AbstractContextManager[None]:
+    """For an operator of somebody's own, which may call others: torch turns autocast off before a mode is asked."""
+    now = torch._C._dispatch_tls_local_exclude_set()
+    with enable_reentrant_dispatch():
+        off = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
+    guard: AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), (now - _AUTOCAST) | off
+    )
+    return guard
+
+
+def _work(caller: int) -> str:
+    """Whose work is done now in this thread; ``caller`` is the thread that called autograd, if that is another one.
 
     Recomputed is what ``torch.utils.checkpoint`` runs within a backward pass, and what anybody else runs there with
     gradients on, for a backward pass runs with gradients off unless it will itself be differentiated.
     """
-    checkpointed, frame = False, sys._getframe(1)
-    while frame := frame.f_back:  # type: ignore[assignment]
-        checkpointed |= frame.f_code.co_filename == checkpoint.__file__
+    if torch._C._current_graph_task_id() == -1:
+        return "forward"
+    checkpointed = engine = None
+    for frame in _outwards(sys._getframe(1)):
         if frame.f_code in _ENGINE:
-            again = checkpointed or (torch.is_grad_enabled() and not frame.f_locals["create_graph"])
-            return "recomputation" if again else "backward"
-    return "forward"
+            engine = frame
+            break
+        checkpointed = checkpointed or frame.f_code.co_filename == checkpoint.__file__
+    if engine is None:  # a thread of autograd's own
+        callers = _outwards(sys._current_frames().get(caller))
+        engine = next((frame for frame in callers if frame.f_code in _ENGINE), None)
+    differentiated = engine is not None and engine.f_locals["create_graph"]
+    return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
 
 
-def _product(left: Sequence[int], right: Sequence[int], *_: Any, **__: Any) -> int:
-    """Of [G, M, K] and [G, K, N], where G, M and N may lack. Routed groups share the rows, which count once."""
-    groups = left[0] if len(left) == len(right) == 3 else 1
-    return 2 * groups * prod(left[-2:]) * (right[-1] if len(right) > 1 else 1)
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
-def _formulas() -> dict[Any, Callable[..., int]]:
-    """Products that torch's own FlopCounterMode (2.13) counts as nothing."""
-    names = ("mv", "dot", "vdot", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2")
-    found = {getattr(torch.ops.aten, name): _product for name in names if hasattr(torch.ops.aten, name)}
-    return {**found, torch.ops.aten.addmv: lambda bias, *factors, **_: _product(*factors)}
+class StepFlops:
+    """Counts forward and backward of the steps of a stage that is not timed: an observer of marks.
+
+    The mode is entered where the outermost of the two begins and left where it ends; what lies in between and is
+    another part (an optimizer under manual optimization) does not count. Data, hooks and optimizers never meet it.
+
+    Args:
+        timeline: whose marks are observed.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._counter = FlopCounter()
+        self._entered = False
+
+    def __call__(self, code: int) -> None:
+        stack = self._timeline.stack
+        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        self._enter(FORWARD in stack or BACKWARD in stack)
+
+    def stop(self) -> None:
+        """Leave the mode, if a step did not end."""
+        self._enter(False)
+
+    def flops(self) -> Flops:
+        """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
+        return self._counter.flops()
+
+    def _enter(self, wanted: bool) -> None:
+        if wanted == self._entered:
+            return
+        if wanted:
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
+            self._counter.counting = False
+            return
+        self._entered = wanted

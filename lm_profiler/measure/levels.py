@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -114,7 +115,9 @@ class SavedTensors:
     def __init__(self, part: Part = UNGUARDED) -> None:
         self._packed: WeakSet[_Packed] = WeakSet()
         self._part = part
-        self._hooks = graph.saved_tensors_hooks(self._pack, _unpack)
+        # Within a step that is compiled in part, torch.compile would compile the hook as well.
+        pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
+        self._hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._seeing = False
         self._disable: Any = None
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lm_profiler.measure.flops import Step
+from lm_profiler.measure.flops_apart import Step
 from lm_profiler.measure.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.measure.precision import Switches, operators_with_precision
 

@@ -80,8 +80,9 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
 
 
 def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:
-    """Tokens and ``samples`` of a step over the median step time."""
-    tokens = summarise([row.tokens for row in steps if row.tokens is not None]).median
+    """Tokens and ``samples`` of a step over the median step time; unknown where they are for one of the steps."""
+    counts = [row.tokens for row in steps if row.tokens is not None]
+    tokens = summarise(counts).median if len(counts) == len(steps) else None
     step_s = times["step"].median or None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from known_loop import instruments, trainer_with
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
+from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.analysis import transformer_flops_per_token
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks import instruments as parts
-from lm_profiler.callbacks.work import Work, batches_per_step
+from lm_profiler.callbacks.work import SeenFlops, batches_per_step
+from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -30,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"
 
 
 def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
-    profiler = profiler or instruments(1, 3)
+    profiler = profiler or instruments(1, 3, memory=1)
     data = FakeTokens(batch_size=BATCH, context_length=CONTEXT) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)
@@ -38,6 +41,12 @@ def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any 
     assert record.status == "ok"
     assert record.time["step"].n
     return record
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something, after which no step would be looked into."""
+    monkeypatch.setattr("lm_profiler.callbacks.work.recompilations", lambda: 0)
 
 
 def on_paper(module: LanguageModel, backward: bool) -> float:
@@ -69,44 +78,81 @@ def test_validation_counts_the_forward_pass_alone(tmp_path: Path) -> None:
     assert (use.flops.forward, use.flops.backward) == (on_paper(module, backward=False), 0)
 
 
-class NeedsValues(BoringModel):
+BORING = 2 * 32 * 2
+"""FLOPs of the one layer of ``BoringModel``, on one row."""
+
+
+class OnlyOnce(BoringModel):
+    """Knows when it sees a batch again, or one without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
     def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch.is_meta or batch_idx in self.seen:
+            raise KeyError("again")
+        self.seen.add(batch_idx)
         batch.sum().item()
         return super().training_step(batch, batch_idx)
 
 
-class Raises(BoringModel):
-    """On the meta device, or when it sees the same batch index again."""
-
-    def __init__(self, error: Exception, again: bool = False) -> None:
-        super().__init__()
-        self.error = error
-        self.seen: set[int] | None = set() if again else None
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if batch.is_meta if self.seen is None else batch_idx in self.seen:
-            raise self.error
-        if self.seen is not None:
-            self.seen.add(batch_idx)
-        return super().training_step(batch, batch_idx)
-
-
-def test_a_module_that_needs_values_has_unknown_utilisation(tmp_path: Path) -> None:
-    record = run(NeedsValues(), tmp_path)
-    assert record.utilisation is None
+def test_the_step_is_not_called_again_to_be_counted(tmp_path: Path) -> None:
+    module = OnlyOnce()
+    record = run(module, tmp_path)
+    assert record.utilisation is not None
+    assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
+    assert len(module.seen) == 1 + 3 + 1
     assert record.notes == []
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["on meta", "the second time"])
-@pytest.mark.parametrize("error", [KeyError("x"), AttributeError("no such\nthing"), StopIteration()], ids=repr)
-def test_a_modules_own_error_while_it_is_counted_is_a_note(tmp_path: Path, error: Exception, again: bool) -> None:
-    record = run(Raises(error, again), tmp_path)
+def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
+    class Growing(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch.repeat(batch_idx, 1), batch_idx)
+
+    record = run(Growing(), tmp_path, profiler=instruments(1, 3, memory=3))
+    assert record.utilisation is not None
+    assert record.utilisation.flops.forward == (4 + 5 + 6) / 3 * BORING
+
+
+def test_without_a_memory_stage_they_are_unknown(tmp_path: Path) -> None:
+    record = run(BoringModel(), tmp_path, profiler=instruments(1, 3))
     assert record.utilisation is None
-    first = f"{error}".splitlines()[:1]
-    assert record.notes == [": ".join(["FLOPs unknown", type(error).__name__, *first])]
+    assert record.notes == [f"FLOPs unknown: {SeenFlops().unknown}"]
 
 
-def test_a_batch_that_cannot_be_described_does_not_stop_training(tmp_path: Path) -> None:
+@torch.library.custom_op("lm_profiler_work_tests::product", mutates_args=())
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left @ right
+
+
+class OfNoFormula(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        product(batch.detach(), batch.detach().t())
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_path: Path) -> None:
+    record = run(OfNoFormula(), tmp_path)
+    assert record.utilisation is None
+    told = "has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
+    assert record.notes == [f"FLOPs unknown: lm_profiler_work_tests::product {told}"]
+
+
+def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(operator: Any) -> Any:
+        raise KeyError("mine")
+
+    monkeypatch.setattr("lm_profiler.measure.flops.formula_of", broken)
+    record = run(BoringModel(), tmp_path)
+    assert record.utilisation is None
+    (note,) = record.notes
+    assert note.startswith("FLOPs unknown: aten.")
+    assert note.endswith("KeyError: 'mine'")
+
+
+def test_a_batch_that_cannot_be_described_counts(tmp_path: Path) -> None:
     class Stubborn(torch.Tensor):
         def to(self, *args: Any, **kwargs: Any) -> Any:
             raise NotImplementedError("stays here")
@@ -118,7 +164,56 @@ def test_a_batch_that_cannot_be_described_does_not_stop_training(tmp_path: Path)
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch.as_subclass(torch.Tensor), batch_idx)
 
-    assert run(Feeds(), tmp_path).notes == ["FLOPs unknown: NotImplementedError: stays here"]
+    record = run(Feeds(), tmp_path)
+    assert record.utilisation is not None
+    assert record.utilisation.flops.forward == BORING
+    assert record.notes == []
+
+
+# -- compiled steps ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compilations are real here, and gone afterwards."""
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+@pytest.mark.parametrize(
+    "make", [Compiled, partial(Compiled, "aot_eager"), CompiledOutside], ids=["whole", "traced", "not at all"]
+)
+def test_a_compiled_step_is_counted_elsewhere_and_not_compiled_again(make: Any, tmp_path: Path) -> None:
+    alone = make()
+    before = recompilations()
+    trainer_with([], tmp_path, max_steps=6).fit(alone)
+    graphs = recompilations() - before
+    torch._dynamo.reset()
+    module = make()
+    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+    before = recompilations()
+    trainer_with([profiler], tmp_path, max_steps=6).fit(module)
+    assert recompilations() - before == graphs
+    assert module.calls == alone.calls == 6
+    record = read_run(profiler.folder)
+    assert record.utilisation is not None, record.notes
+    flops = record.utilisation.flops
+    assert (flops.forward, flops.backward, flops.recomputation) == module.paper(4)
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path) -> None:
+    module = CompiledWithValues()
+    record = run(module, tmp_path)
+    assert record.utilisation is None
+    (note,) = record.notes
+    assert note.startswith("FLOPs unknown: on a copy without data the step fails: RuntimeError")
+    assert module.calls == 1 + 3 + 1
 
 
 # -- nothing that is looked at beside the times can lose them ---------------------------------------------------
@@ -137,8 +232,8 @@ def no(*args: Any, **kwargs: Any) -> Any:
         ("recorder.model_facts", "model unknown: OSError: no such driver"),
         ("recorder.environment", "environment unknown: OSError: no such driver"),
         ("recorder.scalars", "scalars in the logger unknown: OSError: no such driver"),
-        ("instruments.CompileWatch.end", "no('measure') failed: OSError: no such driver"),
-        ("instruments.CompileWatch.begin", "no('measure') failed: OSError: no such driver"),
+        ("instruments.CompileWatch.end", "recompilations failed and was taken out: OSError: no such driver"),
+        ("instruments.CompileWatch.begin", "recompilations failed and was taken out: OSError: no such driver"),
     ],
 )
 def test_what_fails_beside_the_times_is_a_note(
@@ -191,7 +286,7 @@ def test_an_unlike_module_facts_do_not_hide_how_the_run_died(tmp_path: Path) -> 
         def configure_optimizers(self) -> Any:
             raise KeyError("mine")
 
-    profiler = instruments(1, 3)
+    profiler = instruments(1, 3, memory=1)
     with pytest.raises(KeyError, match="mine"):
         trainer_with([profiler], tmp_path).fit(Lazy())
     assert read_run(profiler.folder).status == "failed"
@@ -208,7 +303,7 @@ def mfus(folder: Path) -> dict[int, float]:
 
 
 def fitted(folder: Path, peak: float | None, make: Callable[[], LightningModule]) -> TrainingProfiler:
-    profiler = instruments(1, 4, peak_flops_per_s=peak)
+    profiler = instruments(1, 4, memory=1, peak_flops_per_s=peak)
     run(make(), folder, profiler=profiler)
     return profiler
 
@@ -221,7 +316,7 @@ def test_mfu_of_each_measured_step_is_in_tensorboard(tmp_path: Path) -> None:
     assert mfus(profiler.folder) == pytest.approx({n: 100 * ideal_s / r.time("step") for n, r in rows.items()}, 1e-5)
 
 
-@pytest.mark.parametrize("peak,make", [(None, lambda: LanguageModel(**TINY)), (2e9, NeedsValues)])
+@pytest.mark.parametrize("peak,make", [(None, lambda: LanguageModel(**TINY)), (2e9, OfNoFormula)])
 def test_an_unknown_mfu_has_no_tag(tmp_path: Path, peak: float | None, make: Callable[[], LightningModule]) -> None:
     profiler = fitted(tmp_path, peak, make)
     assert mfus(profiler.folder) == {}
@@ -236,14 +331,3 @@ def test_samples_are_the_rows_of_a_step(tmp_path: Path) -> None:
     assert (rate.tokens_per_step, rate.samples_per_step) == (None, 8)
     step_s = read_run(profiler.folder).time["step"].median
     assert rate.samples_per_s == pytest.approx(8 / step_s)
-
-
-@pytest.mark.parametrize(
-    "batch, samples",
-    [({"a": torch.ones(3, 2), "b": torch.ones(3)}, 3), ([torch.ones(3), torch.ones(5)], None), ("words", None)],
-)
-def test_samples_are_told_only_where_all_tensors_agree(batch: Any, samples: int | None) -> None:
-    work = Work("validate")
-    work.see(batch)
-    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, barebones=True)
-    assert work.samples_per_step(trainer) == samples

@@ -1,0 +1,103 @@
+"""What a batch holds: its tokens, and its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+_NAMED = "input_ids"
+"""What tokenizers and collators call token ids."""
+
+
+class Tokens:
+    """Counts a batch's tokens: by the module's own ``tokens_in``, or else the size of what is called ``input_ids``.
+
+    Padding is included there: to tell it apart would make the host wait for the device.
+
+    Args:
+        module: which may have a ``tokens_in``.
+    """
+
+    def __init__(self, module: object) -> None:
+        self._tokens_in: Callable[[Any], Any] | None = getattr(module, "tokens_in", None)
+        self._paths: list[tuple[Any, ...]] | None = None
+
+    def __call__(self, batch: Any) -> int | None:
+        """Of ``batch``; None where it has none.
+
+        Raises:
+            TypeError: ``tokens_in`` gave no whole number.
+            ValueError: it gave a negative one.
+            Exception: whatever else ``tokens_in`` raises, or a batch that is unlike the first.
+        """
+        if self._tokens_in is None:
+            return self._named(batch)
+        tokens = index(self._tokens_in(batch))
+        if tokens < 0:
+            raise ValueError(f"expected a number of tokens, given {tokens}")
+        return tokens
+
+    def _named(self, batch: Any) -> int | None:
+        if self._paths is None:  # looked for once: walking through every batch would cost more than the marks
+            self._paths = list(_paths_to_ids(batch))
+        return sum(_at(batch, path).numel() for path in self._paths) if self._paths else None
+
+
+def _paths_to_ids(batch: Any) -> Iterator[tuple[Any, ...]]:
+    if isinstance(batch, Mapping):
+        if isinstance(batch.get(_NAMED), Tensor):
+            yield (_NAMED,)
+            return
+        parts: Any = batch.items()
+    elif isinstance(batch, (list, tuple)):
+        parts = enumerate(batch)
+    else:
+        return
+    for key, part in parts:
+        yield from ((key, *path) for path in _paths_to_ids(part))
+
+
+def _at(batch: Any, path: Sequence[Any]) -> Tensor:
+    for key in path:
+        batch = batch[key]
+    assert isinstance(batch, Tensor)
+    return batch
+
+
+def samples_in(batch: Any, combined: bool) -> int | None:
+    """Samples of a batch: its graphs, or the first dimension where every tensor in it has the same.
+
+    Args:
+        batch: as a loader gave it.
+        combined: whether it holds one batch of each of several loaders, whose samples add up.
+    """
+    if not combined:
+        return _own_count(batch) or _rows(batch)
+    parts = list(batch.values() if isinstance(batch, Mapping) else batch)
+    counts = [samples_in(part, combined=False) for part in parts if part is not None]  # None: that loader ran dry
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _own_count(batch: Any) -> int | None:
+    """What a batch says of itself: graphs (PyTorch Geometric, DGL) or a batch size (TensorDict)."""
+    if isinstance(batch, (Tensor, dict, list, tuple)):
+        return None
+    for name in ("num_graphs", "batch_size"):
+        given = getattr(batch, name, None)
+        if isinstance(given, torch.Size):
+            return prod(given) if given else None
+        if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+            return given
+    return None
+
+
+def _rows(batch: Any) -> int | None:
+    rows = {leaf.shape[0] for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim}
+    return rows.pop() if len(rows) == 1 else None

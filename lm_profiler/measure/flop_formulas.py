@@ -1,0 +1,226 @@
+"""How many FLOPs one operator of torch is, from what it is given.
+
+Convention: a multiply-add is two FLOPs. Only products count (matrices, convolutions, attention), not element-wise
+work, norms, softmax, look-ups, distances without a product, solvers and Fourier transforms. Causal attention counts in
+full, 4·B·T²·D forward per layer, as in PaLM (Chowdhery et al. 2022, appendix B) and most published MFUs; to count half
+of it, subtract 2·B·T²·D per layer forward and 4·B·T²·D backward. That flash kernels compute the scores once more in
+their backward is their own choice, and not counted; that oneDNN's and cuDNN's recurrent layers compute the gradient of
+their input also where nobody needs it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+Formula = Callable[..., int]
+"""Takes the operator's arguments and, as ``out_val``, its result."""
+
+_PARALLEL = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp")
+TORCHS_OWN = frozenset(("aten", "prim", "prims", "profiler", "higher_order", *_PARALLEL))
+_KNOWN = {*TORCHS_OWN, "torchvision", "torchaudio", "torch_scatter", "torch_cluster"} - {"higher_order"}
+"""Namespaces whose operators are known: what they multiply has a formula or stands in ``_UNKNOWN``."""
+
+_UNKNOWN = {
+    *("aten::_int_mm", "aten::_trilinear", "aten::_foreach_mm", "aten::conv_tbc", "aten::_mixed_dtypes_linear"),
+    *("aten::hspmm", "aten::sparse_sampled_addmm", "aten::_sparse_sparse_matmul", "aten::_sparse_mm_reduce_impl"),
+    *("aten::_sparse_semi_structured_linear", "aten::_sparse_semi_structured_mm"),
+    *("aten::_sparse_semi_structured_addmm", "aten::_cslt_sparse_mm", "aten::_dyn_quant_matmul_4bit"),
+    *("aten::_weight_int4pack_mm", "aten::_weight_int4pack_mm_for_cpu", "aten::_weight_int8pack_mm"),
+    *("aten::_weight_int4pack_mm_with_scales_and_zeros", "aten::quantized_gru", "aten::quantized_lstm"),
+    *("aten::_native_multi_head_attention", "aten::_transformer_encoder_layer_fwd"),
+    *("aten::_triton_multi_head_attention", "aten::_triton_scaled_dot_attention"),
+    *("aten::mkldnn_linear", "aten::mkldnn_convolution", "aten::miopen_convolution", "aten::_mps_convolution"),
+    *("aten::_lstm_mps", "torchvision::deform_conv2d", "torchvision::_deform_conv2d_backward"),
+}
+
+
+class UncountableError(Exception):
+    """The work cannot be told; the message says why, as the end of "FLOPs unknown: …"."""
+
+
+def formula_of(operator: Any) -> Formula | None:
+    """What ``operator``, an overload or a higher-order operator, counts; None where it multiplies nothing.
+
+    Raises:
+        UncountableError: that is not known.
+    """
+    name = _name(operator)
+    for packet in (getattr(operator, "_overloadpacket", operator), _without_underscore(name)):
+        if packet is not None and (formula := _OURS.get(packet) or flop_registry.get(packet)):
+            return formula
+    if name.partition("::")[0] in _KNOWN and name not in _UNKNOWN:
+        return None
+    raise UncountableError(f"{name} has no formula; torch.utils.flop_counter.register_flop_formula gives it one")
+
+
+def _name(operator: Any) -> str:
+    schema = getattr(operator, "_schema", None)
+    return str(schema.name) if schema is not None else f"higher_order::{operator}"
+
+
+def _without_underscore(name: str) -> Any:
+    """``addmm`` for ``addmm_``, which does the same in place."""
+    namespace, _, base = name.partition("::")
+    if namespace != "aten" or not base.endswith("_") or base.startswith("__"):
+        return None
+    return getattr(torch.ops.aten, base[:-1], None)
+
+
+def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    """Of [G, M, K] and [G, K, N], where G, M and N may lack. Routed groups share the rows, which count once."""
+    columns = right.shape[-1] if right.ndim > 1 else 1
+    if left.layout is not torch.strided:
+        return 2 * _stored(left) * columns
+    if right.layout is not torch.strided:
+        return 2 * _stored(right) * left.shape[0]
+    groups = left.shape[0] if left.ndim == right.ndim == 3 else 1
+    return 2 * groups * prod(left.shape[-2:]) * columns
+
+
+def _stored(factor: Tensor) -> int:
+    if factor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
+        raise UncountableError(f"a product with a matrix of layout {factor.layout}")
+    return int(factor._nnz())
+
+
+def _added_product(bias: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    return _product(left, right)
+
+
+def _euclidean_distances(left: Tensor, right: Tensor, **_: Any) -> int:
+    return 2 * prod(left.shape) * right.shape[-2]
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    *_: Any,
+    out_val: Tensor,
+    **__: Any,
+) -> int:
+    return _sliding(x.shape, weight, out_val.shape, transposed)
+
+
+def _convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: Any,
+    mask: Sequence[bool],
+    **_: Any,
+) -> int:
+    """The gradients of input and weight are as much work each as the convolution itself."""
+    return (mask[0] + mask[1]) * _sliding(x.shape, weight, grad.shape, transposed)
+
+
+def _sliding(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
+    """Every weight meets every position of the output, or of the input of a transposed one."""
+    return 2 * weight.numel() * x[0] * prod((x if transposed else out)[2:])
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * _attention(query, key, value)
+
+
+def _flex_attention_backward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * _attention(query, key, value)
+
+
+def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, *lengths: Any, **_: Any) -> int:
+    """Of sequences of unlike lengths, which only torch's own formula takes apart."""
+    forward = flop_registry[torch.ops.aten._flash_attention_forward]
+    return 2 * int(forward(query, key, value, *lengths[:4]))
+
+
+def _efficient_backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, *lengths: Any, **_: Any
+) -> int:
+    forward = flop_registry[torch.ops.aten._efficient_attention_forward]
+    return 2 * int(forward(query, key, value, bias, *lengths[:4]))
+
+
+def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * prod(x.shape[:-1]) * (w_input.numel() + w_hidden.numel())
+
+
+def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
+    return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
+
+
+def _twice(formula: Formula) -> Formula:
+    return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
+
+
+_BY_NAME: dict[str, Formula] = {
+    **dict.fromkeys(
+        (
+            "mm",
+            "bmm",
+            "mv",
+            "dot",
+            "vdot",
+            "_grouped_mm",
+            "_scaled_grouped_mm",
+            "_scaled_grouped_mm_v2",
+            "_scaled_mm_v2",
+        ),
+        _product,
+    ),
+    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _added_product),
+    "_euclidean_dist": _euclidean_distances,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    **{
+        f"_scaled_dot_product_{kind}": _attention
+        for kind in (
+            "flash_attention",
+            "flash_attention_for_cpu",
+            "efficient_attention",
+            "cudnn_attention",
+            "fused_attention_overrideable",
+        )
+    },
+    **{
+        f"_scaled_dot_product_{kind}_backward": _attention_backward
+        for kind in (
+            "flash_attention",
+            "flash_attention_for_cpu",
+            "efficient_attention",
+            "cudnn_attention",
+            "fused_attention_overrideable",
+        )
+    },
+    "_flash_attention_backward": _flash_backward,
+    "_efficient_attention_backward": _efficient_backward,
+    "mkldnn_rnn_layer": _recurrent_layer,
+    "mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
+    **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),
+    **dict.fromkeys(("_cudnn_rnn_backward", "miopen_rnn_backward"), _twice(_recurrent)),
+}
+
+_OURS: dict[Any, Formula] = {
+    **{getattr(torch.ops.aten, name): found for name, found in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
+    # Known by name: importing them would import torch's compiler.
+    **{operator: _flex_attention_backward for operator in flop_registry if str(operator) == "flex_attention_backward"},
+}

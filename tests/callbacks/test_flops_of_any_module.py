@@ -1,0 +1,64 @@
+"""FLOPs of other people's steps: right by hand, and the training does not notice."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import seed_everything
+from torch.utils._pytree import tree_leaves
+from zoo import KINDS, Accumulating, Kind
+
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.record.run import read_run
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard", "ignore:.*smaller than the logging")
+
+MEMORY_STEP = 4
+"""After one step of warm-up and two measured ones."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something, after which no step would be looked into."""
+    monkeypatch.setattr("lm_profiler.callbacks.work.recompilations", lambda: 0)
+
+
+def trained(kind: type[Kind], folder: Path, profiler: TrainingProfiler | None, **options: Any) -> tuple[Kind, Any]:
+    """The module after eight steps, and everything that a step more or less would change."""
+    seed_everything(1, verbose=False)
+    module = kind()
+    options = {"max_steps": 8 * (2 if kind.__name__ == "GAN" else 1), **options}
+    if kind is Accumulating:
+        options["accumulate_grad_batches"] = 3
+    trainer = trainer_with([profiler] if profiler else [], folder, **options)
+    trainer.fit(module)
+    states = torch.get_rng_state(), random.getstate()
+    metrics = dict(trainer.callback_metrics)
+    return module, (module.state_dict(), module.state_of_its_own(), states, metrics)
+
+
+def same(one: Any, other: Any) -> bool:
+    ones, others = tree_leaves(one), tree_leaves(other)
+    return len(ones) == len(others) and all(map(_equal, ones, others))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else repr(one) == repr(other)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_step_counts_as_on_paper_and_the_training_does_not_notice(kind: type[Kind], tmp_path: Path) -> None:
+    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+    module, after = trained(kind, tmp_path, profiler)
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.utilisation is not None, record.notes
+    flops = record.utilisation.flops
+    assert (flops.forward, flops.backward, flops.recomputation) == module.paper(MEMORY_STEP)
+    _, alone = trained(kind, tmp_path, None)
+    assert same(after, alone)
