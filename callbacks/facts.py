@@ -23,6 +23,7 @@ def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
         precision=str(trainer.precision),
         optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
         accumulate_grad_batches=trainer.accumulate_grad_batches,
+        compiled=any(is_compiled(part) for part in module.modules()),
     )
 
 

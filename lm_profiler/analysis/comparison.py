@@ -29,6 +29,9 @@ are not what a model of them says take their share of that."""
 PROCESS_SPREAD = 0.01
 """By how much (std of the logarithm) processes of one program are taken to differ where only one of each has run."""
 
+WIDEST = 10.0
+"""An interval whose ends lie a factor of ten apart says nothing."""
+
 _RESAMPLES = 10_000
 _LARGEST_LAG1 = 0.9
 
@@ -58,7 +61,8 @@ def ratio_interval(
     Of one run against one, a percentile bootstrap over their steps, widened by `process_spread`, which their steps
     cannot show: a process keeps its memory layout, its cores and its neighbours from its first step to its last
     (Kalibera & Jones 2013, ISMM, section 4). With repeats, what the runs' own medians say, see ``repeats_interval``.
-    None where nothing can be said: fewer than six steps in a single run, a time that is not positive.
+    None where nothing can be said: fewer than six steps in a single run, a time that is not positive, an interval
+    wider than ``WIDEST``.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -79,7 +83,7 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
     knows that, a bootstrap of so few does not (Georges et al., OOPSLA 2007, section 3). Both sides are taken to
     scatter alike, which lets a side with a single run borrow from the other, and holds the stated share of false
     alarms for any numbers of runs; Welch's interval does not where one side has two. None for one run against one,
-    or a figure that is not positive.
+    a figure that is not positive, or an interval wider than ``WIDEST``.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -88,9 +92,8 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
     if not x.size or not y.size or max(x.size, y.size) < 2 or min(x.min(), y.min()) <= 0.0:
         return None
     x, y = np.log(x), np.log(y)
-    middle = float(y.mean() - x.mean())
     half_width = _half_width(x, y, confidence)
-    return RatioInterval(math.exp(middle), math.exp(middle - half_width), math.exp(middle + half_width), confidence)
+    return _told(math.exp(float(y.mean() - x.mean())), -half_width, half_width, confidence)
 
 
 def change(interval: RatioInterval | None, margin: float = MARGIN) -> Change:
@@ -142,9 +145,15 @@ def _steps_interval(
     processes = process_spread * math.sqrt(2.0) * rng.standard_normal(resamples)
     off = _deviations(rng, b, resamples) - _deviations(rng, a, resamples) + processes
     tail = (1.0 - confidence) / 2.0
-    low, high = (math.exp(q) for q in np.quantile(off, [tail, 1.0 - tail]))
-    ratio = float(np.median(b) / np.median(a))
-    return RatioInterval(ratio, ratio * low, ratio * high, confidence)
+    low, high = (float(q) for q in np.quantile(off, [tail, 1.0 - tail]))
+    return _told(float(np.median(b) / np.median(a)), low, high, confidence)
+
+
+def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInterval | None:
+    """The interval from ``low`` to ``high``, logarithms relative to ``ratio``; None where it says nothing."""
+    if high - low > math.log(WIDEST):
+        return None
+    return RatioInterval(ratio, ratio * math.exp(low), ratio * math.exp(high), confidence)
 
 
 def _deviations(rng: np.random.Generator, x: NDArray[np.float64], resamples: int) -> NDArray[np.float64]:

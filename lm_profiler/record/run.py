@@ -78,7 +78,7 @@ class Environment(Part):
 
 
 class ModelFacts(Part):
-    """Of the module that was profiled. ``bytes`` counts parameters and buffers."""
+    """Of the module that was profiled. ``bytes`` counts parameters and buffers; ``compiled``: any part of it is."""
 
     class_path: str
     parameters: int
@@ -88,6 +88,7 @@ class ModelFacts(Part):
     precision: str
     optimizers: list[str]
     accumulate_grad_batches: int
+    compiled: bool | None = None
 
 
 class TimeSummary(Part):

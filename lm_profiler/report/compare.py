@@ -68,6 +68,25 @@ class RateChange:
 
 
 @dataclass(frozen=True)
+class Compilation:
+    """One side is compiled, the other is not: what that costs, and when it is won back.
+
+    Attributes:
+        compiled: The side that is.
+        cost_s: By how much longer its steps before the steady ones took than the other side's; below zero nothing of it
+            was seen.
+        saved_s: What each steady step saves.
+        paid_back_steps: After how many steps the cost is won back, with the ends of the step's interval; None where it
+            is not known that a step saves anything.
+    """
+
+    compiled: Literal["A", "B"]
+    cost_s: float
+    saved_s: float
+    paid_back_steps: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What ``compare`` finds.
 
@@ -79,6 +98,7 @@ class Comparison:
         config, environment: What else differs.
         phases: Those that occur, by how much they change the step, the largest first.
         detectable: The smallest change of the step, as a share, that runs like these would tell.
+        compilation: Where one side is compiled and the other is not.
         notes: What a reader must know before using the figures.
     """
 
@@ -93,6 +113,7 @@ class Comparison:
     tokens: RateChange | None
     memory: list[MemoryChange]
     detectable: float | None
+    compilation: Compilation | None
     notes: list[str]
 
 
@@ -124,6 +145,7 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
         tokens=_tokens(side_a, side_b, step),
         memory=_memory(side_a, side_b),
         detectable=minimum_detectable_effect(step.interval) if step.interval is not None else None,
+        compilation=_compilation(side_a, side_b, step),
         notes=[*side_a.notes, *side_b.notes, *_scatter(len(side_a.runs), len(side_b.runs)), *_order(side_a, side_b)],
     )
 
@@ -135,6 +157,20 @@ def _part_change(part: str, a: Side, b: Side, confidence: float) -> PartChange:
     if a.occurs(part) != b.occurs(part):
         verdict = "ONLY A" if a.occurs(part) else "ONLY B"
     return PartChange(part, a_s, b_s, b_s - a_s, (b_s - a_s) / step_s if step_s > 0 else None, interval, verdict)
+
+
+def _compilation(a: Side, b: Side, step: PartChange) -> Compilation | None:
+    if {a.compiled(), b.compiled()} != {True, False}:
+        return None
+    of_b = bool(b.compiled())
+    sign = 1.0 if of_b else -1.0
+    cost_s, saved_s = sign * (b.warmed_up_s() - a.warmed_up_s()), -sign * step.difference_s
+    steps = None
+    if step.verdict == ("FASTER" if of_b else "SLOWER") and step.interval is not None and cost_s > 0.0:
+        # Of the eager step, the interval's ends save as much.
+        saved = [-sign * step.a_s * (ratio - 1.0) for ratio in (step.interval.low, step.interval.high)]
+        steps = (cost_s / saved_s, cost_s / max(saved), cost_s / min(saved))
+    return Compilation("B" if of_b else "A", cost_s, saved_s, steps)
 
 
 def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 from collections.abc import Iterable, Sequence
+from math import ceil
 from typing import Any, Literal
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from lm_profiler.analysis.comparison import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S
-from lm_profiler.report.compare import Comparison, PartChange
+from lm_profiler.report.compare import Comparison, Compilation, PartChange
 from lm_profiler.report.differences import Difference
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
@@ -102,6 +103,8 @@ def rows(comparison: Comparison) -> list[list[str]]:
 def closing(comparison: Comparison) -> list[str]:
     """The verdict, what it rests on, what to be careful with, and what to do where it is unclear."""
     lines = [f"verdict: {verdict_line(comparison)}"]
+    if comparison.compilation is not None:
+        lines.append(f"compilation: {_compilation_line(comparison.compilation)}")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
         f"note: the step's interval holds with {_SURE}, those of its parts with {_SURE} all together; "
@@ -116,7 +119,7 @@ def verdict_line(comparison: Comparison) -> str:
     """The step's word with its figures, and the phases that made it."""
     step = comparison.step
     if step.interval is None:
-        return f"{step.verdict}: too few steps to compare"
+        return f"{step.verdict}: cannot be told from so few or so unlike steps, repeat"
     change, low, high = (f"{x - 1.0:+.1%}" for x in (step.interval.ratio, step.interval.low, step.interval.high))
     line = f"{step.verdict}: B's step against A's {change} [{low}, {high}]"
     if step.verdict not in ("FASTER", "SLOWER"):
@@ -126,6 +129,20 @@ def verdict_line(comparison: Comparison) -> str:
     return f"{line}; of A's step: {named}" if named else line
 
 
+def _compilation_line(found: Compilation) -> str:
+    other = "A" if found.compiled == "B" else "B"
+    if found.cost_s <= 0.0:
+        return (
+            f"{found.compiled}'s first steps took no longer than {other}'s: its cost was paid before, or is not in them"
+        )
+    line = f"{found.compiled}'s first steps cost {found.cost_s:.3g} s more than {other}'s"
+    if found.paid_back_steps is None:
+        return f"{line}; that a step saves anything is not known, so neither is when it is paid back"
+    steps, low, high = (f"{ceil(n):,}" for n in found.paid_back_steps)
+    saved = TIMES["step"].show(found.saved_s)
+    return f"{line}; at {saved} saved a step it is paid back after {steps} steps [{low}, {high}]"
+
+
 def _small(row: PartChange) -> bool:
     """It moves the step by less than is called a change: whatever its own word, it is no news."""
     return row.of_step is not None and abs(row.of_step) < MARGIN
@@ -133,7 +150,7 @@ def _small(row: PartChange) -> bool:
 
 def _how_to_be_sure(comparison: Comparison) -> str:
     if comparison.detectable is None:
-        return "measure more steps (--stages.measure_steps=30)"
+        return "measure more steps (--stages.measure_steps=30), and repeat both, three times or more, A and B in turn"
     told = f"a change of {comparison.detectable:.1%} or more" if comparison.detectable < 1.0 else "no change under 100%"
     if len(comparison.a) == len(comparison.b) == 1:
         more = "repeat both, three times or more, A and B in turn; or measure longer (--stages.until_ci=0.005)"
@@ -162,9 +179,9 @@ def _part_cells(row: PartChange) -> list[str]:
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
-    """Without an interval the bare ratio; nothing where there is none."""
+    """Nothing where there is no ratio; what to do where it says nothing."""
     if interval is None:
-        return f"{b / a:.3f}" if a > 0.0 and b > 0.0 else ""
+        return "cannot be told, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
     return f"{ratio} [{low}, {high}]"
 

@@ -12,7 +12,7 @@ from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.contention import contention_lines
-from lm_profiler.report.differences import SEEDS, in_config, in_environment, unlike
+from lm_profiler.report.differences import SEEDS, flat, in_config, in_environment, unlike
 from lm_profiler.report.summary import mean_over_ranks
 
 
@@ -22,11 +22,16 @@ class NotComparable(ValueError):
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its steady steps, one row a step; there is at least one."""
+    """A run with its steady steps, one row a step; there is at least one.
+
+    Attributes:
+        warmed_up_s: By how much all steps before these took longer, on the host's clock, than as many of these.
+    """
 
     folder: Path
     record: RunRecord
     steps: list[StepRow]
+    warmed_up_s: float
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,27 @@ class Side:
         counts = [rate.tokens_per_step for rate in rates if rate is not None and rate.tokens_per_step]
         return typical(counts) if len(counts) == len(self.runs) else None
 
+    def compiled(self) -> bool | None:
+        """Whether torch.compile was used; None where a run does not say."""
+        said = {_is_compiled(run.record) for run in self.runs}
+        return said.pop() if len(said) == 1 else None
+
+    def warmed_up_s(self) -> float:
+        """What a run spent on becoming as fast as it is; of repeats the median."""
+        return median(run.warmed_up_s for run in self.runs)
+
     def peaks(self, reading: str) -> list[int] | None:
         """A peak of each run, in bytes; None where a run does not know."""
         facts = [run.record.memory for run in self.runs]
         peaks = [getattr(fact.measured, reading) for fact in facts if fact is not None]
         return peaks if len(peaks) == len(self.runs) and None not in peaks else None
+
+
+def _is_compiled(record: RunRecord) -> bool | None:
+    if record.model is not None and record.model.compiled is not None:
+        return record.model.compiled
+    option = flat(record.config or {}).get("model.compile")  # of records that do not hold it as a fact
+    return option if isinstance(option, bool) else None
 
 
 def typical(values: Sequence[float]) -> float:
@@ -80,7 +101,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
             why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
             notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
             continue
-        runs.append(Run(entry.folder, entry.record, steps))
+        runs.append(Run(entry.folder, entry.record, steps, _warmed_up_s(entry, steps)))
         notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
     if not runs:
         raise NotComparable(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
@@ -99,6 +120,12 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
     if not all(math.isfinite(value) for row in steps for value in row.seconds or ()):
         raise RecordError(f"{entry.folder / 'steps.csv'}: holds times that are no number")
     return steps
+
+
+def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
+    typical_s = median(row.host_time("step") for row in steps)
+    before = mean_over_ranks([row for row in entry.rows if row.step < steps[0].step])
+    return sum(row.host_time("step") - typical_s for row in before)
 
 
 def _doubts(entry: Entry, record: RunRecord) -> list[str]:

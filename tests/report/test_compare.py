@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
 
+from lm_profiler.analysis.comparison import ratio_interval, repeats_interval
 from lm_profiler.analysis.simulation import KINDS, spiky
 from lm_profiler.record.run import (
     Failure,
@@ -21,6 +23,7 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.compare import Comparison, compare
+from lm_profiler.report.compare_output import as_terminal
 from lm_profiler.report.sides import NotComparable
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -205,7 +208,7 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
     assert found.a == ["a0"]
     assert found.notes[:2] == [
         "A: a1 is left out: it has no measured step (failed)",
-        "A: a2 is left out: it has no measured step (missing)",
+        "A: a2 is left out: it has no measured step (not run)",
     ]
     with pytest.raises(NotComparable, match=r"A: a1: it has no measured step \(failed\)"):
         compare([empty], [one("b")])
@@ -230,6 +233,95 @@ def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp
 def test_how_far_so_many_runs_carry_is_said(a: int, b: int, said: str | None) -> None:
     found = compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)])
     assert found.notes == ([said] if said else [])
+
+
+# --- an interval that says nothing
+
+
+def test_repeats_that_tell_nothing_are_called_that() -> None:
+    """Two runs a side that differ a hundredfold: their interval would be [0.000, 7.42e+22]."""
+    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
+    b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
+    found = compare(a, b)
+    assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
+    said = as_terminal(found)
+    assert "cannot be told, repeat" in said.splitlines()[7]
+    assert "verdict: UNCLEAR: cannot be told from so few or so unlike steps, repeat" in said
+    assert not re.search(r"e[+]\d|inf|nan", said)
+
+
+def test_repeats_beyond_what_a_number_holds_are_told_nothing_of() -> None:
+    assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
+
+
+@pytest.mark.parametrize("spread, told", [(0.1, True), (3.0, False)])
+def test_one_run_against_one_tells_something_or_nothing(spread: float, told: bool) -> None:
+    steps = np.exp(np.linspace(-spread, spread, 12)) * 0.01
+    rng = np.random.default_rng(0)
+    assert (ratio_interval(rng.permutation(steps), rng.permutation(steps)) is not None) is told
+
+
+# --- compiled against eager
+
+
+def ran(folder: str, compiled: bool | None, first_s: float, scale: float, config: Any = CONFIG) -> Entry:
+    """A first step of ``first_s`` before steady ones of 10 ms times ``scale``."""
+    steps = rows({"forward": [scale * s for s in TEN_MS]}, warmup_s=[first_s, scale * 0.01])
+    model = MODEL.model_copy(update={"compiled": compiled})
+    return entry(folder, steps, model=model, config=config)
+
+
+def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)])
+    compilation = found.compilation
+    assert compilation is not None
+    assert compilation.compiled == "B"
+    assert compilation.cost_s == pytest.approx(30.1 - 0.1)
+    assert compilation.saved_s == pytest.approx(0.002)
+    assert found.step.interval is not None
+    ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
+    assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
+    (said,) = [line for line in as_terminal(found).splitlines() if line.startswith("compilation: ")]
+    assert said.startswith("compilation: B's first steps cost 30 s more than A's; at 2.000 ms saved a step")
+    assert "paid back after 15,000 steps [" in said
+
+
+def test_the_compiled_side_may_be_the_first() -> None:
+    turned = compare([ran("a", True, 30.108, 0.8)], [ran("b", False, 0.11, 1.0)]).compilation
+    assert turned is not None
+    assert turned.compiled == "A"
+    assert turned.paid_back_steps is not None
+    assert turned.paid_back_steps[0] == pytest.approx(15_000)
+    assert turned.paid_back_steps[1] < 15_000 < turned.paid_back_steps[2]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2])
+def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
+    assert found.compilation is not None
+    assert found.compilation.paid_back_steps is None
+    assert "neither is when it is paid back" in as_terminal(found)
+
+
+def test_a_compilation_that_was_paid_elsewhere_has_no_cost_here() -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)])
+    assert "compilation: B's first steps took no longer than A's" in as_terminal(found)
+
+
+@pytest.mark.parametrize("a, b", [(True, True), (False, False), (None, None), (None, True)])
+def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | None) -> None:
+    found = compare([ran("a", a, 0.11, 1.0)], [ran("b", b, 30.0, 0.8)])
+    assert found.compilation is None
+    assert "compilation:" not in as_terminal(found)
+
+
+def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:
+    configs = [
+        {**CONFIG, "model": {"class_path": "LM", "init_args": {"compile": compiled}}} for compiled in (False, True)
+    ]
+    found = compare([ran("a", None, 0.11, 1.0, configs[0])], [ran("b", None, 30.0, 0.8, configs[1])])
+    assert found.compilation is not None
+    assert found.compilation.compiled == "B"
 
 
 def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
