@@ -404,10 +404,15 @@ class TrainingProfiler(Callback):
         except OSError as error:
             first, second = self.folder, second_place(record.name)
             text = f"the record is in {second}: {first} cannot be written to: {said(error)}"
+            record = record.model_copy(update={"notes": [*record.notes, text]})
+            recorder.folder = second
+            try:
+                recorder.save(measured, record)
+            except OSError:
+                recorder.folder = first
+                raise
+            self.folder, self.record = second, record
             self._tell(text)
-            self.folder = recorder.folder = second
-            self.record = record.model_copy(update={"notes": [*record.notes, text]})
-            recorder.save(measured, self.record)
 
     def _take_out(self) -> None:
         """Leave the loop as it was; what is left of training pays nothing."""

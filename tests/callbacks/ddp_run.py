@@ -10,6 +10,9 @@ from typing import Any
 from known_loop import KnownModule, SlowLoader, instruments, spin, trainer_with
 from torch import Tensor
 
+from lm_profiler.callbacks.session import Session
+from lm_profiler.measure.timeline import StepMarks
+
 SLOWER_S = 30e-3
 
 
@@ -28,11 +31,25 @@ class Uneven(KnownModule):
         return 10 + self.global_rank
 
 
+def break_on_rank_1() -> None:
+    """Its instruments fail when its third step has ended."""
+    whole = Session.step_ended
+
+    def broken(session: Session, marks: StepMarks) -> int:
+        if session.steps == 2 and session._rank == 1:
+            raise ValueError("rank 1 measures no more")
+        return whole(session, marks)
+
+    Session.step_ended = broken  # type: ignore[method-assign]
+
+
 def main(folder: str, fails: str) -> None:
     warnings.simplefilter("ignore")
     module = Uneven()
     module.fails = fails == "fails"
     profiler = instruments(1, 5, memory=1, trace=1)
+    if fails == "breaks":
+        break_on_rank_1()
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     trainer_with([profiler], Path(folder), **options).fit(module, SlowLoader())
 

@@ -74,6 +74,18 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
 
 
+def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
+    done = start(tmp_path, "breaks")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    record = read_run(folder)
+    assert record.status == "ok"
+    assert any(note.startswith("rank 1: the profiler failed") for note in record.notes)
+    rows = read_steps(folder / "steps.csv")
+    assert [row.step for row in rows if row.rank == 0] == list(range(1, 10))
+    assert [row.step for row in rows if row.rank == 1] == [1, 2]
+
+
 def measured(rank: int, peak: int) -> Measured:
     row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
     return Measured(

@@ -1,0 +1,264 @@
+"""What surrounds a training and what holds it: other profilers, copies and pickles, streams, folders, Ctrl-C."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from faults import Manual, Tiny, assert_same_weights, fault, places, profiler, train
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
+
+
+@pytest.fixture(autouse=True)
+def quiet_trainers() -> Iterator[None]:
+    logger, interrupts = logging.getLogger("lightning.pytorch"), signal.getsignal(signal.SIGINT)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(before)
+    signal.signal(signal.SIGINT, interrupts)  # Lightning ignores it from the first KeyboardInterrupt on
+
+
+@pytest.fixture(autouse=True)
+def second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "second"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+# -- other profilers ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("whose", ["Lightning's", "torch's"])
+def test_somebodys_own_trace_survives(whose: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("two_profilers.py")), whose]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    events, _, notes = done.stdout.splitlines()[-1].partition(" ")
+    assert int(events) >= 2 * 7  # two linear layers in every step
+    assert "trace left out: the profiler of torch's that runs in this process keeps its events" in notes
+
+
+# -- copies and pickles -------------------------------------------------------------------------------------------
+
+
+class Copies(Callback):
+    """Copies and pickles all that there is after every batch."""
+
+    def __init__(self) -> None:
+        self.modules: list[LightningModule] = []
+        self.done = 0
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self.modules = [copy.deepcopy(pl_module), pickle.loads(pickle.dumps(pl_module))]
+        file = io.BytesIO()
+        torch.save(pl_module, file)
+        file.seek(0)
+        self.modules.append(torch.load(file, weights_only=False))
+        for other in (*trainer.optimizers, *(c for c in trainer.callbacks if c is not self)):  # type: ignore[attr-defined]
+            copy.deepcopy(other)
+            pickle.loads(pickle.dumps(other))
+        copy.copy(trainer.profiler)  # type: ignore[attr-defined]
+        self.done += 1
+        for module in self.modules:
+            assert_same_weights(module, pl_module)
+            module.eval()  # dropout would draw from the training's own numbers
+            module.layers(torch.ones(2, 4)).sum().backward()  # type: ignore[operator]
+            assert not _names_of_ours(pickle.dumps(module))
+
+
+def _names_of_ours(text: bytes) -> bool:
+    return b"lm_profiler" in text
+
+
+@pytest.mark.parametrize("make", [Tiny, Manual])
+def test_everything_can_be_copied_and_pickled_at_any_time(tmp_path: Path, make: Callable[[], Tiny]) -> None:
+    ours, copies = profiler(), Copies()
+    module = train(tmp_path, [copies, ours], make)
+    assert copies.done == module.steps
+    assert ours.record is not None
+    assert ours.record.status == "ok"
+    assert_same_weights(module, train(tmp_path / "plain", [], make, max_steps=module.steps))
+
+
+# -- folders ------------------------------------------------------------------------------------------------------
+
+
+class Spoils(Callback):
+    """Does something to the run's folder in its third batch."""
+
+    def __init__(self, ours: TrainingProfiler, spoil: Callable[[Path], None]) -> None:
+        self.ours = ours
+        self.spoil = spoil
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if args[-1] == 2:
+            self.spoil(self.ours.folder)
+
+
+def _replaced_by_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize("spoil", [shutil.rmtree, _replaced_by_a_file])
+def test_a_folder_that_goes_away_has_a_second_place(
+    tmp_path: Path, second_place: Path, capsys: pytest.CaptureFixture[str], spoil: Callable[[Path], None]
+) -> None:
+    ours = profiler()
+    module = train(tmp_path, [Spoils(ours, spoil), ours])
+    assert ours.folder.is_relative_to(second_place)
+    assert f"the record is in {ours.folder}" in capsys.readouterr().err
+    assert read_run(ours.folder) == ours.record
+    assert len(read_steps(ours.folder / "steps.csv")) == 7
+    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+
+
+def test_a_folder_that_cannot_be_made_is_made_elsewhere(
+    tmp_path: Path, second_place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    occupied = tmp_path / "lm_profiler"
+    occupied.write_text("a file of this name")
+    logs = tmp_path / "logs"
+    logs.write_text("and one of this")
+    ours = profiler()
+    train(tmp_path, [ours])
+    assert ours.folder.is_relative_to(second_place)
+    assert "the run's folder cannot be made" in capsys.readouterr().err
+    assert ours.record is not None
+    assert ours.record.time["step"].n == 3
+
+
+def test_a_disk_that_takes_nothing_more(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(folder: Path) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ours = profiler()
+    try:
+        module = train(tmp_path, [Spoils(ours, full), ours])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr()
+    assert "the record failed and was taken out: OSError: [Errno 27] File too large" in said.err
+    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+    assert read_run(ours.folder).status == "unfinished"
+
+
+# -- streams ------------------------------------------------------------------------------------------------------
+
+
+class Refuses(io.StringIO):
+    """A stream that takes nothing."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+def full() -> Any:
+    return Path("/dev/full").open("w", encoding="ascii")
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("stream", [lambda: None, closed, Refuses, full])
+def test_streams_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], Any]
+) -> None:
+    monkeypatch.setattr("lm_profiler.callbacks.memory.MemoryReader.end", lambda self, stage: {}["says something"])
+    out, err = stream(), stream()
+    with monkeypatch.context() as context:
+        context.setattr(sys, "stdout", out)
+        context.setattr(sys, "stderr", err)
+        ours = profiler()
+        module = train(tmp_path, [ours])
+    for used in (out, err):
+        if used is not None and not used.closed:
+            used.flush()  # nothing of ours waits in there to fail when the program ends
+            used.close()
+    assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))
+    assert ours.record is not None
+    assert ours.record.status == "ok"
+
+
+# -- how a run ends -----------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_in_whatever_ends_the_run_loses_no_step(tmp_path: Path) -> None:
+    calls = list(places(lambda: train(tmp_path / "calls", [profiler()])))
+    first = [code.co_qualname if sys.version_info >= (3, 11) else code.co_name for code, _ in calls]
+    ends = next(n for n, name in enumerate(first) if name.endswith("_finish"))
+    lost = []
+    for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 16]]):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ours = profiler()
+        with fault(place, KeyboardInterrupt()) as raised, pytest.raises(SystemExit):
+            train(tmp_path / str(number), [ours])
+        record = read_run(ours.folder)
+        rows = read_steps(ours.folder / "steps.csv")
+        if record.status not in ("ok", "interrupted") or len(rows) < (5 if number < 6 else 7) or not record.time:
+            lost.append(f"{raised}: {record.status}, {len(rows)} steps")
+    assert not lost
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no message")
+
+
+class Fails(Tiny):
+    error: Exception = Unreadable()
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        if self.steps == 3:
+            raise self.error
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_error_that_cannot_be_read_aloud_is_recorded(tmp_path: Path) -> None:
+    ours = profiler()
+    with pytest.raises(Unreadable):
+        train(tmp_path, [ours], Fails)
+    failure = read_run(ours.folder).failure
+    assert failure is not None
+    assert (failure.type, failure.phase, failure.step) == ("Unreadable", "forward", 4)
+    assert failure.message == "its message cannot be read: LookupError"
+
+
+def test_another_callbacks_on_exception_does_not_hide_the_run(tmp_path: Path) -> None:
+    class Raises(Callback):
+        def on_exception(self, *args: Any) -> None:
+            raise TypeError("in on_exception")
+
+    class Bug(Fails):
+        error = KeyError("the run's own")
+
+    ours = profiler()
+    with pytest.raises(TypeError):
+        train(tmp_path, [Raises(), ours], Bug)
+    record = read_run(ours.folder)
+    assert record.failure is not None
+    assert (record.status, record.failure.type, record.failure.phase) == ("failed", "KeyError", "forward")
+    assert len(read_steps(ours.folder / "steps.csv")) == 3
