@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -150,7 +150,7 @@ class Instruments:
     tracer: Tracer
     telemetry: TelemetryWatch
     flops: FlopsWatch
-    contention: ContentionWatch = field(default_factory=ContentionWatch)  # the last to begin, the first to end
+    contention: ContentionWatch  # the last to begin, the first to end
 
     def __iter__(self) -> Iterator[Instrument]:
         return (getattr(self, each.name) for each in fields(self))

@@ -45,6 +45,7 @@ from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
 from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
 from lm_profiler.callbacks.work import FlopsWatch, Work
 from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say
+from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.memory import probe_of
 from lm_profiler.measure.stream import stream_of
 from lm_profiler.measure.timeline import StepMarks, Timeline
@@ -200,6 +201,7 @@ class TrainingProfiler(Callback):
             ),
             telemetry=TelemetryWatch(device),
             flops=FlopsWatch(timeline, lambda: trainer.lightning_module),
+            contention=ContentionWatch(device),
         )
 
     def _tell(self, text: str) -> None:

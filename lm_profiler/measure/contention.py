@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from lm_profiler.measure.boundary import UNGUARDED, Part
-from lm_profiler.record.run import Contention
+from lm_profiler.measure.gpu_sharing import gpu_neighbours_of
+from lm_profiler.record.run import Contention, GpuSharing
 
 _SLACK_S = 0.03
 """CPU time of others that is not counted: three ticks, which is how finely the system's own sums are kept."""
@@ -45,41 +48,48 @@ class CpuReading:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """What one process saw where the measured steps begin, and where they end."""
+    """What one process saw where the measured steps begin, and where they end; and of its GPU."""
 
     begin: CpuReading
     end: CpuReading
+    gpu: GpuSharing | None = None
 
 
 class ContentionWatch:
     """Reads the counts around the ``measure`` stage, and nothing in between.
 
     Args:
+        device: what the run computes on.
         read: takes a reading.
     """
 
     name = "contention"
     part: Part = UNGUARDED
 
-    def __init__(self, read: Callable[[], CpuReading | None] | None = None) -> None:
+    def __init__(self, device: torch.device, read: Callable[[], CpuReading | None] | None = None) -> None:
+        self._gpu = gpu_neighbours_of(device)
         self._read = read or cpu_reading
         self._before: CpuReading | None = None
         self.use: CpuUse | None = None
 
     def begin(self, stage: str) -> None:
-        if stage == "measure":
-            self._before = self._read()
+        if stage != "measure":
+            return
+        if self._gpu is not None:
+            self._gpu.begin()
+        self._before = self._read()
 
     def end(self, stage: str) -> None:
         if stage == "measure" and self._before is not None and (after := self._read()) is not None:
-            self.use = CpuUse(self._before, after)
+            self.use = CpuUse(self._before, after, None if self._gpu is None else self._gpu.end())
 
     def discard(self) -> None:
         self.use = None
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:
-    """What ``uses``, one of each rank, say of the CPUs that were shared the most; None where nothing can be said.
+    """What ``uses``, one of each rank, say of the CPUs that were shared the most, and of the GPU that was; None where
+    nothing can be said.
 
     Threads of ours also wait for each other: OpenMP's, or a loader's workers where there are more than CPUs. So what
     was not had is the lesser of two: the time that our threads waited for a CPU, and the time that others ran on them;
@@ -91,7 +101,10 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
         # Ranks may have CPUs of their own, or share them.
         together = [u for u in long_enough if u.end.machine == where.end.machine and u.end.cpus <= where.end.cpus]
         found.append(_shared(where, together))
-    return max(found, key=lambda each: each.not_had or 0.0, default=None)
+    worst = max(found, key=lambda each: each.not_had or 0.0, default=None)
+    gpus = [use.gpu for use in uses if use.gpu is not None]
+    gpu = max(gpus, key=lambda each: (each.utilisation or 0.0, each.processes), default=None)
+    return None if worst is None else worst.model_copy(update={"gpu": gpu})
 
 
 def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -241,6 +241,20 @@ def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None)
 
     Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
     """
+    found = handle_of(device, nvml, properties)
+    return None if found is None else TelemetrySampler(found.handle, found.nvml, gpu=found.uuid)
+
+
+class Handle(NamedTuple):
+    """NVML's ``handle`` of a GPU, ``nvml`` to ask with, and the card's UUID."""
+
+    handle: Any
+    nvml: Any
+    uuid: str
+
+
+def handle_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Handle | None:
+    """Of a CUDA device; None off NVIDIA, without NVML, and under MIG."""
     if device.type != "cuda" or torch.version.hip is not None:
         return None
     # CUDA and NVML number devices differently, and CUDA_VISIBLE_DEVICES is CUDA's alone: only the UUID is the same.
@@ -251,7 +265,7 @@ def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None)
         handle = _handle(nvml, uuid)
     except Exception:
         return None
-    return None if _sliced(handle, nvml) else TelemetrySampler(handle, nvml, gpu=uuid)
+    return None if _sliced(handle, nvml) else Handle(handle, nvml, uuid)
 
 
 def _handle(nvml: Any, uuid: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Contention, GpuSharing
 
 _TOLD = 0.05  # of the wanted CPU time
@@ -24,7 +23,7 @@ def contention_lines(found: Contention | None) -> list[str]:
 
 
 def _on_gpu(gpu: GpuSharing) -> str:
-    used = "unknown" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+    others = "1 other process" if gpu.processes == 1 else f"{gpu.processes} other processes"
+    used = "unknown use" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
     held = "unknown memory" if gpu.memory_bytes is None else f"{gpu.memory_bytes * 2**-30:.1f} GiB"
-    others = counted(gpu.processes, "other process").replace("processs", "processes")
     return f"{others} on this GPU: {used} of its time, {held}"

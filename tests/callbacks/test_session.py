@@ -17,6 +17,7 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Schedule
 from lm_profiler.callbacks.trace import Tracer
 from lm_profiler.measure import timeline as at
+from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.timeline import Span, Timeline
 from lm_profiler.record.steps import Peaks
 
@@ -76,6 +77,7 @@ class Loop:
                 history=HistoryWatch(cpu, folder, False),
                 tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 telemetry=TelemetryWatch(cpu),
+                contention=ContentionWatch(cpu),
             ),
             rank=0,
             **options,

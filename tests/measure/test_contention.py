@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from lm_profiler.measure.contention import CpuReading, CpuUse, contention, cpu_reading
+from lm_profiler.record.run import GpuSharing
+from lm_profiler.report.contention import contention_lines
 
 START = CpuReading(
     at_s=100.0, machine="a", cpus=frozenset({0, 1}), busy_s=1000.0, stolen_s=1.0, own_s={7: 50.0},
@@ -118,6 +120,24 @@ def test_a_worker_that_ends_or_begins_is_ours_all_the_same() -> None:
     assert found is not None
     assert found.had_s == pytest.approx(5.0 + 6.0 + 9.0)
     assert found.others_s == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    "gpu, shared, said",
+    [
+        (GpuSharing(processes=1, utilisation=0.37, memory_bytes=3 * 2**30), True,
+         "1 other process on this GPU: 37% of its time, 3.0 GiB"),
+        (GpuSharing(processes=2, utilisation=None, memory_bytes=None), False,
+         "2 other processes on this GPU: unknown use of its time, unknown memory"),
+        (GpuSharing(processes=0, utilisation=0.0, memory_bytes=0), False, None),
+    ],
+)  # fmt: skip
+def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, said: str | None) -> None:
+    found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
+    assert found is not None
+    assert found.gpu == gpu
+    assert found.shared == shared
+    assert contention_lines(found) == ([] if said is None else [said])
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
