@@ -14,6 +14,7 @@ from lm_profiler.callbacks.memory import MemoryReader
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule
 from lm_profiler.callbacks.trace import Tracer
+from lm_profiler.callbacks.work import FlopsWatch
 from lm_profiler.measure.contention import ContentionWatch
 from lm_profiler.measure.memory import ProcessProbe
 from lm_profiler.measure.timeline import Timeline
@@ -38,6 +39,7 @@ class Loop:
                 history=HistoryWatch(cpu, folder, False),
                 tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 telemetry=TelemetryWatch(cpu),
+                flops=FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)),
                 contention=ContentionWatch(cpu),
             ),
             progress=None,
