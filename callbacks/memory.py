@@ -25,7 +25,8 @@ class MemoryOptions:
     """Peak memory by phase and by cause.
 
     Args:
-        steps: Steps after the measured ones in which memory is read at every mark; they are not timed.
+        steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
+            timed. With 0 neither is known.
         history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 

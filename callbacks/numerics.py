@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,22 +63,39 @@ class NumericsAudit:
             return None
         if self._unlike_others is not None:
             raise self._unlike_others
-        if self._verb != "fit" or not module.automatic_optimization or trainer.world_size > 1:
+        if self._verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
             raise ValueError("expected a fit with automatic optimization on one device")
         plugin = trainer.precision_plugin
         scaler = getattr(plugin, "scaler", None)
-        return NumericsFacts.model_validate(
-            asdict(
-                audit(
-                    module,
-                    step_of(module, self._verb),
-                    self._batch,
-                    trainer.strategy.root_device,
-                    plugin.forward_context(),
-                    1.0 if scaler is None else scaler.get_scale(),
-                )
+        with _unattached(module):
+            found = audit(
+                module,
+                step_of(module, self._verb),
+                self._batch,
+                trainer.strategy.root_device,
+                plugin.forward_context(),
+                1.0 if scaler is None else scaler.get_scale(),
             )
-        )
+        return NumericsFacts.model_validate(asdict(found))
+
+
+@contextmanager
+def _unattached(module: LightningModule) -> Iterator[None]:
+    """Without a Trainer, also for whoever reaches the real module from its copy: nothing is logged, nobody is asked."""
+    attached = {part: part._trainer for part in module.modules() if hasattr(part, "_trainer")}
+    for part in attached:
+        part.__dict__["_trainer"] = None
+    try:
+        yield
+    finally:
+        for part, trainer in attached.items():
+            part.__dict__["_trainer"] = trainer
+
+
+def _is_one_of_many() -> bool:
+    """Whether the step could talk to other processes, whoever joined them."""
+    found = torch.distributed
+    return found.is_available() and found.is_initialized() and found.get_world_size() > 1
 
 
 def _on_host(leaf: Any) -> Any:

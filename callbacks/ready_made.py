@@ -25,7 +25,7 @@ def profiling_callbacks(
         warmup_steps: steps before the measured ones.
         measure_steps: steps to measure.
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
-        memory_steps: steps in which memory is read phase by phase; 0 for none.
+        memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; 0 for none.
         stop_when_done: end the run then. Otherwise training goes on, with the instruments taken out.
         name: of the run's folder where the Trainer has no logger.
 

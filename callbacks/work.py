@@ -46,8 +46,8 @@ class SeenFlops:
     """What was counted in the ``memory`` stage, all of its steps together."""
 
     flops: Flops | None = None
-    unknown: str = "they are counted in a step of the memory stage, and none ran (memory.steps)"
-    """Why there are none."""
+    unknown: str | None = None
+    """Why they are unknown; None where nothing was looked at, because no step of that stage ran."""
     compiled: bool = False
     """Whether the step could not be looked into, so that a copy has to tell."""
 
@@ -149,8 +149,8 @@ class Work:
         """Samples of one step over all ranks, as the first batch had them; None where that cannot be told."""
         return None if self._samples is None else self._samples * batches_per_step(trainer, self._verb)
 
-    def flops_per_step(self, trainer: Trainer, module: LightningModule, seen: SeenFlops, steps: int) -> Flops:
-        """FLOPs of one step over all ranks.
+    def flops_per_step(self, trainer: Trainer, module: LightningModule, seen: SeenFlops, steps: int) -> Flops | None:
+        """FLOPs of one step over all ranks; None where no step was looked at.
 
         Args:
             trainer: of the run.
@@ -168,9 +168,9 @@ class Work:
             backward = self._verb == "fit" and module.automatic_optimization
             counted = count_apart(module, step_of(module, self._verb), self._batch, backward)
             return _scaled(counted, batches_per_step(trainer, self._verb), 1)
-        if seen.flops is None or not steps:
+        if seen.unknown is not None:
             raise UncountableError(seen.unknown)
-        return _scaled(seen.flops, 1, steps)
+        return None if seen.flops is None or not steps else _scaled(seen.flops, 1, steps)
 
 
 def _scaled(flops: Flops, times: int, over: int) -> Flops:

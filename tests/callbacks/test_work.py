@@ -20,7 +20,7 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 from lm_profiler.analysis import transformer_flops_per_token
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks import instruments as parts
-from lm_profiler.callbacks.work import SeenFlops, batches_per_step
+from lm_profiler.callbacks.work import batches_per_step
 from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
@@ -119,7 +119,7 @@ def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -
 def test_without_a_memory_stage_they_are_unknown(tmp_path: Path) -> None:
     record = run(BoringModel(), tmp_path, profiler=instruments(1, 3))
     assert record.utilisation is None
-    assert record.notes == [f"FLOPs unknown: {SeenFlops().unknown}"]
+    assert record.notes == []
 
 
 @torch.library.custom_op("lm_profiler_work_tests::product", mutates_args=())
