@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import os
+import pickle
 import random
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +18,7 @@ import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
 from torch.utils._pytree import tree_leaves
-from zoo import KINDS, Accumulating, Kind
+from zoo import KINDS, ROWS, WIDTH, Accumulating, Kind, Paper, mm
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
@@ -62,3 +69,50 @@ def test_a_step_counts_as_on_paper_and_the_training_does_not_notice(kind: type[K
     assert (flops.forward, flops.backward, flops.recomputation) == module.paper(MEMORY_STEP)
     _, alone = trained(kind, tmp_path, None)
     assert same(after, alone)
+
+
+def test_each_rank_counts_its_own_and_runs_no_collective_of_the_step_again(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("ddp_flops.py")), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "same" in done.stdout
+
+
+class Copied(Kind):
+    """Copies and pickles itself and its optimizer in every step, as checkpoints and EMAs do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+        self.sizes: list[int] = []
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        other = copy.deepcopy(self.layer)
+        into = io.BytesIO()
+        torch.save([self.layer, self.optimizers().state_dict()], into)  # type: ignore[union-attr]
+        self.sizes.append(len(into.getvalue()))
+        again = pickle.loads(pickle.dumps(self.layer))
+        with torch.no_grad():
+            assert torch.equal(other(batch), again(batch))
+        return self.layer(batch).square().mean()
+
+    def paper(self, step: int) -> Paper:
+        return 3 * mm(ROWS), mm(ROWS), 0
+
+    def state_of_its_own(self) -> Any:
+        return self.calls, self.sizes
+
+
+def test_a_step_that_copies_and_pickles_its_module_counts_and_gets_the_same(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+    module, after = trained(Copied, tmp_path, profiler)
+    record = read_run(profiler.folder)
+    assert record.utilisation is not None, record.notes
+    assert record.notes == []
+    flops = record.utilisation.flops
+    assert (flops.forward, flops.backward, flops.recomputation) == module.paper(MEMORY_STEP)
+    assert same(after, trained(Copied, tmp_path, None)[1])
