@@ -7,6 +7,7 @@ no such run or it lies outside, and RecordError where its files are damaged.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from lm_profiler.tb_plugin.perfetto import has_perfetto
 
 _OF_A_RUN = ("run.json", "steps.csv", "trace")
 _FIGURES = (*TIMES.values(), *HOST_TIMES.values(), *MEMORY.values(), TOKENS_PER_S, MFU)
+_MOST_STEPS = 4000
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
 Json = dict[str, Any]
@@ -129,13 +131,20 @@ def _entry(logdir: Path, name: str) -> Entry:
 
 
 def _steps(entry: Entry) -> Json:
-    """Columns of the timed stages, means over the ranks, in SI; ``error`` where the file is missing or damaged."""
+    """Columns of the timed stages, means over the ranks, in SI; ``error`` where the file is missing or damaged.
+
+    Of ``of`` steps ``every``-th one: more than a few thousand bars nobody can tell apart, and a page cannot draw.
+    """
     try:
         timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
     except RecordError as error:
         return {"error": f"steps.csv: {error}"}
-    rows = mean_over_ranks(timed)
+    steps = mean_over_ranks(timed)
+    every = math.ceil(len(steps) / _MOST_STEPS) or 1
+    rows = steps[::every]
     return {
+        "of": len(steps),
+        "every": every,
         "step": [row.step for row in rows],
         "stage": [row.stage for row in rows],
         "device": {part: [row.seconds and row.time(part) for row in rows] for part in TIMED},

@@ -6,6 +6,7 @@ Runs made by hand: forward 3 ms (or what they are given), backward 5 ms, other 2
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -305,3 +306,14 @@ def test_what_left_no_run_opens_with_its_reason(compare: Callable[..., Tab], swe
     view = tab.inside.locator("section[data-view=Run]")
     expect(view).to_contain_text("no memory left")
     expect(view.locator(".chart")).to_have_count(0)
+
+
+def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(compare: Callable[..., Tab], logdir: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff"))
+    made_entry(folder)
+    try:
+        tab = compare()
+        names = [row["run"] for row in rows_of(tab, tab.card("Runs and cells"))]
+        assert {"bad\\u{dcff}", RUN, MARKUP} <= set(names)
+    finally:
+        shutil.rmtree(folder)

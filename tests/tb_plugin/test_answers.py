@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from made_runs import made_entry
+from made_runs import made_entry, made_rows
 from served import Get, get_from, write_trace
 from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest, write_kernels
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import write_run
+from lm_profiler.record.steps import write_steps
 from lm_profiler.tb_plugin.plugin import LMProfilerPlugin
 
 
@@ -99,6 +102,24 @@ def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) ->
     assert steps["host"]["backward"] == [2.5e-3] * 25
     for i in range(25):
         assert sum(steps["device"][part][i] for part in PARTS) == pytest.approx(steps["device"]["step"][i])
+
+
+def test_of_many_thousand_steps_some_are_sent(get: Get, logdir: Path) -> None:
+    folder = made_entry(logdir / "long").folder
+    write_steps(folder / "steps.csv", made_rows(steps=20_000))
+    steps = get("run", run="long").json["steps"]
+    assert steps["step"] == list(range(1, 20_001, 5))
+    assert (steps["of"], steps["every"]) == (20_000, 5)
+    assert len(steps["stage"]) == len(steps["device"]["forward"]) == len(steps["memory"]["allocated_peak"]) == 4000
+
+
+def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
+    made_entry(logdir / "good")
+    made_entry(Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff")))
+    answer = get("runs")
+    assert answer.status_code == 200
+    assert [run["run"] for run in json.loads(answer.data)["runs"]] == ["bad\udcff", "good"]
+    assert get("run", run="bad\ufffd").status_code == 404  # what a browser makes of the name
 
 
 def test_a_run_that_died_before_its_first_step_still_shows(get: Get, logdir: Path) -> None:

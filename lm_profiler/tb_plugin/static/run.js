@@ -92,7 +92,8 @@ function steps({ steps, record }, colours) {
   const why = onDevice ? "On the CPU there is one clock, the host’s." : "The device did not say how long its steps took: on the host’s clock.";
   const clocks = oneClock ? el("p", { class: "quiet" }, why) : choose("Clock", [["device", "Device clock"], ["host", "Host clock"]], "device", drawn);
   requestAnimationFrame(() => drawn(oneClock ? "host" : "device"));
-  return [card("Time of each step", clocks, chart)];
+  const thinned = steps.every > 1 ? [el("p", { class: "quiet" }, `One of ${steps.every} steps is drawn, of ${number(steps.of)}.`)] : [];
+  return [card("Time of each step", clocks, ...thinned, chart)];
 }
 
 function drawSteps(chart, steps, clock, record, colours) {
@@ -118,7 +119,7 @@ function drawSteps(chart, steps, clock, record, colours) {
 // Shades the steps that are in no summary: the warm-up asked for, and what the steadiness left out besides. Where they
 // are far slower, as with a compiler, their bars are cut off so that the others can be read.
 function warmup(steps, seconds, record, colours) {
-  const count = steps.stage.filter((stage) => stage === "warmup").length + (record.steadiness?.cut ?? 0);
+  const count = steps.stage.filter((stage) => stage === "warmup").length + Math.ceil((record.steadiness?.cut ?? 0) / steps.every);
   if (!count) return {};
   const [slowest, steady] = [seconds.slice(0, count), seconds.slice(count)].map((some) => Math.max(0, ...some));
   const cut = steady > 0 && slowest > 2 * steady;

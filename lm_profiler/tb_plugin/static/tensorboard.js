@@ -1,6 +1,7 @@
 // The TensorBoard around this page, which is a frame in it; alone in its window, the page is its own host.
 
 const TAB = "lm_profiler";
+const NO_TEXT = /\p{Cs}/gu; // of a folder whose name is not UTF-8
 const OURS = `p.${TAB}.`; // TensorBoard keeps what stands in its address under this prefix for its plugin
 
 // Whether somebody else's page shows this one as a frame: TensorBoard is of the same origin, and so readable.
@@ -31,7 +32,7 @@ export function readPlace() {
 // The whole address that opens the tab at `place`; what is null or empty is left out.
 export function addressOf(place) {
   const set = Object.entries(place).filter(([, value]) => value);
-  const ours = set.map(([name, value]) => `${OURS}${name}=${encodeURIComponent(value)}`);
+  const ours = set.map(([name, value]) => `${OURS}${name}=${encodeURIComponent(value.replace(NO_TEXT, "\ufffd"))}`);
   const others = pieces().filter((piece) => piece.includes("=") && !isOurs(piece));
   return `${window.parent.location.href.split("#")[0]}#${[TAB, ...others, ...ours].join("&")}`;
 }
