@@ -89,6 +89,7 @@ class LanguageModel(LightningModule):
         self.lr = lr
         self.weight_decay = weight_decay
         self.fused = fused
+        self._matmul_switches: Switches | None = None
         self._check_options()
 
     @property
@@ -116,12 +117,24 @@ class LanguageModel(LightningModule):
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
             self.check_precision()
+        self._put_back()
         self._matmul_switches = Switches.now()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
 
     def teardown(self, stage: str) -> None:
         """Put the process-wide matmul precision back."""
-        self._matmul_switches.restore()
+        self._put_back()
+
+    def cpu(self) -> LanguageModel:
+        """To the CPU. A Trainer calls it when it is done with the module, also after an error: no ``teardown`` then."""
+        self._put_back()
+        super().cpu()
+        return self
+
+    def _put_back(self) -> None:
+        before, self._matmul_switches = self._matmul_switches, None
+        if before is not None:
+            before.restore()
 
     def check_precision(self) -> None:
         """Raise ValueError for an optimizer that could not take its first step under this Trainer's precision."""

@@ -220,6 +220,16 @@ def test_the_matmul_precision_holds_during_the_run_alone(make_trainer: Make, tin
     assert torch.get_float32_matmul_precision() == "highest"
 
 
+def test_the_matmul_precision_goes_back_after_an_error(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    class Fails(LanguageModel):
+        def on_train_start(self) -> None:
+            raise KeyError(torch.get_float32_matmul_precision())
+
+    with pytest.raises(KeyError, match="medium"):
+        make_trainer(1).fit(Fails(**tiny, float32_matmul_precision="medium"), datamodule=data())
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_a_process_that_uses_torchs_newer_switch_trains_and_keeps_it(make_trainer: Make, tiny: dict[str, Any]) -> None:
     products: Any = torch.backends.cuda.matmul
     before, products.fp32_precision = products.fp32_precision, "tf32"
