@@ -69,6 +69,7 @@ class PhaseProfiler(Profiler):
         timeline: takes the marks.
         steps: how many until the stages are done.
         step_ended: gets each finished step's marks, between that step and the next; returns how many are left.
+        follow: turns the count of steps left into that of the other ranks where the instruments failed; does not raise.
         done: called when none is left; does not raise.
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
         died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
@@ -80,6 +81,7 @@ class PhaseProfiler(Profiler):
         timeline: Timeline,
         steps: int,
         step_ended: Callable[[StepMarks], int],
+        follow: Callable[[int], int],
         done: Callable[[], None],
         stop: bool,
         died: Callable[[BaseException], object],
@@ -92,6 +94,7 @@ class PhaseProfiler(Profiler):
         self._part = timeline.part
         self._left = steps
         self._step_ended = step_ended
+        self._follow = follow
         self._done = done
         self._stop = stop
         self._died = died
@@ -110,6 +113,9 @@ class PhaseProfiler(Profiler):
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
+
+    def __del__(self) -> None:
+        """Nothing: Lightning's asks for what one that could not be made does not have."""
 
     def __reduce__(self) -> Any:
         return copy, (self._wrapped,)  # nobody wants ours but where it stands
@@ -137,6 +143,8 @@ class PhaseProfiler(Profiler):
         if self.step_done:
             self.step_done = False
             self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
                 if self._stop:
@@ -180,6 +188,8 @@ class PhaseProfiler(Profiler):
         if self.step_done:
             self.step_done = False
             self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
         elif self._timeline.running:

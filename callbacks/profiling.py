@@ -122,6 +122,7 @@ class TrainingProfiler(Callback):
         self._notes = []
         self._session = self._recorder = self._phases = None
         self._gathered: Measured | None = None
+        self._precision: Precision | None = None
         self._over = False
         self.record = None
         self.part = Part("the profiler", self._tell, self._leave)
@@ -146,7 +147,7 @@ class TrainingProfiler(Callback):
         if trainer.is_global_zero and not self._quiet:
             progress = found("progress", lambda: Progress(until_sure=self._stages.until_ci is not None), self._notes)
         schedule = Schedule(self._planned)
-        precision = Precision(self._stages, trainer.strategy.broadcast)
+        precision = self._precision = Precision(self._stages, trainer.strategy.broadcast)
         instruments = self._instruments(timeline)
         self._optimizers = OptimizerMarks(timeline)
         keep = recorder.keep if trainer.is_global_zero else None
@@ -165,16 +166,27 @@ class TrainingProfiler(Callback):
         }
 
     def _stand_in(self, timeline: Timeline) -> None:
+        following = Part("stages.until_ci", self._tell)
         self._phases = PhaseProfiler(
             self._trainer,
             timeline,
             sum(self._planned.values()),
             self._step_ended,
+            lambda left: following.run(self._follow, left, otherwise=left),
             partial(self._recording.run, self._finish, "ok"),
             self._stages.stop_when_done,
             partial(self._recording.run, self._died),
         )
         self._trainer.profiler = self._phases  # type: ignore[attr-defined]
+
+    def _follow(self, left: int) -> int:
+        """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
+        planned, precision = self._planned, self._precision
+        later = planned["memory"] + planned["trace"]
+        measured = planned["measure"] - (left - later)
+        if precision is None or left <= later or measured < 1:
+            return left
+        return later if precision.follow(measured) else left
 
     def _step_ended(self, marks: StepMarks) -> int:
         assert self._session is not None

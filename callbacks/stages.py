@@ -66,6 +66,7 @@ class Precision:
         self._options = options
         self._agree = agree
         self._enough = options.until_ci is None
+        self._over = False
         self._look_at = 1
 
     def asks(self, steps: int) -> bool:
@@ -82,9 +83,16 @@ class Precision:
             # To look costs the ranks a collective call, so not at every step; but steps may take minutes.
             fitting = steps * left_s / max(elapsed_s, 1e-9)
             more = max(1, int(min(fitting, self._EVERY - steps % self._EVERY)))
+        return self._hear(steps, more)
+
+    def follow(self, steps: int) -> bool:
+        """Whether the ranks agree that ``steps`` measured ones are enough, where this rank's instruments failed."""
+        return self._over or (self.asks(steps) and self._hear(steps, 0))
+
+    def _hear(self, steps: int, more: int) -> bool:
         more = self._agree(more)
-        self._look_at = steps + more
-        return more == 0
+        self._look_at, self._over = steps + more, more == 0
+        return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
         """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""

@@ -12,8 +12,11 @@ import pytest
 import torch
 from faults import Manual, Place, Tiny, assert_same_weights, fault, places, profiler, some, train
 
-from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks import StageOptions, TrainingProfiler
+from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.stages import Precision
 from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.timeline import StepMarks
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -154,6 +157,31 @@ def test_training_goes_on_where_the_instruments_are_to_leave_it(
     assert ours.record is not None
     assert ours.record.failure is not None
     assert (ours.record.status, ours.record.failure.phase) == ("failed", "instruments")
+
+
+def test_measuring_until_sure_ends_where_nobody_measures_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(session: Session, marks: StepMarks) -> int:
+        session.steps += 1
+        return session.schedule.left - session.steps if session.steps < 3 else {}["gone"]
+
+    monkeypatch.setattr(Session, "step_ended", gone)
+    ours = profiler(until_ci=0.005, max_steps=500)
+    module = train(tmp_path, [ours], max_steps=600)
+    assert 3 < module.steps < 20
+
+
+def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
+    answers, said = iter([4, 0]), []
+
+    def of_rank_0(mine: int) -> int:
+        said.append(mine)
+        return next(answers)
+
+    precision = Precision(StageOptions(until_ci=0.1), of_rank_0)
+    assert [precision.follow(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
+    assert said == [0, 0]  # asked after steps 1 and 5 alone, as everybody
 
 
 def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
