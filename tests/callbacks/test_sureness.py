@@ -20,7 +20,8 @@ from test_judgement import FLOPS, LEVEL, ceiling_of, lines
 from lm_profiler.callbacks.hardware import Hardware
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.recorder import Launch, Recorder
-from lm_profiler.measure.contention import CpuReading, CpuUse
+from lm_profiler.measure.contention import CpuUse
+from lm_profiler.measure.cpu_reading import CpuReading
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow

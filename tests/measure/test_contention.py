@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.measure.contention import CpuReading, CpuUse, contention, cpu_reading
+from lm_profiler.measure.contention import CpuUse, contention
+from lm_profiler.measure.cpu_reading import CpuReading, cpu_reading
 from lm_profiler.record.run import GpuSharing
 from lm_profiler.report.contention import contention_lines
 

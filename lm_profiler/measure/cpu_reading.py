@@ -1,0 +1,147 @@
+"""CPU time of this run and of everything else, as Linux counts it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CpuReading:
+    """Counts at one instant, in seconds. ``own_s`` and ``waited_s`` are by process and thread: of this one and those
+    that it started, themselves and what they waited for included. None where the system does not count.
+
+    ``busy_s`` and ``stolen_s`` are of the CPUs that this process may use.
+    """
+
+    at_s: float
+    machine: str
+    cpus: frozenset[int]
+    busy_s: float
+    stolen_s: float
+    own_s: dict[int, float]
+    waited_s: dict[int, float] | None
+    pressure_s: float | None
+    throttled_s: float | None
+    switches: int | None
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    cpu_s: float
+    children: list[int] = field(default_factory=list)
+
+
+def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
+    """The counts now; None off Linux. It reads a small file of each process, and one of each thread of ours."""
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cpus, tick_s = frozenset(os.sched_getaffinity(0)), 1.0 / os.sysconf("SC_CLK_TCK")
+    try:
+        busy, stolen = _system((proc / "stat").read_text(), cpus)
+        family = _family(_processes(proc, tick_s), os.getpid())
+    except (OSError, ValueError, IndexError):  # no such file, or another format
+        return None
+    group = _group(proc, cgroups)
+    return CpuReading(
+        at_s=time.perf_counter(),
+        machine=_text(proc / "sys/kernel/random/boot_id") or "",
+        cpus=cpus,
+        busy_s=busy * tick_s,
+        stolen_s=stolen * tick_s,
+        own_s=family,
+        waited_s=_waits(proc, family),
+        pressure_s=_pressure(_text(group / "cpu.pressure") or _text(proc / "pressure/cpu")),
+        throttled_s=_throttled(_text(group / "cpu.stat")),
+        switches=_switches(),
+    )
+
+
+def _system(text: str, cpus: frozenset[int]) -> tuple[int, int]:
+    """Ticks in which processes ran on ``cpus``, and ticks that the hypervisor took."""
+    rows = [line.split() for line in text.splitlines() if line.startswith("cpu") and line[3].isdigit()]
+    counts = [[int(count) for count in row[1:]] for row in rows if int(row[0][3:]) in cpus]
+    return sum(sum(row[:3]) for row in counts), sum(row[7] for row in counts if len(row) > 7)
+
+
+def _processes(proc: Path, tick_s: float) -> dict[int, _Process]:
+    found = {}
+    for entry in os.scandir(proc):
+        if entry.name.isdigit() and (text := _text(proc / entry.name / "stat")) is not None:
+            # The name, in brackets, may hold anything; what follows it is state, parent, then 9 more up to the times:
+            # its own (user, system), and those of the processes that it has waited for.
+            rest = text.rpartition(")")[2].split()
+            found[int(entry.name)] = _Process(int(rest[1]), sum(map(int, rest[11:15])) * tick_s)
+    for pid, process in found.items():
+        if process.parent in found:
+            found[process.parent].children.append(pid)
+    return found
+
+
+def _family(processes: dict[int, _Process], pid: int) -> dict[int, float]:
+    """CPU seconds of ``pid`` and all that descend from it."""
+    own, left = {}, [pid]
+    while left:
+        each = left.pop()
+        own[each] = processes[each].cpu_s
+        left += processes[each].children
+    return own
+
+
+def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
+    """Seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
+    waited = {}
+    for pid in family:
+        try:
+            threads = [int(entry.name) for entry in os.scandir(proc / str(pid) / "task")]
+        except OSError:  # it has ended
+            continue
+        for thread in threads:
+            if (text := _text(proc / str(pid) / "task" / str(thread) / "schedstat")) is not None:
+                waited[thread] = int(text.split()[1]) * 1e-9
+    return waited or None
+
+
+def _pressure(text: str | None) -> float | None:
+    """Seconds in which some task had to wait for a CPU."""
+    if text is None or not text.startswith("some"):
+        return None
+    return int(text.splitlines()[0].rpartition("total=")[2]) * 1e-6
+
+
+def _throttled(text: str | None) -> float | None:
+    """Seconds that the limit of a control group held its CPUs back: version 2 counts microseconds, 1 nanoseconds."""
+    counts = dict(line.split()[:2] for line in (text or "").splitlines() if len(line.split()) >= 2)
+    if "throttled_usec" in counts:
+        return int(counts["throttled_usec"]) * 1e-6
+    return int(counts["throttled_time"]) * 1e-9 if "throttled_time" in counts else None
+
+
+def _group(proc: Path, cgroups: Path) -> Path:
+    """The folder of this process's control group for CPU time; it need not exist."""
+    for line in (_text(proc / "self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers and (cgroups / "cgroup.controllers").exists():
+            return cgroups / path.lstrip("/")
+        if "cpu" in controllers.split(","):
+            return cgroups / controllers / path.lstrip("/")
+    return cgroups
+
+
+def _switches() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except OSError:
+        return None
