@@ -46,7 +46,7 @@ class Attempt:
         self.launch = launch
         self.parent = Path(log_dir, launch.name)
         above = (self.parent, *self.parent.parents)
-        self._made = [folder for folder in above if not folder.exists()]
+        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
         self.profiler: TrainingProfiler | None = None
         self.folder: Path | None = None
         self.claim()
@@ -58,6 +58,7 @@ class Attempt:
         try:
             self.folder = claim_run_dir(self.parent)
         except OSError as error:
+            self._remove_made()
             raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {self.parent} ({error.strerror}); "
                 "name another with --log_dir"
@@ -69,8 +70,11 @@ class Attempt:
             return
         shutil.rmtree(self.folder)
         self.folder = None
-        with suppress(OSError):  # another run has begun there meanwhile
-            for made in self._made:
+        self._remove_made()
+
+    def _remove_made(self) -> None:
+        for made in self._made:
+            with suppress(OSError):  # it was not made after all, or another run has begun there meanwhile
                 made.rmdir()
 
     @property

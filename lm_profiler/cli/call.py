@@ -21,6 +21,7 @@ OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.trai
 """What is taken where no class is named."""
 
 NO_DATA = "null"
+_SECTIONS = ("model", "trainer", "stages", "memory", "trace", "numerics")
 _EXPECTED = "config: expected a YAML file of options"
 
 
@@ -28,11 +29,13 @@ _EXPECTED = "config: expected a YAML file of options"
 class _Item:
     """One option of the line as it stands there, or one config with its nodes.
 
-    ``file`` is where that can be read again; ``says`` is what it says of model and data.
+    ``file`` is where that can be read again; ``says`` is what it says of model and data, and
+    ``content`` all that it says, by the paths of options or nested as in the file.
     """
 
     words: Sequence[str]
     says: Mapping[str, Any] = field(default_factory=dict)
+    content: Mapping[str, Any] = field(default_factory=dict)
     file: str | None = None
     node: yaml.Node | None = None
 
@@ -60,6 +63,16 @@ class Call:
         self.arguments = [*self._verb, *(word for item in self._items for word in item.words)]
         configs = [item.file for item in self._items if item.node is not None]
         self.file = configs[-1] if configs else None
+
+    def says(self, option: str) -> Any:
+        """The last value that is given to an option such as ``trainer.accelerator``; None for none."""
+        found = None
+        for item in self._items:
+            value: Any = item.content if item.node is not None else {option: item.content.get(option)}
+            for part in option.split(".") if item.node is not None else (option,):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            found = value if value is not None else found
+        return found
 
     def class_of(self, key: str) -> str:
         """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
@@ -141,7 +154,10 @@ def _items(arguments: Sequence[str]) -> Iterator[_Item]:
             continue
         if (reason := too_large(value)) is not None:
             raise UsageError(f"{name.lstrip('-')}: expected a value that can be read, given one that {reason}")
-        yield _Item(words, _of_option(name.lstrip("-"), value) if name.startswith("--") else {})
+        option = name.lstrip("-")
+        yield (
+            _Item(words, _of_option(option, value), {option: _plain(value)}) if name.startswith("--") else _Item(words)
+        )
 
 
 def _of_option(name: str, value: str) -> dict[str, Any]:
@@ -152,6 +168,13 @@ def _of_option(name: str, value: str) -> dict[str, Any]:
         return {key: value}
     said = {} if dot else _loaded(key, value)
     return {key: said}
+
+
+def _plain(value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except (ValueError, yaml.YAMLError):
+        return value
 
 
 def _loaded(key: str, value: str) -> Any:
@@ -171,12 +194,18 @@ def _config(path: str, words: Sequence[str]) -> _Item:
     node, text = read_config(path)
     content = yaml.safe_load(text)
     said = {key: content[key] for key in OURS if key in content}
+    for key in _SECTIONS:
+        if not isinstance(content.get(key, {}), (dict, str)):  # a text may be the path of a file
+            given = "null" if content[key] is None else repr(content[key])[:100]
+            raise UsageError(f"{key}: expected options, given {given} in {path[:200]}; leave it out")
+    if not isinstance(content.get("config"), (list, type(None))):
+        raise UsageError(f"config: expected no further config, given one in {path[:200]}; leave it out")
     for key, section in said.items():
         if section == {}:
             raise UsageError(f"{key}: expected a class path or options, given {{}} in {path[:200]}; leave it out")
     if not _is_text(path) and Path(path).is_file():
-        return _Item(words, said, path, node)
-    return _Item([f"--config={text}" if _is_text(text) else f"--config={text}\n"], said, None, node)
+        return _Item(words, said, content, path, node)
+    return _Item([f"--config={text}" if _is_text(text) else f"--config={text}\n"], said, content, None, node)
 
 
 def _is_text(path: str) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -19,6 +18,7 @@ from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.training.activations import batch_refusal
 from lm_profiler.training.footprint import refusal
 
+_MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
@@ -43,6 +43,9 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     if options["accumulate_grad_batches"] < 1:
         given = options["accumulate_grad_batches"]
         raise UsageError(f"trainer.accumulate_grad_batches: expected 1 or more, given {given}")
+    devices = str(options["devices"])
+    if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MOST_DEVICES):
+        raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES:,}, given {devices[:30]}")
     for name in _NOTHING_AT_ZERO[verb]:
         if options[name] == 0:
             raise UsageError(f"trainer.{name}: expected something to run, given {options[name]}; leave it out")
@@ -67,12 +70,6 @@ def explain_trainer_error(error: Exception, options: Mapping[str, Any]) -> str:
     named = [name for name in options if re.search(rf"\b{name}\b", message)]
     given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")
     return f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else "")
-
-
-def check_checkpoint(path: str | Path | None) -> None:
-    """Raise UsageError for a checkpoint that names a file which is not there."""
-    if path is not None and str(path).endswith(".ckpt") and "://" not in str(path) and not Path(path).exists():
-        raise UsageError(f"ckpt_path: expected a checkpoint, given {path} (No such file or directory)")
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:

@@ -7,7 +7,7 @@ import traceback
 from importlib import import_module
 from inspect import signature
 from types import TracebackType
-from typing import Any
+from typing import Any, get_type_hints
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
@@ -33,8 +33,16 @@ def class_at(path: str, key: str) -> Any:
         raise _broken(path, key, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(path, key, error) from error
-    fits = issubclass(found, _BASES[key]) if isinstance(found, type) else callable(found)
-    return found if fits else None
+    made = found if isinstance(found, type) else _returns(found)
+    return found if isinstance(made, type) and issubclass(made, _BASES[key]) else None
+
+
+def _returns(found: Any) -> Any:
+    """What a function says that it returns."""
+    try:
+        return get_type_hints(found).get("return")
+    except (NameError, TypeError):
+        return None
 
 
 def has_own_loader(kind: Any, loader: str) -> bool:

@@ -22,7 +22,6 @@ from lm_profiler.cli.attempt import Attempt, rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (
     LOADERS,
-    check_checkpoint,
     check_together,
     check_trainer_options,
     explain_trainer_error,
@@ -37,7 +36,7 @@ from lm_profiler.measure.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
 
-_OPTION_ERRORS = (ValueError, TypeError, MisconfigurationException)
+_OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 _PATIENCE_S = 5.0
 _TITLES = {
     "trainer": "Lightning's Trainer",
@@ -151,6 +150,9 @@ class ProfilerCLI(LightningCLI):
         text = self.parser.dump(self.config, format="yaml", skip_unset=False)
         config = yaml.safe_load(text)[self.verb]
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
+        for option, text in (("name", name), ("log_dir", config["log_dir"])):
+            if not isinstance(text, str) or not text.isprintable():
+                raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
         if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
             raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
         return Launch(
@@ -182,7 +184,6 @@ class ProfilerCLI(LightningCLI):
                 self.attempt.refuse(reason, environment(self.trainer.strategy.root_device, self.trainer.world_size))
                 raise UsageError(reason)
         arguments = self._prepare_subcommand_kwargs(self.verb)
-        check_checkpoint(arguments.get("ckpt_path"))
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
         getattr(self.trainer, self.verb)(**arguments)
@@ -258,6 +259,10 @@ def run(call: Call) -> int:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
+        except UsageError:
+            raise
+        except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
+            raise UsageError(explain(str(error)) or f"expected options, given some that end in {error!r}") from error
         try:
             cli.run_verb()
             return OK

@@ -96,6 +96,8 @@ def _check_size(text: str) -> None:
             if isinstance(event, yaml.CollectionStartEvent):
                 within.append((event.anchor, total))
             total += 1
+        if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+            raise YamlTextError("has a value with the character 0 in it")
         if len(within) > DEEPEST:
             raise YamlTextError(f"has more than {DEEPEST} levels")
         if total > MOST_NODES:

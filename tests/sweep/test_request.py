@@ -90,7 +90,7 @@ def test_options_of_a_cluster_are_submitits() -> None:
         (["--grid.model.size=&a [*a]"], "grid.model.size: expected YAML, given '[&a [*a]]', which contains itself"),
         (["--list=[{'': 1}]"], "'': expected an option such as model.size, given no name of any"),
         (["--list=[{[1]: 1}]"], "list: expected YAML, given '[{[1]: 1}]', which is not YAML at line 1: found unhashab"),
-        (['--grid.model.size="a\\0"'], "sweep: expected values of text, given 'a\\x00'"),
+        (['--grid.model.size="a\\0"'], "grid.model.size: expected YAML, given "),
         ([GRID, "--name"], "name: expected a value, given none"),
         ([GRID, "--model.size=xl"], "model.size: expected either swept or the same for all cells, given both"),
         ([GRID, "--list={model.size: xl}"], "model.size: expected in the grid or in the list, given in both"),

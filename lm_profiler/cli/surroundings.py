@@ -1,0 +1,111 @@
+"""What a call finds around it: streams that somebody closed, and variables that are no numbers. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.endings import say
+from lm_profiler.cli.usage import UsageError
+
+_RANKS = (
+    *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "JSM_NAMESPACE_RANK"),
+)
+"""Lightning reads them, some while it is imported, as numbers."""
+
+_CUDA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
+"""Where Linux has a device that torch calls CUDA, one of them is there: of the driver, a Jetson, WSL, or ROCm."""
+
+_NEEDS_CUDA = ("memory.history", "trace.nvtx")
+
+_CHECKPOINT_WORDS = ("best", "last", "hpc")
+_ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
+"""How a file of torch.save begins; the second before torch 1.6."""
+
+
+def open_standard_streams() -> None:
+    """Stand in for streams that are closed (``report >&-``), and print what an encoding lacks as a question mark.
+
+    The next file that is opened would take the closed one's number, and be printed into.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "errors", None) == "strict" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def all_printed() -> bool:
+    """Whether what was printed has arrived; a reader who has seen enough, ``head`` say, is no fault."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        mute()
+    except OSError as error:
+        mute()
+        say(f"stdout: {error.strerror}")
+        return False
+    except ValueError:  # closed by whoever called
+        pass
+    return True
+
+
+def mute() -> None:
+    """Print nothing more, the interpreter's last flush included."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def check_text(arguments: Sequence[str]) -> None:
+    """Raise UsageError for an argument that no record could hold."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="surrogateescape").decode(errors="replace")[:100]
+            raise UsageError(f"expected arguments of UTF-8 text, given {shown!r}") from None
+
+
+def check_surroundings(call: Call) -> None:
+    """Raise UsageError for what would be told after seconds of imports, or by a traceback."""
+    for name in _RANKS:
+        given = os.environ.get(name, "0")
+        if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
+            raise UsageError(f"{name}: expected a number in this variable, given {given[:100]!r}; unset it")
+    _check_checkpoint(call.says("ckpt_path"))
+    for option in _NEEDS_CUDA:
+        if call.says(option) in (True, 1) and _has_no_cuda(call):
+            raise UsageError(f"{option}: expected a CUDA device, given none; leave the option out")
+
+
+def _check_checkpoint(path: object) -> None:
+    """Raise UsageError for a checkpoint that is not there, or that torch did not write."""
+    if path is None or str(path) in _CHECKPOINT_WORDS or str(path).startswith("registry") or "://" in str(path):
+        return
+    try:
+        with Path(str(path)).open("rb") as file:
+            begin = file.read(len(_ZIP))
+    except IsADirectoryError:  # one of several files
+        return
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"ckpt_path: expected a checkpoint, given {str(path)[:200]} ({why})") from None
+    if not begin.startswith((_ZIP, _PICKLE)):
+        raise UsageError(f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write")
+
+
+def _has_no_cuda(call: Call) -> bool:
+    """Whether that is certain without asking torch."""
+    absent = sys.platform.startswith("linux") and not any(Path(path).exists() for path in _CUDA_FILES)
+    return absent or call.says("trainer.accelerator") == "cpu"

@@ -1,0 +1,77 @@
+"""What a call finds around it: closed streams, variables, a machine without what it asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.__main__ import main
+from lm_profiler.cli import surroundings
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.surroundings import check_surroundings
+from lm_profiler.cli.usage import UsageError
+
+PROGRAM = f"{sys.executable} -m lm_profiler"
+
+
+@pytest.mark.parametrize("name", ["NODE_RANK", "LOCAL_RANK", "RANK", "WORLD_SIZE", "SLURM_PROCID"])
+@pytest.mark.parametrize("given", ["abc", "", "1" * 5000])
+def test_a_rank_that_is_no_number_is_named(
+    name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, given)
+    assert main(["fit"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"lm_profiler: {name}: expected a number in this variable, given {given[:100]!r}; unset it"
+
+
+@pytest.mark.parametrize("option", ["memory.history", "trace.nvtx"])
+@pytest.mark.parametrize("written", ["--{}=true", "--{} true", "FILE"])
+def test_what_needs_cuda_is_refused_before_torch_is_loaded(
+    option: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, _, name = option.partition(".")
+    config = tmp_path / "x.yaml"
+    config.write_text(f"{section}: {{{name}: true}}")
+    words = [f"--config={config}"] if written == "FILE" else written.format(option).split()
+    monkeypatch.setattr(surroundings, "_CUDA_FILES", (str(tmp_path / "nothing"),))
+    told = rf"^{option}: expected a CUDA device, given none; leave the option out$"
+    with pytest.raises(UsageError, match=told):
+        check_surroundings(Call(["fit", *words]))
+    check_surroundings(Call(["fit", *words, f"--{option}=false"]))
+    monkeypatch.setattr(surroundings, "_CUDA_FILES", (str(config),))  # a device: torch will say
+    check_surroundings(Call(["fit", *words]))
+    with pytest.raises(UsageError, match=told):
+        check_surroundings(Call(["fit", *words, "--trainer.accelerator=cpu"]))
+
+
+def test_that_refusal_takes_no_import_of_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lm_profiler.__main__ import main;"
+        "code = main(['fit', '--trainer.accelerator=cpu', '--memory.history=true']);"
+        "sys.exit(code + 10 * ('torch' in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(
+    "line,code,said",
+    [
+        (f"{PROGRAM} --help | true", 0, ""),
+        (f"{PROGRAM} numerics >&-", 0, ""),
+        (f"{PROGRAM} report nowhere >&- 2>/dev/null", 2, ""),
+        (f"{PROGRAM} numerics <&- >&- 2>&-", 0, ""),
+        (f"{PROGRAM} nothing 2>&-", 2, ""),
+        (f"PYTHONUNBUFFERED= {PROGRAM} --help > /dev/full", 1, "No space left on device"),
+        (f"PYTHONUNBUFFERED=1 {PROGRAM} --help > /dev/full", 1, "No space left on device"),
+        (f"PYTHONIOENCODING=ascii {PROGRAM} report --help > /dev/null", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full_end_in_no_traceback(line: str, code: int, said: str) -> None:
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == bool(said)
