@@ -1,15 +1,18 @@
 """How long `report` takes to read and tabulate many runs.
 
-    python -m benchmarks.report [runs]
+    python -m benchmarks.report [runs] [rows]
 
 Copies of one run's record, each with figures of its own, in folders such as a run leaves; then the whole command in a
-fresh process, once to warm the file cache and five times measured. The target is 1,000 runs in under 3 s.
+fresh process, once to warm the file cache and five times measured. The target is 1,000 runs in under 3 s. Then one
+table of `rows` rows in each format of text, and as many rows of steps.csv: CPU seconds, which other programs of the
+machine change little, and how much memory the process took at most, each in a process of its own.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,10 +31,13 @@ from lm_profiler.record.run import (
     Throughput,
     write_run,
 )
-from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.record.steps import StepRow, read_steps, write_steps
+from lm_profiler.report import formats
 from lm_profiler.report.summary import summaries
+from lm_profiler.report.table import Cell, Heading, Table
 
-RUNS, ROUNDS, STEPS = 1000, 5, 25
+RUNS, ROWS, ROUNDS, STEPS = 1000, 100_000, 5, 25
+FORMATS = ("terminal", "markdown", "csv_text", "json_text", "latex")
 SIZES = ("small", "medium", "large", "xl", "2.7B")
 
 
@@ -126,16 +132,53 @@ def seconds(*arguments: str) -> float:
     return time.perf_counter() - began
 
 
+def large_table(count: int) -> Table:
+    """A run a row, as `report` has them."""
+    headings = [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True), Heading("status", "status")]
+    rows = (
+        [Cell(f"run{at}", f"run{at}"), Cell(at * 1e-6, f"{at * 1e-3:.3f}", at * 1e-6, at * 2e-6), Cell("ok", "ok")]
+        for at in range(count)
+    )
+    return Table(headings, list(rows))
+
+
+def cost(kind: str, count: int) -> None:
+    """Print what one format, or reading steps, takes in this process."""
+    if kind == "steps.csv":
+        with tempfile.TemporaryDirectory() as folder:
+            path, seconds_ = Path(folder) / "steps.csv", (0.01,) * len(TIMED)
+            write_steps(path, (StepRow(at, "measure", seconds_, seconds_, 2048, (1, 2, 3)) for at in range(count)))
+            began = time.process_time()
+            read_steps(path)
+            taken = time.process_time() - began
+    else:
+        table = large_table(count)
+        began = time.process_time()
+        getattr(formats, kind)(table)
+        taken = time.process_time() - began
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{kind:<10} {count:,} rows: {taken:.1f} CPU s, at most {peak:,.0f} MiB", flush=True)
+
+
 def main() -> None:
     """Print the median and the range for several ways to call it."""
+    if sys.argv[1:2] == ["--cost"]:
+        cost(sys.argv[2], int(sys.argv[3]))
+        return
     runs = int(sys.argv[1]) if len(sys.argv) > 1 else RUNS
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else ROWS
     with tempfile.TemporaryDirectory() as folder:
         write_runs(Path(folder), runs)
         print(f"{runs} runs, {os.cpu_count()} cores, {ROUNDS} calls each: seconds, median [lowest, highest]")
-        for options in ("", "--pivot size batch_size", "--format csv", "--format markdown"):
+        picture = f"--plot steps --output {folder}/steps.png"
+        for options in ("", "--pivot size batch_size", "--format csv", "--format markdown", "--warmup 0 5", picture):
             seconds(folder, *options.split())
             times = [seconds(folder, *options.split()) for _ in range(ROUNDS)]
-            print(f"report {options:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]")
+            print(
+                f"report {options.partition(' --output')[0]:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]"
+            )
+    for kind in (*FORMATS, "steps.csv"):
+        subprocess.run((sys.executable, "-m", "benchmarks.report", "--cost", kind, str(count)), check=True)
 
 
 if __name__ == "__main__":
