@@ -174,9 +174,8 @@ def main() -> None:
         for options in ("", "--pivot size batch_size", "--format csv", "--format markdown", "--warmup 0 5", picture):
             seconds(folder, *options.split())
             times = [seconds(folder, *options.split()) for _ in range(ROUNDS)]
-            print(
-                f"report {options.partition(' --output')[0]:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]"
-            )
+            called = options.partition(" --output")[0]
+            print(f"report {called:<26} {statistics.median(times):.2f} [{min(times):.2f}, {max(times):.2f}]")
     for kind in (*FORMATS, "steps.csv"):
         subprocess.run((sys.executable, "-m", "benchmarks.report", "--cost", kind, str(count)), check=True)
 
