@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import warnings
 from collections import UserDict, namedtuple
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
 from lm_profiler.measure.flop_formulas import UncountableError
-from lm_profiler.measure.flops_apart import count_flops
+from lm_profiler.measure.flops_apart import MethodStep, _Reader, _surroundings, count_apart, count_flops
 from lm_profiler.measure.memory import ProcessProbe
 from lm_profiler.measure.module_copy import UncopyableError
 from lm_profiler.models import Transformer, TransformerConfig, preset
@@ -403,3 +404,32 @@ class TestUncountable:
     def test_other_errors_of_the_step_are_told(self) -> None:
         with pytest.raises(KeyError, match="labels"):
             count_flops(nn.Linear(8, 8), lambda m, b: b["labels"], {"x": ROWS})
+
+
+class TestInAnotherProcess:
+    def test_what_takes_too_long_is_unknown(self) -> None:
+        with pytest.raises(UncountableError, match=r"^on a copy the step took more than 0 s$"):
+            count_apart(nn.Linear(8, 8), MethodStep("forward"), ROWS, backward=False, limit_s=0.01)
+
+    def test_what_cannot_be_sent_is_unknown_and_named(self) -> None:
+        model = nn.Linear(8, 8)
+        model.choose = lambda x: x
+        with pytest.raises(UncountableError, match=r"^a copy cannot be sent to another process: \w+: .*lambda"):
+            count_apart(model, MethodStep("forward"), ROWS, backward=False)
+
+    def test_what_is_too_large_to_be_sent_is_unknown(self) -> None:
+        model = nn.Linear(8, 8)
+        model.buffer_of_pictures = np.zeros(300 << 20, dtype=np.uint8)
+        with pytest.raises(UncountableError, match="it is larger than 256 MiB"):
+            count_apart(model, MethodStep("forward"), ROWS, backward=False)
+
+    def test_a_class_of_the_script_itself_is_named(self) -> None:
+        with pytest.raises(UncountableError, match=r"^Mine is defined in the script itself"):
+            _Reader(io.BytesIO(b"c__main__\nMine\n.")).load()
+
+    def test_it_has_no_ranks_no_device_and_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            monkeypatch.setenv(name, "1")
+        given = _surroundings()
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
+        assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")
