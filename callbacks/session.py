@@ -84,9 +84,11 @@ class Session:
         stage = self.schedule.stage
         assert stage is not None
         self.steps += 1
-        memory = self.instruments.memory
-        peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
-        self._pending.append((self.steps, stage, marks, self.tokens, peaks))
+        memory, peaks = self.instruments.memory, UNKNOWN
+        try:
+            peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
+        finally:  # Ctrl-C would lose the step
+            self._pending.append((self.steps, stage, marks, self.tokens, peaks))
         self.tokens = None
         if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())

@@ -86,6 +86,11 @@ class Attempt:
         """Record that the run was not tried, and where."""
         self._record("refused", Failure(phase="setup", step=None, type="Refused", message=reason), where)
 
+    def finished(self) -> int:
+        """The exit code of a run that came to its end; where the instruments failed nothing was measured."""
+        record = self.profiler.record if self.profiler is not None else None
+        return FAILED if record is not None and record.failure is not None else OK
+
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""
         record = self.profiler.record if self.profiler is not None else None

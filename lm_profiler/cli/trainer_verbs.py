@@ -265,7 +265,7 @@ def run(call: Call) -> int:
             raise UsageError(explain(str(error)) or f"expected options, given some that end in {error!r}") from error
         try:
             cli.run_verb()
-            return OK
+            return cli.attempt.finished()
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:
