@@ -269,3 +269,19 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab
         expect(tab.card("Further facts")).to_contain_text("Who used the machine")
     finally:
         shutil.rmtree(logdir / "noisy")
+
+
+def test_the_button_copies_the_link_to_the_run_and_the_view(open_tab: OpenTab) -> None:
+    tab = open_tab()
+    tab.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    tab.choose_run(RUN)
+    tab.open_view("Kernels")
+    tab.inside.get_by_role("button", name="Copy link").click()
+    tab.inside.get_by_role("button", name="Copied").wait_for()
+    copied = tab.page.evaluate("navigator.clipboard.readText()")
+    assert copied == tab.page.url
+    assert set(copied.split("#")[1].split("&")) == {
+        "lm_profiler",
+        "p.lm_profiler.run=demo%2Fversion_0",
+        "p.lm_profiler.view=Kernels",
+    }
