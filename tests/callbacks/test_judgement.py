@@ -21,7 +21,7 @@ from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.facts import is_compiled
 from lm_profiler.callbacks.hardware import Hardware
-from lm_profiler.callbacks.instruments import HistoryWatch
+from lm_profiler.callbacks.instruments import HistoryWatch, require_history
 from lm_profiler.callbacks.judgement import free_share, judge, judge_utilisation, settings_of
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.recorder import Launch, Recorder
@@ -333,7 +333,7 @@ def test_a_memory_history_without_cuda_is_refused_at_once() -> None:
 
 def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device, given cpu; leave the option out$"):
-        HistoryWatch(torch.device("cpu"), tmp_path, True)
+        require_history(torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = MemoryOptions(history=True)
     monkeypatch.undo()
