@@ -66,6 +66,23 @@ def test_a_transformer_on_real_tensors_is_the_closed_form(attention: Any, checkp
     assert found == (forward, 2 * forward, again)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transformer_on_a_gpu_is_the_closed_form_too(dtype: torch.dtype) -> None:
+    c = TransformerConfig(16, 48, 3, 2, 31, activation_checkpointing=True)
+    ids = torch.randint(31, (2, 8), device="cuda")
+    model = Transformer(c).cuda()
+    blocks = 3 * (2 * (4 * 16**2 + 3 * 16 * 48) * 16 + 4 * 2 * 8**2 * 16)
+    forward = blocks + 2 * 31 * 16 * 16
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype, enabled=dtype is torch.bfloat16):
+            loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+
+    assert counted(step) == (forward, 2 * forward, blocks - 3 * 2 * 16 * 48 * 16)
+
+
 @pytest.mark.parametrize(
     "work, forward, backward",
     [
