@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks.extras import found
@@ -50,11 +51,7 @@ def look_at_hardware(
     module, device = trainer.lightning_module, trainer.strategy.root_device
     dtype = torch_dtype(run_dtype(trainer))
     kernels = found("kernels", tracer.kernels, notes)
-    if device.type in TRACED and kernels is not None and kernels.source == "operators":
-        notes.append(
-            f"the trace has PyTorch's operators and no kernel: the driver of this {device.type} device lets nobody "
-            "look (on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"
-        )
+    notes += without_kernels(device, kernels)
     return Hardware(
         flops=found("FLOPs", lambda: _flops(trainer, work, measured, notes), notes),
         ceiling=None if dtype is None else found("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
@@ -64,6 +61,14 @@ def look_at_hardware(
         numerics=found("numerics", lambda: audit.facts(trainer, module), notes),
         notes=notes,
     )
+
+
+def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
+    """The note that a trace of ``device`` shows the host alone; none where it shows the device, or there is none."""
+    if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
+        return []
+    text = f"the trace has PyTorch's operators and no kernel: the driver of this {device.type} device lets nobody look "
+    return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]
 
 
 def _flops(trainer: Trainer, work: Work, measured: Measured, notes: list[str]) -> Flops | None:

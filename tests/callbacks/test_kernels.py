@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lm_profiler.analysis.kernels import kernel_table
 from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.hardware import without_kernels
 from lm_profiler.measure.trace_events import trace_events
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import read_run
@@ -187,3 +188,11 @@ def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> Non
     for phase in ("forward", "backward"):
         assert (phase, "model.blocks.*.feed_forward.gate") in products
     torch.cuda.synchronize()
+
+
+def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
+    (note,) = without_kernels(torch.device("cuda", 0), table)
+    assert note.startswith("the trace has PyTorch's operators and no kernel: the driver of this cuda device")
+    assert without_kernels(torch.device("cpu"), table) == []
+    assert without_kernels(torch.device("cuda", 0), None) == []
+    assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []

@@ -21,6 +21,7 @@ import yaml
 from lightning.pytorch import Trainer
 
 from lm_profiler.__main__ import main
+from lm_profiler.callbacks.session import Session
 from lm_profiler.cli import checks
 from lm_profiler.cli import trainer_verbs as cli
 from lm_profiler.models import Transformer
@@ -729,3 +730,11 @@ def test_children_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> 
     cli._end_children(trainer)
     assert child.returncode == -signal.SIGKILL
     assert launcher.procs == []
+
+
+def test_a_run_whose_instruments_fail_exits_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step_ended", lambda self, marks: {}["gone"])
+    assert main(["fit", "--config=tiny.yaml"]) == 1
+    record = read_run(here / "logs" / "tiny" / "version_0")
+    assert record.failure is not None
+    assert (record.status, record.failure.phase, record.failure.type) == ("failed", "instruments", "KeyError")
