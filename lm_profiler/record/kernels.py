@@ -126,8 +126,17 @@ def read_kernels(path: Path) -> KernelTable:
         RecordError: there is none, or it is damaged or of another version.
     """
     try:
-        return KernelTable.model_validate(read_json(path))
+        return _whole(KernelTable.model_validate(read_json(path)))
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise RecordError(f"{path}: not a table of kernels of version 1: {why_not(error)}") from None
+
+
+def _whole(table: KernelTable) -> KernelTable:
+    """A row's time is a part of its phase's, or what is read is damaged."""
+    for row in table.rows:
+        phase = table.phases.get(row.phase)
+        if phase is None or (row.total_s and not phase.busy_s + phase.idle_s > 0):
+            raise ValueError(f"rows: expected phases that took time, found {row.phase!r}")
+    return table

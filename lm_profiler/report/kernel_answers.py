@@ -32,7 +32,7 @@ def _largest(table: KernelTable) -> list[tuple[str, str]]:
             if row.phase == phase:
                 total_s, count = sums.get(row.name, (0.0, 0))
                 sums[row.name] = total_s + row.total_s, count + row.count
-        if sums:
+        if sums and _phases_s(table, [phase]):
             name, (total_s, count) = max(sums.items(), key=lambda item: item[1][0])
             again = "again " if name in names else ""
             names.append(name)

@@ -195,6 +195,22 @@ def test_counts_of_no_steps_are_told(logs: Path, capsys: pytest.CaptureFixture[s
     )
 
 
+@pytest.mark.parametrize(
+    "whole, damaged",
+    [('"forward": {', '"fosward": {'), ('"busy_s": 0.6,\n   "idle_s": 0.4', '"busy_s": 0,\n   "idle_s": 0')],
+)
+def test_kernels_of_a_phase_that_took_no_time_are_told(
+    logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = logs / "middle" / "trace" / "rank0.kernels.json"
+    assert whole in path.read_text()
+    path.write_text(path.read_text().replace(whole, damaged))
+    assert main(["report", str(logs), "--kernels"]) == 0
+    out, err = capsys.readouterr()
+    assert "second" in out
+    assert f"{path}: not a table of kernels of version 1: file: rows: expected phases that took time" in err
+
+
 def test_a_damaged_line_of_steps_is_told_by_its_number(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = logs / "middle" / "steps.csv"
     lines = path.read_text().splitlines()
