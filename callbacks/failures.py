@@ -15,6 +15,15 @@ from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure, Status
 
+NO_STEP = Failure(
+    phase="data",
+    step=None,
+    type="NoStep",
+    message="expected at least one step, given none: the loader is empty or ran dry, every batch was skipped, "
+    "or the Trainer was told to run none",
+)
+"""Of a run that ended well before it did anything."""
+
 
 def status_of(error: BaseException) -> Status:
     """``oom``, ``interrupted`` or ``failed``."""

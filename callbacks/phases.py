@@ -15,7 +15,7 @@ from typing import Any
 from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.callbacks.namespaces import is_exactly, overrides, verb_of
-from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Died, Done, Forward, Marked, OptimizerStep
+from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Died, Done, Epoch, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.timeline import Span, StepMarks, Timeline
@@ -73,6 +73,8 @@ class PhaseProfiler(Profiler):
         done: called when none is left; does not raise.
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
         died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
+        callback: whose run this is. While the Trainer has others only (a learning rate is tried out), it stands aside.
+        idle: called where the loop would run empty epochs for ever.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class PhaseProfiler(Profiler):
         done: Callable[[], None],
         stop: bool,
         died: Callable[[BaseException], object],
+        callback: object = None,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
@@ -98,17 +102,22 @@ class PhaseProfiler(Profiler):
         self._done = done
         self._stop = stop
         self._died = died
+        self._callback = callback
+        self._idle = idle
+        self.cut = self._aside = False
+        self._left_before = steps
         self.step_done = False
         verb = verb_of(trainer)
         self._fetch = _FETCHES[verb]
         self._forward = _FORWARDS[verb]
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
+        self._epoch = Epoch(self, timeline.part)
         # All that is needed to count steps: where they are done, and where the loop is left.
         ends = ("[LightningModule]", ".optimizer_step") if self._automatic else ("[Strategy]", f".{self._forward}")
         counting: list[tuple[str, str, Marked]] = [(*ends, Done(self))]
         if self._fitting:
-            counting.append(("run_training_epoch", "", Action(timeline, self.close_step)))
+            counting.append(("run_training_epoch", "", self._epoch))
         self._spans = _Spans(self._span, counting, timeline.part)
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
@@ -148,8 +157,7 @@ class PhaseProfiler(Profiler):
             if self._left <= 0:
                 self._done()
                 if self._stop:
-                    # Both are needed: a fit would go on with the next epoch.
-                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+                    self.cut = True  # the epoch, if it is one: see Epoch
                     raise StopIteration
                 return
         timeline = self._timeline
@@ -192,8 +200,29 @@ class PhaseProfiler(Profiler):
                 self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
+                if self._stop and self._fitting:  # with its epoch, whose end is as ever
+                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
         elif self._timeline.running:
             self._timeline.go_outside()
+
+    def enter_epoch(self) -> None:
+        self._left_before = self._left
+        if self._trainer.profiler is self and not any(c is self._callback for c in self._trainer.callbacks):
+            self._trainer.profiler = self._wrapped
+            self._aside = True
+
+    def leave_epoch(self) -> None:
+        if self._aside:
+            self._aside = False
+            self._trainer.profiler = self
+            return
+        self.close_step()
+        if self._left == self._left_before and self._stop and self._is_endless():
+            self.cut = True
+            self._idle()
+
+    def _is_endless(self) -> bool:
+        return bool(self._trainer.max_epochs == -1 and self._trainer.max_steps == -1)
 
     def _end_step(self) -> int:
         timeline = self._timeline
@@ -213,7 +242,7 @@ class PhaseProfiler(Profiler):
         if not self._fitting:
             return None
         if action_name == "run_training_epoch":
-            return Action(self._timeline, self.close_step)
+            return self._epoch
         return self._module_span(hook) if owner == "[LightningModule]" else None
 
     def _strategy_span(self, hook: str) -> Marked | None:

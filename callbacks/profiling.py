@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,7 +21,7 @@ from rich.console import Console
 
 from lm_profiler.callbacks.batches import Tokens
 from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
+from lm_profiler.callbacks.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
 from lm_profiler.callbacks.folder import run_folder, second_place, snapshot_file
 from lm_profiler.callbacks.hardware import Hardware, look_at_hardware
 from lm_profiler.callbacks.instruments import (
@@ -38,7 +39,7 @@ from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
 from lm_profiler.callbacks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.phases import PhaseProfiler
 from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.ranks import gather
+from lm_profiler.callbacks.ranks import Exchange
 from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
@@ -56,7 +57,7 @@ from lm_profiler.report.terminal import print_run
 
 
 class TrainingProfiler(Callback):
-    """Profiles the next ``fit``, ``validate``, ``test`` or ``predict`` of its Trainer.
+    """Profiles each ``verb`` of its Trainer, and leaves the others alone.
 
     Args:
         stages: how long to warm up and to measure.
@@ -67,6 +68,8 @@ class TrainingProfiler(Callback):
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
         numerics: what the precision does to the numbers.
+        verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
+        log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -81,6 +84,8 @@ class TrainingProfiler(Callback):
         clock: Callable[[], int] = time.perf_counter_ns,
         quiet: bool = False,
         numerics: NumericsOptions | None = None,
+        verb: Verb = "fit",
+        log_dir: str | Path = "logs",
     ) -> None:
         self._stages = stages or StageOptions()
         self._memory = memory or MemoryOptions()
@@ -90,12 +95,14 @@ class TrainingProfiler(Callback):
         self._peak_flops_per_s = peak_flops_per_s
         self._clock = clock
         self._quiet = quiet
+        self._verb: Verb = verb
+        self._log_dir = Path(log_dir)
         self.part: Part = UNGUARDED
         self._notes: list[str] = []
         self._recorder: Recorder | None = None
         self._phases: PhaseProfiler | None = None
         self._session: Session | None = None
-        self._over = True
+        self._asked, self._begun, self._over = False, False, True
         self.record: RunRecord | None = None
         self._recording: Part = UNGUARDED
         self._options = dict(vars(self))
@@ -123,17 +130,43 @@ class TrainingProfiler(Callback):
         self._session = self._recorder = self._phases = None
         self._gathered: Measured | None = None
         self._precision: Precision | None = None
-        self._over = False
+        self._begun = self._over = False
         self.record = None
         self.part = Part("the profiler", self._tell, self._leave)
         self._recording = Part("the record", self._tell, self._abandon)
-        self._verb: Verb = self.part.run(verb_of, trainer, otherwise="fit")
-        self.part.run(self._begin, pl_module)
+        self._asked = self.part.run(verb_of, trainer, otherwise=self._verb) == self._verb
+        if not self._asked:
+            self._over = True
+            return
+        self._exchange = self.part.run(Exchange.of_process_group) or Exchange()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.part.run(self._loop_starts, "fit")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.part.run(self._loop_starts, "validate")
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.part.run(self._loop_starts, "test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.part.run(self._loop_starts, "predict")
+
+    def _loop_starts(self, verb: Verb) -> None:
+        """Not before: what is tried out earlier, for a batch size or a learning rate, is not the run."""
+        if verb == self._verb and not self._over and not self._begun:
+            self._start()
+
+    def _start(self) -> None:
+        self._begun = True
+        self.part.run(self._begin, self._trainer.lightning_module)
+        if self._verb == "fit":
+            self.part.run(self._attach)
 
     def _begin(self, module: LightningModule) -> None:
         trainer, launch = self._trainer, self._launch or Launch()
         device, rank = trainer.strategy.root_device, trainer.global_rank
-        self.folder = run_folder(trainer, launch.name, self._tell)
+        self.folder = run_folder(self._log_dir / launch.name, launch.folder, self._exchange, self._tell)
         recorder = self._recorder = Recorder(self.folder, launch, trainer, module, self._verb)
         self._tokens = Part("tokens_in", self._tell)
         self._tokens_in: Tokens | None = self._tokens.run(Tokens, module)
@@ -147,7 +180,7 @@ class TrainingProfiler(Callback):
         if trainer.is_global_zero and not self._quiet:
             progress = found("progress", lambda: Progress(until_sure=self._stages.until_ci is not None), self._notes)
         schedule = Schedule(self._planned)
-        precision = self._precision = Precision(self._stages, trainer.strategy.broadcast)
+        precision = self._precision = Precision(self._stages, self._agree)
         instruments = self._instruments(timeline)
         self._optimizers = OptimizerMarks(timeline)
         keep = recorder.keep if trainer.is_global_zero else None
@@ -176,6 +209,8 @@ class TrainingProfiler(Callback):
             partial(self._recording.run, self._finish, "ok"),
             self._stages.stop_when_done,
             partial(self._recording.run, self._died),
+            self,
+            self._no_step_in_an_epoch,
         )
         self._trainer.profiler = self._phases  # type: ignore[attr-defined]
 
@@ -187,6 +222,12 @@ class TrainingProfiler(Callback):
         if precision is None or left <= later or measured < 1:
             return left
         return later if precision.follow(measured) else left
+
+    def _agree(self, own: int) -> int:
+        return self._exchange.of_first("answer", lambda: own)
+
+    def _no_step_in_an_epoch(self) -> None:
+        self._tell("an epoch had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")
 
     def _step_ended(self, marks: StepMarks) -> int:
         assert self._session is not None
@@ -233,10 +274,6 @@ class TrainingProfiler(Callback):
             self._optimizers.detach()
             self._session.instruments.discard()
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._over:
-            self.part.run(self._attach)
-
     def _attach(self) -> None:
         self._optimizers.attach(self._trainer, self._trainer.lightning_module)
 
@@ -270,7 +307,7 @@ class TrainingProfiler(Callback):
         self._audit.see(batch)
 
     def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        if verb_of(trainer) == "validate":
+        if self._verb == "validate":
             self.on_train_batch_end(trainer, *args[:4])
 
     def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
@@ -294,7 +331,7 @@ class TrainingProfiler(Callback):
         self._recording.run(self._close_evaluation)
 
     def _close_evaluation(self) -> None:
-        if verb_of(self._trainer) == "fit" or self._over:
+        if self._verb == "fit" or self._over:
             return
         if self._phases is not None:
             self.part.run(self._phases.close_step)
@@ -305,8 +342,11 @@ class TrainingProfiler(Callback):
             self._finish("ok", early=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if not self._over:
-            self._recording.run(self._died, exception)
+        if self._over:
+            return
+        if not self._begun:
+            self.part.run(self._start)
+        self._recording.run(self._died, exception)
 
     def _died(self, exception: BaseException) -> None:
         session, device = self._session, self._trainer.strategy.root_device
@@ -324,9 +364,20 @@ class TrainingProfiler(Callback):
         self._finish(status, failure)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._recording.run(self._finish_early)  # a loop that had nothing to do told nobody that it ended
-        self._recording.run(self._take_out)
+        if not self._asked:
+            return
+        self._recording.run(self._end)
         trainer.fit_loop.epoch_loop.max_steps = self._max_steps
+
+    def _end(self) -> None:
+        if not self._begun and is_a(sys.exc_info()[1], "_TunerExitException"):
+            self._over = True  # a Tuner's fit ends before it begins
+            return
+        if not self._over:
+            if not self._begun:
+                self.part.run(self._start)
+            self._finish_early()  # a loop that had nothing to do told nobody that it ended
+        self._take_out()
 
     def _finish(self, status: Status, failure: Failure | None = None, early: bool = False) -> None:
         self._take_out()
@@ -337,9 +388,11 @@ class TrainingProfiler(Callback):
             self._notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
         measured = self._measured(failure)
         if failure is None:
-            measured = self._gathered = gather(measured)
+            measured = self._gathered = self._exchange.gather(measured)
             if self.part.error is not None:
                 status, failure = "failed", failure_of_ours(self.part.error, session.steps + 1 if session else None)
+            elif not measured.rows:
+                status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
             # The other ranks may never answer again: each keeps what it has.
             write_steps(self.folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
-from lm_profiler.callbacks.events import EventsLogger
+from lm_profiler.callbacks.events import write_scalars
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.facts import model_facts
 from lm_profiler.callbacks.hardware import Hardware
@@ -65,6 +64,8 @@ class Launch:
     overrides: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Any] | None = None
     config_yaml: str | None = None
+    folder: Path | None = None
+    """Claimed for the run already."""
     started: float = field(default_factory=time.time)
 
     def facts(self) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class Recorder:
         """Log the scalars, and write run.json once more with all that was found out since ``record``."""
         record = self._record(measured, record.status, record.failure, hardware)
         notes = list(record.notes)
-        found("scalars in the logger", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes)
+        found("scalars in TensorBoard", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes)
         found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
         write_run(self.folder, record)
@@ -235,13 +236,7 @@ class Recorder:
         if not steps:
             return
         ideal_s = ideal_step_s(record)
-        loggers = list(self._trainer.loggers)
-        if not any(isinstance(logger, TensorBoardLogger) for logger in loggers):
-            loggers.append(EventsLogger(self.folder.parent, name=None, version=self.folder.name))
-        for logger in loggers:
-            for row in steps:
-                logger.log_metrics(scalars(row, ideal_s), step=row.step)
-            logger.save()
+        write_scalars(self.folder, ((row.step, scalars(row, ideal_s)) for row in steps))
 
 
 def _timed(measured: Measured) -> list[StepRow]:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from lm_profiler.measure import timeline as at
+from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.timeline import Span, Timeline
 
 Marked = AbstractContextManager[None]
@@ -143,6 +144,42 @@ class OptimizerStep(Done):
             timeline.part.failed(error)
 
 
+class Epochs(Protocol):
+    """Whoever is told of the epochs of the training loop."""
+
+    cut: bool
+
+    def enter_epoch(self) -> None:
+        """One begins."""
+
+    def leave_epoch(self) -> None:
+        """It is over, ``cut`` or not."""
+
+
+class Epoch(Nothing):
+    """An epoch of the training loop, which it leaves with StopIteration where it is cut: the loop takes that for the
+    end of training, without the end of an epoch that never was."""
+
+    __slots__ = ("_epochs", "_part")
+
+    def __init__(self, epochs: Epochs, part: Part) -> None:
+        self._epochs = epochs
+        self._part = part
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        self._part.run(self._epochs.enter_epoch)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is not None:
+            return
+        try:
+            self._epochs.leave_epoch()
+        except BaseException as error:
+            self._part.failed(error)
+        if self._epochs.cut:
+            raise StopIteration
+
+
 class Both(AbstractContextManager[None]):
     """A span inside the user's own profiler, whose cost is then outside of the phase."""
 
@@ -155,5 +192,7 @@ class Both(AbstractContextManager[None]):
         self._span.__enter__()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
-        self._span.__exit__(kind, value, traceback)
-        self._user.__exit__(kind, value, traceback)
+        try:
+            self._span.__exit__(kind, value, traceback)
+        finally:  # where an epoch is cut, the span raises
+            self._user.__exit__(kind, value, traceback)

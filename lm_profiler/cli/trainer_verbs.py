@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -204,8 +205,6 @@ class ProfilerCLI(LightningCLI):
         if config["logger"] in (None, True) and not config["fast_dev_run"]:
             version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
             kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version)
-        else:
-            attempt.discard()  # the instruments will take one by themselves
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
@@ -216,7 +215,14 @@ class ProfilerCLI(LightningCLI):
             raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
         peak_flops_per_s = None if peak is None else peak * 1e12
         attempt.profiler = TrainingProfiler(
-            stages, memory, trace, attempt.launch, peak_flops_per_s, numerics=self._get(self.config_init, "numerics")
+            stages,
+            memory,
+            trace,
+            replace(attempt.launch, folder=attempt.folder),
+            peak_flops_per_s,
+            numerics=self._get(self.config_init, "numerics"),
+            verb=self.verb,
+            log_dir=log_dir,
         )
         callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})

@@ -22,7 +22,7 @@ from lightning.pytorch.demos.boring_classes import (
     RandomDataset,
 )
 from lightning.pytorch.demos.transformer import LightningTransformer, WikiText2
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.profilers import AdvancedProfiler, Profiler, PyTorchProfiler, SimpleProfiler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader
@@ -172,34 +172,53 @@ def test_attributes_of_the_users_profiler_are_found_while_ours_stands_there(tmp_
     assert asks.seen is users.recorded_durations
 
 
-def test_no_logger_puts_the_run_under_default_root_dir(tmp_path: Path) -> None:
+def test_a_run_is_in_a_folder_of_our_own(tmp_path: Path) -> None:
     profiler = short()
-    trainer_with([profiler], tmp_path).fit(BoringModel())
-    assert profiler.folder == tmp_path / "lm_profiler" / "version_0"
+    trainer_with([profiler], tmp_path / "theirs").fit(BoringModel())
+    assert profiler.folder == tmp_path / "logs" / "lm_profiler" / "version_0"
     names = {re.sub(r"events\.out.*", "events", path.name) for path in profiler.folder.iterdir()}
     assert {"run.json", "steps.csv", "trace", "events"} <= names
 
 
-@pytest.mark.parametrize("make", [TensorBoardLogger, CSVLogger])
-def test_the_run_is_in_the_loggers_folder(tmp_path: Path, make: Callable[..., Any]) -> None:
-    logger = make(tmp_path, name="mine")
-    profiler = short()
-    trainer_with([profiler], tmp_path, logger=logger, log_every_n_steps=1).fit(BoringModel())
-    assert profiler.folder == Path(logger.log_dir) == tmp_path / "mine" / "version_0"
-    assert (profiler.folder / "run.json").exists()
+class Kept(Logger):
+    """A logger that keeps what it is given."""
+
+    name, version = "kept", 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics: list[tuple[int | None, set[str]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.metrics.append((step, set(metrics)))
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+def test_the_users_logger_and_his_folders_get_nothing_from_us(tmp_path: Path) -> None:
+    left, logged = [], []
+    for callbacks in ([], [short(stop_when_done=False)]):
+        theirs = tmp_path / f"theirs{len(left)}"
+        loggers = [Kept(), TensorBoardLogger(theirs, name="mine"), CSVLogger(theirs, name="csv")]
+        options: dict[str, Any] = {"logger": loggers, "enable_checkpointing": True, "max_steps": 20}
+        trainer_with(callbacks, theirs, **options, log_every_n_steps=4).fit(Random())
+        logged.append(loggers[0].metrics)
+        names = (str(path.relative_to(theirs)) for path in theirs.rglob("*"))
+        left.append({re.sub(r"tfevents.*", "tfevents", name) for name in names})
+    assert logged[0] == logged[1]
+    assert left[0] == left[1]
 
 
 def test_a_second_run_never_overwrites_the_first(tmp_path: Path) -> None:
     profiler = instruments(1, 2)
-    logger = CSVLogger(tmp_path, name="mine")
-    trainer = trainer_with([profiler], tmp_path, logger=logger, log_every_n_steps=1)
+    trainer = trainer_with([profiler], tmp_path)
     folders = []
-    for run in (trainer.fit, trainer.validate, trainer.test, trainer.fit):
-        run(BoringModel())
+    for _ in range(2):
+        trainer.fit(BoringModel())
         folders.append(profiler.folder)
-    assert len(set(folders)) == 4
-    assert [read_run(folder).verb for folder in folders] == ["fit", "validate", "test", "fit"]
-    assert [len(read_steps(folder / "steps.csv")) for folder in folders] == [3, 3, 3, 3]
+    assert [folder.name for folder in folders] == ["version_0", "version_1"]
+    assert [len(read_steps(folder / "steps.csv")) for folder in folders] == [3, 3]
 
 
 def test_the_same_folder_name_in_another_process_is_not_taken_twice(tmp_path: Path) -> None:
@@ -310,7 +329,7 @@ def test_an_evaluation_stops_after_the_planned_steps(tmp_path: Path, verb: str) 
 
         on_validation_batch_end = on_test_batch_end = on_predict_batch_end = count
 
-    profiler, batches = short(), Batches()
+    profiler, batches = short(verb=verb), Batches()
     trainer = trainer_with([profiler, batches], tmp_path)
     getattr(trainer, verb)(BoringModel(), datamodule=BoringDataModule())
     assert batches.seen == sum(STEPS.values())
@@ -329,7 +348,7 @@ def test_a_loop_that_ends_early_is_fine_and_says_so(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_ends_early_says_so(tmp_path: Path) -> None:
-    profiler = instruments(2, 10)
+    profiler = instruments(2, 10, verb="validate")
     trainer_with([profiler], tmp_path, limit_val_batches=5).validate(BoringModel(), verbose=False)
     record = read_run(profiler.folder)
     assert (record.status, record.time["step"].n) == ("ok", 3)
@@ -358,7 +377,9 @@ def test_a_loop_that_has_nothing_to_do_is_recorded(tmp_path: Path) -> None:
     profiler = instruments(5, 3)
     trainer_with([profiler], tmp_path, max_steps=0).fit(BoringModel())
     record = read_run(profiler.folder)
-    assert (record.status, record.time["step"].n) == ("ok", 0)
+    assert (record.status, record.time["step"].n) == ("failed", 0)
+    assert record.failure is not None
+    assert record.failure.type == "NoStep"
     assert record.notes[0] == "the loop ended in stage warmup, after 0 of its 5 steps"
 
 
@@ -399,11 +420,11 @@ def test_nothing_to_measure_is_refused() -> None:
 def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     callbacks = profiling_callbacks(1, 3, trace_steps=1, memory_steps=1, name="mine")
     trainer_with(callbacks, tmp_path).fit(BoringModel())
-    record = read_run(tmp_path / "mine" / "version_0")
+    record = read_run(tmp_path / "logs" / "mine" / "version_0")
     assert (record.name, record.steps) == ("mine", STEPS)
     printed = capsys.readouterr()
     assert "forward" in printed.out
-    assert str(tmp_path / "mine" / "version_0") in printed.out
+    assert str(tmp_path / "logs" / "mine" / "version_0") in printed.out
     assert "measuring: 3 steps" in printed.err
 
 

@@ -60,10 +60,10 @@ MARKED = {
 
 @pytest.mark.parametrize("what", list(MARKED))
 def test_every_verb_is_measured_phase_by_phase_and_ended(pl: Any, trainer_of: Callable[..., Any], what: str) -> None:
-    profiler = instruments(1, 3, memory=1, trace=1)
+    verb: Any = "fit" if what == "manual" else what
+    profiler = instruments(1, 3, memory=1, trace=1, verb=verb)
     trainer = trainer_of(profiler)
     before = trainer.profiler
-    verb = "fit" if what == "manual" else what
     module = pl.ManualOptimBoringModel() if what == "manual" else pl.BoringModel()
     getattr(trainer, verb)(module, datamodule=pl.BoringDataModule())
     record = read_run(profiler.folder)

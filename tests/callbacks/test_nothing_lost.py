@@ -256,7 +256,7 @@ def test_a_signal(tmp_path: Path, name: str) -> None:
     script = Path(__file__).with_name("failing.py")
     command = [sys.executable, str(script), str(tmp_path), name]
     subprocess.run(command, capture_output=True, timeout=120, check=False)  # Lightning's exit code: 0 after SIGTERM
-    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     assert record.status == "interrupted"
     # Lightning lets the step end after SIGTERM; SIGINT raises KeyboardInterrupt at once.

@@ -28,13 +28,15 @@ def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
         port = free.getsockname()[1]
     environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(Path(__file__).with_name("ddp_run.py")), str(folder), fails]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     done = start(tmp_path)
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     rows = read_steps(folder / "steps.csv")
 
@@ -69,7 +71,7 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     done = start(tmp_path, "fails")
     assert done.returncode != 0
     assert "rank 1 gives up" in done.stderr
-    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     rows = read_steps(folder / "steps.rank1.csv")
     assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from known_loop import TOKENS_IN_A_BATCH, instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
@@ -64,13 +64,6 @@ def test_scalars_are_those_of_the_measured_steps(tmp_path: Path, theirs: bool) -
     for tag, by_step in shown.items():
         if tag.startswith(("time_ms/", "host_time_ms/", "memory_gib/", "throughput/")):
             assert set(by_step) == set(rows), tag
-
-
-def test_other_loggers_get_them_as_well(tmp_path: Path) -> None:
-    profiler = fit(tmp_path, CSVLogger(tmp_path, name="mine"))
-    header = (profiler.folder / "metrics.csv").read_text().splitlines()[0]
-    assert {"time_ms/forward", "throughput/tokens_per_s"} <= set(header.split(","))
-    assert "time_ms/forward" in scalars(profiler.folder)
 
 
 def test_a_run_leaves_its_figures_for_hparams_and_no_empty_file(tmp_path: Path) -> None:

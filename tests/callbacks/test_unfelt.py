@@ -1,0 +1,241 @@
+"""What is observed does not feel it: other verbs, endings inside an epoch, trials of a learning rate, dry loaders."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import BatchSizeFinder, EarlyStopping, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel, RandomDataset
+from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.tuner import Tuner
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
+from lm_profiler.record.run import read_run
+
+
+class Predictions(BoringModel):
+    """Its results say how many batches they come from."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("batches", 1.0, reduce_fx="sum", on_epoch=True)
+
+    test_step = validation_step
+
+
+def results_of(trainer: Any, module: LightningModule) -> list[float]:
+    evaluated = [evaluate(module, verbose=False)[0]["batches"] for evaluate in (trainer.validate, trainer.test)]
+    return [*evaluated, len(trainer.predict(module, BoringDataModule()))]
+
+
+def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path) -> None:
+    profiler = profiling_callbacks(1, 3, trace_steps=0)
+    module = Predictions()
+    trainer = trainer_with(profiler, tmp_path)
+    trainer.fit(module)
+    assert trainer.global_step == 5
+    assert results_of(trainer, module) == results_of(trainer_with([], tmp_path), Predictions()) == [64.0, 64.0, 64]
+    assert len(list((tmp_path / "logs" / "lm_profiler").iterdir())) == 1
+
+
+@pytest.mark.parametrize("stop, seen", [(None, 64), (True, 5), (False, 64)])
+def test_an_evaluation_is_cut_only_where_that_is_asked(tmp_path: Path, stop: bool | None, seen: int) -> None:
+    (profiler,) = profiling_callbacks(1, 3, trace_steps=0, verb="test", stop_when_done=stop)
+    trainer = trainer_with([profiler], tmp_path)
+    (results,) = trainer.test(Predictions(), verbose=False)
+    assert results["batches"] == seen
+    assert isinstance(profiler, TrainingProfiler)
+    record = read_run(profiler.folder)
+    assert (record.verb, record.status, record.time["step"].n) == ("test", "ok", 3)
+
+
+class Validated(BoringModel):
+    """Everything about it rests on its validation."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("train_loss", super().training_step(batch, batch_idx)["loss"], on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.layer(batch).sum())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
+@pytest.mark.parametrize("user", [None, SimpleProfiler], ids=["no profiler", "their profiler"])
+@pytest.mark.parametrize("batches, check", [(1000, 1), (5, 1), (5, 2), (2, 3)])
+def test_stopping_inside_an_epoch_asks_for_no_metric_of_its_validation(
+    tmp_path: Path, batches: int, check: int, user: Any
+) -> None:
+    """Five steps: inside the first epoch, at its end, in a later one."""
+    profiler = instruments(1, 3, memory=1)
+    monitors: list[Callback] = [
+        EarlyStopping("val_loss", patience=100),
+        ModelCheckpoint(tmp_path / "kept", monitor="val_loss"),
+        ModelCheckpoint(tmp_path / "kept too", monitor="val_loss", mode="max", save_on_train_epoch_end=True),
+    ]
+
+    class Calls(Callback):
+        def __init__(self) -> None:
+            self.ended: list[str] = []
+
+        def on_train_epoch_end(self, *args: Any) -> None:
+            self.ended.append("epoch")
+
+        def on_train_end(self, *args: Any) -> None:
+            self.ended.append("training")
+
+    calls = Calls()
+    options: dict[str, Any] = {
+        "limit_train_batches": batches,
+        "check_val_every_n_epoch": check,
+        "profiler": user and user(),
+    }
+    if check > 1:
+        monitors = [ModelCheckpoint(tmp_path / "kept", monitor="val_loss")]
+
+    class Module(Validated):
+        def configure_optimizers(self) -> Any:
+            found = super().configure_optimizers()
+            if check > 1:
+                found["lr_scheduler"]["frequency"] = check
+            return found
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(RandomDataset(32, 1000))
+
+    trainer = trainer_with([*monitors, calls, profiler], tmp_path, enable_checkpointing=True, **options)
+    trainer.fit(Module())
+    assert trainer.global_step == 5
+    assert trainer.state.finished
+    whole = 5 // batches
+    assert calls.ended == ["epoch"] * whole + ["training"]
+    assert read_run(profiler.folder).status == "ok"
+
+
+def test_a_trainer_cut_inside_an_epoch_trains_on(tmp_path: Path) -> None:
+    profiler = instruments(1, 3)
+    trainer = trainer_with([profiler], tmp_path, max_epochs=3, limit_train_batches=10)
+    module = BoringModel()
+    trainer.fit(module)
+    assert (trainer.global_step, trainer.current_epoch) == (4, 0)
+    trainer.callbacks.remove(profiler)
+    trainer.fit(module)
+    assert (trainer.global_step, trainer.current_epoch) == (34, 3)
+
+
+class Tunable(BoringModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr, self.batch_size = 0.01, 2
+        self.forwards = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.forwards += 1
+        return super().training_step(batch, batch_idx)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(RandomDataset(32, 256), batch_size=self.batch_size)
+
+    test_dataloader = train_dataloader
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class LateFinder(LearningRateFinder):
+    """Lightning's own example: looks for a rate where some epochs begin."""
+
+    def on_fit_start(self, *args: Any) -> None:
+        pass
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        if trainer.current_epoch in (0, 1):
+            self.lr_find(trainer, module)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("make", [LearningRateFinder, LateFinder, BatchSizeFinder])
+def test_the_trials_of_a_finder_are_not_measured(tmp_path: Path, make: Any) -> None:
+    finder = (
+        BatchSizeFinder(max_trials=2, steps_per_trial=3)
+        if make is BatchSizeFinder
+        else make(num_training_steps=12, early_stop_threshold=None)
+    )
+    profiler, module = instruments(1, 6, memory=1), Tunable()
+    trainer = trainer_with([finder, profiler], tmp_path, limit_train_batches=3, max_epochs=4, logger=False)
+    trainer.fit(module)
+    record = read_run(profiler.folder)
+    assert (record.status, record.steps["measure"], record.steps["memory"]) == ("ok", 6, 1)
+    assert trainer.global_step == 8
+    assert module.forwards > 8  # the trials
+    assert len(list((tmp_path / "logs" / "lm_profiler").iterdir())) == 1
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_batch_size_found_for_a_test_is_not_the_test(tmp_path: Path) -> None:
+    finder, profiler = BatchSizeFinder(max_trials=2, steps_per_trial=3), instruments(1, 4, verb="test")
+    trainer_with([finder, profiler], tmp_path).test(Tunable(), verbose=False)
+    record = read_run(profiler.folder)
+    assert (record.status, record.steps["measure"]) == ("ok", 4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_tuner_leaves_no_run_and_the_fit_after_it_is_measured(tmp_path: Path) -> None:
+    profiler, module = instruments(1, 4), Tunable()
+    trainer = trainer_with([profiler], tmp_path, max_epochs=3, limit_train_batches=20)
+    Tuner(trainer).lr_find(module, num_training=5, early_stop_threshold=None)
+    Tuner(trainer).scale_batch_size(module, max_trials=2, steps_per_trial=2)
+    assert not (tmp_path / "logs").exists()
+    trainer.fit(module)
+    assert read_run(profiler.folder).steps["measure"] == 4
+
+
+class Dry(torch.utils.data.IterableDataset[Any]):
+    """Has something to give once."""
+
+    def __init__(self, batches: int) -> None:
+        self.left = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.left:
+            self.left -= 1
+            yield torch.ones(32)
+
+
+class Skips(BoringModel):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int:
+        return -1
+
+
+@pytest.mark.parametrize("batches", [0, 3])
+def test_a_loader_that_runs_dry_ends_an_endless_fit(tmp_path: Path, batches: int) -> None:
+    profiler = instruments(1, 20)
+    trainer_with([profiler], tmp_path).fit(BoringModel(), DataLoader(Dry(batches)))
+    record = read_run(profiler.folder)
+    assert any("an epoch had no step" in note for note in record.notes)
+    assert sum(record.steps.values()) == batches
+    assert record.status == ("ok" if batches else "failed")
+
+
+@pytest.mark.parametrize("module", [Skips, BoringModel], ids=["skips", "empty"])
+def test_a_fit_without_a_step_has_failed(tmp_path: Path, module: Any) -> None:
+    profiler = instruments(1, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's, of a loader of length 0
+        trainer = trainer_with([profiler], tmp_path)
+        trainer.fit(module(), [] if module is BoringModel else None)
+    record = read_run(profiler.folder)
+    assert record.status == "failed"
+    assert record.failure is not None
+    assert (record.failure.type, record.failure.step) == ("NoStep", None)
