@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval, summarise
+from lm_profiler.cli.endings import WRONG_CALL
+from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.report.contention import contention_lines
@@ -42,7 +44,11 @@ class SelftestError(Exception):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the self-test with the options of ``fit``; returns the exit code."""
+    """Run the self-test with the options of ``fit``; returns the exit code.
+
+    Raises:
+        UsageError: ``fit`` does not take these options.
+    """
     if {"-h", "--help"} & set(arguments):
         print(_HELP)
         return 0
@@ -131,7 +137,9 @@ def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
 
 def _python(*arguments: str) -> str:
     done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False)
+    said = done.stderr.strip().splitlines()
+    if done.returncode == WRONG_CALL:
+        raise UsageError("\n".join(said[-2:]).removeprefix("lm_profiler: "))
     if done.returncode:
-        said = done.stderr.strip().splitlines()
         raise SelftestError("\n".join(said[-2:]) or f"a run of the self-test ended with code {done.returncode}")
     return done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lm_profiler.__main__ import main
 from lm_profiler.analysis import ratio_interval
 from lm_profiler.commands import selftest
 from lm_profiler.record.quantities import TIMES
@@ -134,3 +135,9 @@ def test_a_real_self_test(tmp_path: Path) -> None:
     assert [line.split()[0] for line in said] == ["A/A", "A:", "B:", "observed", "smallest", "instruments:"]
     assert re.match(r"instruments: [+-]\d+\.\d µs a step \[", said[-1])
     assert not list(tmp_path.iterdir())  # it keeps no runs
+
+
+def test_a_wrong_call_is_one_of_fit_too(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["selftest", "--config=nowhere.yaml"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("lm_profiler: config: expected a YAML file of options, given nowhere.yaml")
