@@ -48,7 +48,7 @@ def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
         return None
     group = _group(proc, cgroups)
     return CpuReading(
-        at_s=time.perf_counter(),
+        at_s=time.monotonic(),
         machine=_text(proc / "sys/kernel/random/boot_id") or "",
         cpus=cpus,
         busy_s=busy * tick_s,
