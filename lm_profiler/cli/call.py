@@ -195,7 +195,9 @@ def _config(path: str, words: Sequence[str]) -> _Item:
     content = yaml.safe_load(text)
     said = {key: content[key] for key in OURS if key in content}
     for key in _SECTIONS:
-        if not isinstance(content.get(key, {}), (dict, str)):  # a text may be the path of a file
+        section = content.get(key, {})
+        named = isinstance(section, str) and (key in OURS or section.endswith((".yaml", ".yml", ".json")))
+        if not (isinstance(section, dict) or named):
             given = "null" if content[key] is None else repr(content[key])[:100]
             raise UsageError(f"{key}: expected options, given {given} in {path[:200]}; leave it out")
     if not isinstance(content.get("config"), (list, type(None))):

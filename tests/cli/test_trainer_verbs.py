@@ -239,6 +239,7 @@ def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
         ([1, 2], "which holds a list"),
         ({"trainer": None}, "trainer: expected options, given null in bad.yaml; leave it out"),
         ({"trainer": [None]}, "trainer: expected options, given [None] in bad.yaml; leave it out"),
+        ({"trainer": "1e400"}, "trainer: expected options, given '1e400' in bad.yaml; leave it out"),
         ({"stages": 3}, "stages: expected options, given 3 in bad.yaml"),
         ({"model": None}, "model: expected options, given null in bad.yaml; leave it out"),
         ({"model": {}}, "model: expected a class path or options, given {} in bad.yaml; leave it out"),
