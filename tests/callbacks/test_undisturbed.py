@@ -214,8 +214,13 @@ def test_ctrl_c_in_whatever_ends_the_run_loses_no_step(tmp_path: Path) -> None:
     for number, place in enumerate([*calls[ends - 6 : ends + 12], *calls[ends + 12 :: 16]]):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ours = profiler()
-        with fault(place, KeyboardInterrupt()) as raised, pytest.raises(SystemExit):
-            train(tmp_path / str(number), [ours])
+        ended = False
+        with fault(place, KeyboardInterrupt()) as raised:
+            try:
+                train(tmp_path / str(number), [ours])
+            except SystemExit:  # Lightning's
+                ended = True
+        assert ended == bool(raised)  # what a verdict asks for depends on the times: not every run comes there
         record = read_run(ours.folder)
         rows = read_steps(ours.folder / "steps.csv")
         if record.status not in ("ok", "interrupted") or len(rows) < (5 if number < 6 else 7) or not record.time:
