@@ -7,12 +7,13 @@ Whatever is raised there takes that part out, is said once with its cause, and t
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from inspect import CO_VARARGS
 from io import TextIOWrapper
 from traceback import walk_tb
+from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
 
 Result = TypeVar("Result")
@@ -122,10 +123,22 @@ UNGUARDED = _Unguarded("", str)
 
 def comes_from_outside(error: BaseException) -> bool:
     """Whether ``error`` is Ctrl-C, or came from a handler of signals, which runs wherever the program is."""
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
-    return any(frame.f_code in handlers for frame, _ in walk_tb(error.__traceback__))
+    return isinstance(error, KeyboardInterrupt) or any(
+        _handles_a_signal(frame) for frame, _ in walk_tb(error.__traceback__)
+    )
+
+
+def _handles_a_signal(frame: FrameType) -> bool:
+    """Python gives a handler of signals the frame that it interrupts, which is its caller's. Nobody else is given that.
+
+    To ask ``signal.getsignal`` would not do: a handler may be an object, or within another's, or have gone.
+    """
+    code = frame.f_code
+    count = code.co_argcount + bool(code.co_flags & CO_VARARGS) + code.co_kwonlyargcount
+    given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    return frame.f_back is not None and any(
+        each is frame.f_back for arg in given for each in (arg if type(arg) is tuple else (arg,))
+    )
 
 
 def message_of(error: BaseException) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial, wraps
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from faults import Manual, Place, Tiny, assert_same_weights, fault, places, profiler, some, train
+from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
@@ -201,18 +205,56 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeyp
     assert len(read_steps(ours.folder / "steps.csv")) == 7
 
 
-def test_ctrl_c_and_the_handlers_of_signals_are_not_ours_to_hold() -> None:
-    told: list[str] = []
+def _leaves(number: int, frame: FrameType | None) -> None:
+    raise SystemExit("said by the user's handler")
 
-    def handler(number: int, frame: FrameType | None) -> None:
+
+def _leaves_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit("said by the user's handler")
+
+
+class _Leaves:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
         raise SystemExit("said by the user's handler")
 
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        _leaves,
+        _leaves_once,
+        _Leaves(),
+        _HandlersCompose([_leaves]),
+        partial(_leaves),
+        lambda *given: _leaves(*given),
+        wraps(_leaves)(lambda *args, **kwargs: _leaves(*args, **kwargs)),
+    ],
+    ids=["function", "gone by then", "object", "within Lightning's", "partial", "lambda", "decorated"],
+)
+def test_what_a_handler_of_signals_raises_is_not_ours_to_hold(handler: Any) -> None:
+    told: list[str] = []
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(SystemExit, match="said by the user"):
             Part("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert not told
+
+
+def test_an_exit_that_no_handler_asked_for_is_ours_to_hold() -> None:
+    told: list[str] = []
+    before = signal.signal(signal.SIGUSR1, _leaves)
+    try:
+        Part("it", told.append).run(sys.exit, 3)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert told == ["it failed and was taken out: SystemExit: 3"]
+
+
+def test_ctrl_c_is_not_ours_to_hold() -> None:
+    told: list[str] = []
 
     def interrupted() -> None:
         raise KeyboardInterrupt
