@@ -19,6 +19,7 @@ import torch.distributed
 
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.work import of_all_ranks
+from lm_profiler.measure.boundary import said
 from lm_profiler.measure.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, largest
@@ -76,7 +77,7 @@ class Exchange:
         try:
             value = find()
         except BaseException as error:
-            self._store.set(key, pickle.dumps((False, f"{type(error).__name__}: {error}")))
+            self._store.set(key, pickle.dumps((False, said(error))))
             raise
         self._store.set(key, pickle.dumps((True, value)))
         return value

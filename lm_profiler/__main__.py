@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL, say, signals_as_exceptions
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.measure.boundary import say
 
 TRAINER_VERBS = {
     "fit": "profile training steps",

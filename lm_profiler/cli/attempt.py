@@ -12,9 +12,9 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import status_of
 from lm_profiler.callbacks.recorder import Launch
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.measure.boundary import first_line
+from lm_profiler.measure.boundary import first_line, said, say
 from lm_profiler.record.files import claim_run_dir, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.report.collection import Entry
@@ -78,9 +78,9 @@ class Attempt:
                 made.rmdir()
 
     @property
-    def recorded(self) -> bool:
-        """Whether the instruments got far enough to write a record."""
-        return self.profiler is not None and self.profiler.record is not None
+    def record(self) -> RunRecord | None:
+        """What the instruments wrote; None where they did not get so far."""
+        return None if self.profiler is None else self.profiler.record
 
     def refuse(self, reason: str, where: Environment) -> None:
         """Record that the run was not tried, and where."""
@@ -88,12 +88,11 @@ class Attempt:
 
     def finished(self) -> int:
         """The exit code of a run that came to its end; where the instruments failed nothing was measured."""
-        record = self.profiler.record if self.profiler is not None else None
-        return FAILED if record is not None and record.failure is not None else OK
+        return FAILED if self.record is not None and self.record.failure is not None else OK
 
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""
-        record = self.profiler.record if self.profiler is not None else None
+        record = self.record
         # Lightning turns KeyboardInterrupt into `exit(1)`, at whatever point.
         interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
         if isinstance(interrupt, KeyboardInterrupt):
@@ -106,12 +105,12 @@ class Attempt:
 
     def failed(self, error: Exception) -> int:
         """Keep the traceback beside the record, and the record too where there is none yet; returns the exit code."""
-        record = self.profiler.record if self.profiler is not None else None
+        record = self.record
         if record is None and rank() == 0:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table has said it
             who = f"rank {rank()} failed" if rank() else "failed" if record is not None else "failed in setup"
-            say(f"{who}: {type(error).__name__}: {first_line(error)}")
+            say(f"{who}: {said(error)}")
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is not None:
             path = folder / (f"traceback.rank{rank()}.txt" if rank() else "traceback.txt")

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.measure.boundary import said
 
 _BASES = {"model": LightningModule, "data": LightningDataModule}
 
@@ -59,11 +60,9 @@ def takes(kind: Any) -> set[str]:
 
 
 def _broken(path: str, key: str, error: BaseException) -> UsageError:
-    what = str(error).splitlines() or [""]
-    told = f"{type(error).__name__}: {what[0][:200]}".removesuffix(": ")
     return UsageError(
         f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
-        f"{_place(error)}: {told}"
+        f"{_place(error)}: {said(error)}"
     )
 
 

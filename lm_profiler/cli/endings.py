@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from lm_profiler.record.text import printable
-
 OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, raised where the signal found the program: it ends a run as Ctrl-C does."""
-
-
-def say(message: str) -> None:
-    """One short message on stderr."""
-    print(f"lm_profiler: {printable(message)}", file=sys.stderr)
 
 
 @contextmanager

@@ -29,10 +29,11 @@ from lm_profiler.cli.checks import (
     memory_refusal,
 )
 from lm_profiler.cli.classes import class_at, has_own_loader, takes
-from lm_profiler.cli.endings import OK, WRONG_CALL, say, signals_as_exceptions
+from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
+from lm_profiler.measure.boundary import say
 from lm_profiler.measure.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
@@ -275,7 +276,7 @@ def run(call: Call) -> int:
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:
-            if cli.attempt.recorded or not _is_wrong_call(error):
+            if cli.attempt.record is not None or not _is_wrong_call(error):
                 return cli.attempt.failed(error)
             cli.attempt.discard()
             if rank() > 0:  # the process that started this one says it

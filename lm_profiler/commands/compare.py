@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from lm_profiler.cli.endings import FAILED, OK, say
+from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.measure.boundary import say
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.collection import Entry, collect

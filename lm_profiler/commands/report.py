@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from lm_profiler.cli.endings import FAILED, OK, say
+from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError, explain
 from lm_profiler.commands.remedies import remedies
 from lm_profiler.commands.report_kernels import kernel_table, print_each
 from lm_profiler.commands.report_output import format_of, writable, write
 from lm_profiler.commands.report_table import LAYOUTS, make_table
+from lm_profiler.measure.boundary import say
 from lm_profiler.report.collection import Collection, Entry, collect
 from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain, terminal
 from lm_profiler.report.options import every_column

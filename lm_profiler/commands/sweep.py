@@ -15,8 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lm_profiler.cli.call import read_config
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, say
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError
+from lm_profiler.measure.boundary import say
 from lm_profiler.record.command import command_line
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.collection import collect

@@ -16,6 +16,8 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
 
+from lm_profiler.record.text import printable
+
 Result = TypeVar("Result")
 
 
@@ -164,9 +166,9 @@ def said(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """One line on stderr, if that can be written to."""
+    """One short message on stderr, if that can be written to; nothing in it is an order to a terminal."""
     try:
-        put(sys.stderr, f"lm_profiler: {text}\n")
+        put(sys.stderr, f"lm_profiler: {printable(text)}\n")
     except BaseException as error:
         if comes_from_outside(error):
             raise

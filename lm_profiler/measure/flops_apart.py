@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm_profiler.measure.boundary import said
 from lm_profiler.measure.flop_formulas import UncountableError
 from lm_profiler.measure.flops import FlopCounter
 from lm_profiler.measure.module_copy import ModuleCopy, UncopyableError, undisturbed
@@ -68,7 +69,7 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool,
     try:
         sent = _pickled((on_meta(module), step, on_meta(batch), backward))
     except Exception as error:
-        raise UncountableError(_said("a copy cannot be sent to another process", error)) from None
+        raise UncountableError(f"a copy cannot be sent to another process: {said(error)}") from None
     command = [sys.executable, "-c", _PROGRAM]
     head = json.dumps(sys.path).encode() + b"\n"
     try:
@@ -123,7 +124,7 @@ def main() -> None:
     except UncountableError as error:
         answer = {"unknown": str(error)}
     except Exception as error:
-        answer = {"unknown": _said("on a copy without data the step fails", error)}
+        answer = {"unknown": f"on a copy without data the step fails: {said(error)}"}
     with answers:
         json.dump(answer, answers)
 
@@ -173,8 +174,3 @@ def _pickled(value: Any) -> bytes:
     into = _Bounded()
     pickle.dump(value, into)
     return into.getvalue()
-
-
-def _said(what: str, error: Exception) -> str:
-    first = str(error).strip().splitlines()[:1]
-    return ": ".join([what, type(error).__name__, *first])

@@ -1,0 +1,28 @@
+"""What the boundary says on a terminal."""
+
+import sys
+
+import pytest
+
+from lm_profiler.measure.boundary import Part, say
+
+
+def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    part = Part("tokens_in", say)
+    part.run(_raise, ValueError("\x1b[2Jgone"))
+    assert capsys.readouterr().err == "lm_profiler: tokens_in failed and was taken out: ValueError: \\x1b[2Jgone\n"
+
+
+def test_what_cannot_be_said_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        encoding = "utf-8"
+
+        def flush(self) -> None:
+            raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    say("nobody hears this")
+
+
+def _raise(error: Exception) -> None:
+    raise error
