@@ -13,8 +13,10 @@ from rich.live import Live
 from rich.text import Text
 
 from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.record.text import printable
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.columns import column
+from lm_profiler.report.table import title_with_unit
 from lm_profiler.sweep.lines import CellTable, Row, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 
@@ -123,8 +125,7 @@ def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
     titles = []
     for figure in figures:
         assert figure.quantity is not None
-        unit = figure.quantity.shown_unit
-        titles.append(figure.title if unit in (figure.title, "") else f"{figure.title} ({unit})")
+        titles.append(title_with_unit(figure.title, figure.quantity.shown_unit))
     rows = [
         Row(entry.cell, entry.status, [_shown(entry, figure.name) for figure in figures], entry.reason)
         for entry in entries
@@ -150,4 +151,4 @@ def duration(seconds: float) -> str:
 
 
 def _say(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+    console.print(printable(line), highlight=False, markup=False, soft_wrap=True)

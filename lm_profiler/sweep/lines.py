@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from lm_profiler.record.sweep import Cell
+from lm_profiler.record.text import printable
 from lm_profiler.sweep.plan import labels_of, telling
 
 _LEAST = 4
@@ -42,6 +43,7 @@ class CellTable:
         options = [*self._labels.values(), *(["repeat"] if self._repeats else [])]
         table = [["status", *options, *titles]]
         table += [[row.status, *self._values(row.cell), *row.figures] for row in rows]
+        table = [[printable(word, keep="") for word in words] for words in table]
         widths = _widths(table, len(options), width)
         yield Text(_line(table[0], widths, len(options)), "bold", no_wrap=True)
         for row, words in zip(rows, table[1:], strict=True):
@@ -49,7 +51,7 @@ class CellTable:
             text.stylize(_STYLES.get(row.status, "bold"), 0, len(row.status))
             yield text
             if row.reason:
-                yield Text(_cut("  " + " ".join(row.reason.split()), width), "dim", no_wrap=True)
+                yield Text(_cut("  " + printable(" ".join(row.reason.split()), keep=""), width), "dim", no_wrap=True)
 
     def _values(self, cell: Cell) -> list[str]:
         values = [cell.overrides.get(option, "") for option in self._labels]

@@ -45,6 +45,16 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=80, force_terminal=terminal, color_system=None)
+    with Display(CELLS, console=console) as display:
+        display.ended(CELLS[1], outcome("b", "failed", 1.0, "RuntimeError: \x1b]0;owned\x07 \x1b[31mred"))
+    assert r"RuntimeError: \x1b]0;owned\x07 \x1b[31mred" in file.getvalue()
+    assert "\x1b]0;" not in file.getvalue()
+
+
 def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock = Clock()
     display = Display(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
