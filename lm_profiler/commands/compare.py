@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.commands.report_output import writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
@@ -131,9 +132,5 @@ def _show(comparison: Comparison, options: argparse.Namespace) -> None:
         coloured = options.format == "terminal" and sys.stdout.isatty()
         sys.stdout.write(as_terminal(comparison, colour=True) if coloured else _FORMATS[options.format](comparison))
         return
-    try:
+    with writable(options.output):
         write_whole(options.output, _FORMATS[options.format](comparison))
-    except OSError as error:
-        raise UsageError(
-            f"output: expected a file that can be written, given {options.output} ({error.strerror})"
-        ) from None

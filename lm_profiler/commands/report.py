@@ -19,6 +19,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.report.collection import Collection, Entry, collect
 from lm_profiler.report.formats import FOR_PROGRAMS, SUFFIXES, plain, terminal
 from lm_profiler.report.options import every_column
+from lm_profiler.report.plots import KINDS, save_plot
 from lm_profiler.report.series import unreadable
 from lm_profiler.report.terminal import print_run
 
@@ -90,7 +91,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--warmup", type=_steps, nargs="+", metavar="N", help="cut the recorded steps anew, after N steps of warm-up")
     add("--steps", type=_steps, metavar="N", help="N steps of each run, and no run that has fewer")
     add("--kernels", action="store_true", help="where the device's time went in the trace of each run")
-    add("--plot", metavar="KIND", help="phases, steps, memory or mfu, with --output FILE.svg, .png or .pdf")
+    add("--plot", metavar="KIND", help=f"{', '.join(KINDS)}; with --output FILE.svg, .png or .pdf")
     add("--by", metavar="NAME", help="what a plot is drawn against")
     add("--format", type=_one_of(formats), metavar="|".join(formats), help="else as FILE's suffix says")
     add("--output", type=Path, metavar="FILE", help="write to FILE")
@@ -184,8 +185,6 @@ def _show(found: Collection, options: argparse.Namespace) -> list[str]:
 
 
 def _plot(entries: Sequence[Entry], options: argparse.Namespace) -> None:
-    from lm_profiler.report.plots import save_plot
-
     with writable(options.output):
         try:
             save_plot(options.plot, entries, options.output, options.by)

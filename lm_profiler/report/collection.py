@@ -178,7 +178,7 @@ class _Search:
         return None
 
     def _sweep(self, folder: Path) -> None:
-        """A sweep's cells in the order of its plan; those that were not tried yet are ``missing``."""
+        """A sweep's cells in the order of its plan; those that were not tried yet are ``not run``."""
         if not self._first_time(folder):
             return
         try:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from lm_profiler.analysis.comparison import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S
+from lm_profiler.record.text import printable
 from lm_profiler.report.compare import Comparison, Compilation, PartChange
 from lm_profiler.report.differences import Difference
 
@@ -36,12 +37,12 @@ def as_terminal(comparison: Comparison, colour: bool = False) -> str:
     system: Literal["standard"] | None = "standard" if colour else None
     console = Console(file=text, width=_WIDTH, force_terminal=colour, color_system=system, highlight=False)
     for line in opening(comparison):
-        console.print(Text(_plain(line)), soft_wrap=True)
+        console.print(Text(printable(line, keep="")), soft_wrap=True)
     console.print()
     console.print(_table(comparison))
     console.print()
     for line in closing(comparison):
-        console.print(Text(_plain(line)), soft_wrap=True)
+        console.print(Text(printable(line, keep="")), soft_wrap=True)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
@@ -202,14 +203,9 @@ def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _plain(text: str) -> str:
-    """Without what would move the cursor or colour the terminal."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def _escaped(text: str) -> str:
     """For Markdown, also where it lets HTML through."""
-    text = _plain(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = printable(text, keep="").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from copy import copy
 from typing import Any
 
@@ -12,8 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_profiler.record.text import printable
-
-_GAP = 2
+from lm_profiler.report.grid import pieces
 
 
 class PlainConsole(Console):
@@ -28,21 +26,9 @@ def print_table(console: Console, table: Table) -> None:
 
     Columns to the right are figures and never shortened; others may take half of the width and are folded.
     """
-    for piece in _pieces(table, [_width_of(console, table, at) for at in range(len(table.columns))], console.width):
-        console.print(piece)
-
-
-def _pieces(table: Table, widths: list[int], most: int) -> Iterator[Table]:
-    if sum(widths) + _GAP * (len(widths) - 1) <= most:
-        yield table
-        return
-    shown = [0]
-    for at in range(1, len(widths)):
-        if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
-            yield _part(table, shown)
-            shown = [0]
-        shown.append(at)
-    yield _part(table, shown)
+    widths = [_width_of(console, table, at) for at in range(len(table.columns))]
+    for shown in pieces(widths, console.width):
+        console.print(_part(table, shown))
 
 
 def _width_of(console: Console, table: Table, at: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lm_profiler.record.quantities import MFU, TIMES
+from lm_profiler.record.quantities import MFU, TIMES, counted
 from lm_profiler.record.run import RunRecord
 
 Facts = list[tuple[str, str]]
@@ -98,10 +98,10 @@ def _utilisation(record: RunRecord) -> Facts:
         found.append(("HFU, of all that was computed", MFU.show(use.hfu)))
     if use.peak_flops_per_s is not None:
         source = f" ({use.peak_source})" if use.peak_source else ""
-        found.append(("peak of a device", f"{_scaled(use.peak_flops_per_s, 'FLOP/s')} in {use.dtype}{source}"))
+        found.append(("peak of a device", f"{rate_text(use.peak_flops_per_s)} in {use.dtype}{source}"))
     if use.ceiling_flops_per_s is not None:
         share = "" if use.of_ceiling is None else f", {use.of_ceiling:.0%} of it reached"
-        found.append(("its own matrix product", _scaled(use.ceiling_flops_per_s, "FLOP/s") + share))
+        found.append(("its own matrix product", rate_text(use.ceiling_flops_per_s) + share))
     return found
 
 
@@ -162,7 +162,7 @@ def _allocator(record: RunRecord) -> Facts:
     counts = {"freed its cache to go on": of.alloc_retries, "ran out of memory": of.ooms}
     return [
         *((name, bytes_text(count)) for name, count in sizes.items() if count is not None),
-        *((name, f"{count:,} times") for name, count in counts.items() if count),
+        *((name, counted(count, "time")) for name, count in counts.items() if count),
     ]
 
 
@@ -170,7 +170,12 @@ def _syncs(record: RunRecord) -> Facts:
     lines = sorted(record.syncs or (), key=lambda sync: -sync.count)
     found = [(f"{sync.file}:{sync.line} in {sync.function}", f"{sync.count:,} × {sync.call}") for sync in lines]
     more = len(found) - _MOST_LINES
-    return [*found[:_MOST_LINES], (f"and {more} more lines", "")] if more > 0 else found
+    return [*found[:_MOST_LINES], (f"and {counted(more, 'more line')}", "")] if more > 0 else found
+
+
+def rate_text(flops_per_s: float) -> str:
+    """``196 GFLOP/s``."""
+    return _scaled(flops_per_s, "FLOP/s")
 
 
 def _scaled(value: float, unit: str) -> str:

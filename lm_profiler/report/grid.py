@@ -21,12 +21,13 @@ def grid(
     widths = [max(map(cell_len, column)) for column in columns]
     if most is not None and sum(widths) + _GAP * (len(widths) - 1) > most:
         widths = [width if figures else min(width, most // 2) for width, figures in zip(widths, right, strict=True)]
-    for shown in _pieces(widths, most):
+    for shown in pieces(widths, most):
         for row in (titles, *rows):
             yield from _lines([(row[at], widths[at], right[at]) for at in shown])
 
 
-def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+def pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+    """Which columns of such ``widths`` stand beside each other within ``most``, always behind the first."""
     shown = [0] if widths else []
     for at in range(1, len(widths)):
         if most is not None and len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:

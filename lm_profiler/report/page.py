@@ -13,6 +13,7 @@ from typing import Any
 
 from lm_profiler.record.command import command_line
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.quantities import counted
 from lm_profiler.report.charts import charts
 from lm_profiler.report.collection import Collection, Entry
 from lm_profiler.report.groups import varying, word
@@ -61,7 +62,7 @@ def _document(collection: Collection, table: Table, scripts: list[str], policy: 
 def _count(collection: Collection) -> str:
     n = len(collection.entries)
     bad = sum(entry.status != "ok" for entry in collection.entries)
-    return f"{n} run{'s' * (n != 1)}" + (f", {bad} of them without a good end" if bad else "")
+    return counted(n, "run") + (f", {bad} of them without a good end" if bad else "")
 
 
 def _folded(title: str, lines: list[str]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.console import PlainConsole, print_table
 from lm_profiler.report.contention import contention_lines
-from lm_profiler.report.facts import bytes_text
+from lm_profiler.report.facts import bytes_text, rate_text
 from lm_profiler.report.numerics import numerics_headline, numerics_table
 
 _ODD_SHOWN = 3
@@ -147,17 +147,11 @@ def _utilisation(use: Utilisation | None) -> list[str]:
         return []
     parts = [f"MFU {MFU.show(use.mfu)}"]
     if use.peak_flops_per_s is not None:
-        parts[0] += f" of {_flop(use.peak_flops_per_s)}/s ({use.dtype})"
+        parts[0] += f" of {rate_text(use.peak_flops_per_s)} ({use.dtype})"
     if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
-        parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({_flop(use.ceiling_flops_per_s)}/s)")
+        own = rate_text(use.ceiling_flops_per_s)
+        parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({own})")
     return parts
-
-
-def _flop(count: float) -> str:
-    for unit, size in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count / 1e6:.3g} MFLOP"
 
 
 def verdict_lines(record: RunRecord) -> list[str]:
