@@ -408,7 +408,7 @@ def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -
         (["--trainer.callbacks=LearningRateMonitor"], "logs/tiny/version_0"),
         (["--trainer.logger=false"], "logs/tiny/version_0"),
         (["--trainer.fast_dev_run=2"], "logs/tiny/version_0"),
-        (["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=csv"], "csv/lightning_logs/version_0"),
+        (["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=csv"], "logs/tiny/version_0"),
         (["--log_dir=elsewhere", "--name=a/b"], "elsewhere/a/b/version_0"),
         (["--trainer.max_steps=2"], "logs/tiny/version_0"),
         (["--trainer.enable_progress_bar=true"], "logs/tiny/version_0"),
