@@ -26,7 +26,7 @@ from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import cpu_cores, matrix_units
 from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import PHASES, TIMED
+from lm_profiler.record.quantities import PHASES, TIMED, counted
 from lm_profiler.record.run import Contention, Flops, Steadiness, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
 
@@ -178,8 +178,11 @@ def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention
         return Unsure(because, "Measure again while nothing else uses this machine.")
     if steadiness is None or steadiness.word != "noisy":
         return None
+    if median_rank(steps) is None:
+        because = f"{counted(steps, 'step')} cannot tell, however alike they are"
+        return Unsure(because, "Measure more steps (--stages.measure_steps=20).")
     remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."
-    return Unsure("the steps differ too much to tell", remedy, resamples_tell=median_rank(steps) is not None)
+    return Unsure("the steps differ too much to tell", remedy, resamples_tell=True)
 
 
 def _certain(found: analysis.Verdict, answers: Sequence[analysis.Verdict], unsure: Unsure) -> Verdict:

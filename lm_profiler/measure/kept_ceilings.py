@@ -84,11 +84,11 @@ def _file(device: torch.device, dtype: str, folder: Path | None) -> Path | None:
 
 
 def _read(path: Path) -> float | None:
-    if not path.is_file():  # a pipe would not end
-        return None
     try:
+        if not path.is_file():  # a pipe would not end
+            return None
         kept = float(json.loads(path.read_text(encoding="utf-8"))["flops_per_s"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None
     return kept if isfinite(kept) and kept > 0 else None
 

@@ -378,7 +378,8 @@ class NumericsFacts(Part):
 class Verdict(Part):
     """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next.
 
-    Not ``certain``: the steps differ too much, or something else used the machine; then ``advice`` says how to be sure.
+    Not ``certain``: the steps are too few or differ too much, or something else used the machine; then ``advice`` says
+    how to be sure.
     """
 
     bound_by: Literal["input", "host", "compute", "memory bandwidth", "communication"] | None

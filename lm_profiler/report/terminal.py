@@ -179,7 +179,9 @@ def _words(steadiness: Steadiness) -> str:
     text = ", ".join(steadiness.words)
     if steadiness.word != "noisy":
         return text
-    known = "not known" if steadiness.known_to is None else f"known to ±{steadiness.known_to:.0%} only"
+    known = (
+        "not known from so few steps" if steadiness.known_to is None else f"known to ±{steadiness.known_to:.0%} only"
+    )
     return f"{text}: the median step is {known}"
 
 

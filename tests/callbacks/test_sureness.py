@@ -161,7 +161,10 @@ def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
     found = recorded(tmp_path, [{"forward": 10.0}] * 5)
     assert found.verdict is not None
     assert not found.verdict.certain
-    assert lines(found)["verdict:"][0].startswith("noisy: the median step is not known; what binds it is not known")
+    said = lines(found)  # of steps that do not differ at all
+    words = "noisy: the median step is not known from so few steps"
+    assert said["verdict:"] == [f"{words}; what binds it is not known: 5 steps cannot tell, however alike they are"]
+    assert said["next:"] == ["Measure more steps (--stages.measure_steps=20)."]
 
 
 def test_one_recompilation_is_one(tmp_path: Path) -> None:

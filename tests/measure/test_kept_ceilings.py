@@ -80,7 +80,10 @@ def test_no_reading_is_none_and_keeps_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"flops_per_s": "fast"}', '{"flops_per_s": NaN}', '{"flops_per_s": -1}', "[" * 10**5],
+    [
+        *("", "{", "[]", "null", '{"flops_per_s": "fast"}', '{"flops_per_s": NaN}', '{"flops_per_s": -1}', "[" * 10**5),
+        '{"flops_per_s": 1' + "0" * 400 + "}",
+    ],
 )
 def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
     read(tmp_path, 198)
@@ -96,6 +99,7 @@ def test_a_place_that_cannot_be_written_fails_no_run(tmp_path: Path) -> None:
     assert read(taken, 198) == (198, [])
     assert read(taken, 20) == (20, [])
     assert read(taken / "below", 20) == (20, [])
+    assert read(tmp_path / ("x" * 300), 20) == (20, [])  # not even to be asked for; as a folder without search rights
 
 
 def test_the_users_cache_folder_is_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
