@@ -124,6 +124,8 @@ class TrainingProfiler(Callback):
             raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
         if self._memory.history:
             require_history(trainer.strategy.root_device)
+        for hook in _NO_HOOKS:
+            vars(self).pop(hook, None)
         self._trainer = trainer
         self._max_steps = trainer.max_steps
         self._notes = []
@@ -483,11 +485,14 @@ class TrainingProfiler(Callback):
 
     def _take_out(self) -> None:
         """Leave the loop as it was; what is left of training pays nothing."""
-        trainer = self._trainer
         if self._phases is not None:
             self._phases.restore()
         if self._session is not None:
             self._optimizers.detach()
         if not self._stages.stop_when_done:
-            others = [callback for callback in trainer.callbacks if callback is not self]  # type: ignore[attr-defined]
-            trainer.callbacks = others  # type: ignore[attr-defined]
+            vars(self).update(_NO_HOOKS)
+
+
+_NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
+"""Of a profiler that is done: it stays in the Trainer's list, which is the user's, and Lightning passes it over. It can
+still be told that its record's writing was interrupted."""

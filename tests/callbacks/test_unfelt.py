@@ -134,6 +134,19 @@ def test_a_trainer_cut_inside_an_epoch_trains_on(tmp_path: Path) -> None:
     assert (trainer.global_step, trainer.current_epoch) == (34, 3)
 
 
+def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_path: Path) -> None:
+    calls, profiler = SimpleProfiler(), instruments(1, 3, memory=1, stop_when_done=False)
+    trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=20, profiler=calls)
+    listed, kept = trainer.callbacks, list(trainer.callbacks)
+    for fits in (1, 2):  # each is measured
+        trainer.fit_loop.max_epochs = fits
+        trainer.fit(BoringModel())
+        assert trainer.callbacks is listed
+        assert trainer.callbacks == kept
+        assert len(calls.recorded_durations["[Callback]TrainingProfiler.on_train_batch_end"]) == 5 * fits
+        assert (profiler.folder.name, read_run(profiler.folder).status) == (f"version_{fits - 1}", "ok")
+
+
 class Tunable(BoringModel):
     def __init__(self) -> None:
         super().__init__()
