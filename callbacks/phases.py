@@ -193,6 +193,8 @@ class PhaseProfiler(Profiler):
 
     def close_step(self) -> None:
         """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
+        if self._left <= 0:
+            return  # since this step began: a training_step(dataloader_iter) asks for its batch itself
         if self.step_done:
             self.step_done = False
             self._left = self._part.run(self._end_step, otherwise=self._left - 1)

@@ -214,7 +214,7 @@ def test_an_error_during_set_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
-def test_the_other_verbs(tmp_path: Path, verb: str) -> None:
+def test_the_other_verbs(tmp_path: Path, verb: Any) -> None:
     class Fails(BoringModel):
         def any_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             if batch_idx == 3:
@@ -223,7 +223,7 @@ def test_the_other_verbs(tmp_path: Path, verb: str) -> None:
 
         validation_step = test_step = predict_step = any_step
 
-    profiler = instruments(1, 5, memory=1)
+    profiler = instruments(1, 5, memory=1, verb=verb)
     trainer = trainer_with([profiler], tmp_path)
     with pytest.raises(torch.OutOfMemoryError):
         getattr(trainer, verb)(Fails())

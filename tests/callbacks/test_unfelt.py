@@ -147,6 +147,37 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
         assert (profiler.folder.name, read_run(profiler.folder).status) == (f"version_{fits - 1}", "ok")
 
 
+class Fetches(BoringModel):
+    """Its step asks for the batch, so that the stages are done inside a step."""
+
+    def training_step(self, dataloader_iter: Any) -> Any:
+        batch, batch_idx, _ = next(dataloader_iter)
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*dataloader_iter")
+@pytest.mark.parametrize("stop", [True, False])
+@pytest.mark.parametrize("batches", [5, 6, 20])
+def test_a_step_that_fetches_its_own_batch_keeps_its_record(tmp_path: Path, batches: int, stop: bool) -> None:
+    profiler = instruments(1, 3, memory=1, stop_when_done=stop)
+    trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=batches)
+    trainer.fit(Fetches())
+    assert trainer.global_step == (5 if stop else batches)
+    record = read_run(profiler.folder)
+    assert (record.status, record.steps) == ("ok", {"warmup": 1, "measure": 3, "memory": 1, "trace": 0})
+
+
+def test_a_clock_that_is_replaced_is_read_by_nobody_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    for callbacks in ([], [instruments(1, 3, memory=1, stop_when_done=False)]):
+        clock = iter(range(10**6))
+        monkeypatch.setattr("time.monotonic", lambda clock=clock: float(next(clock)))
+        options: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 20, "val_check_interval": "00:00:00:06"}
+        trainer_with(callbacks, tmp_path, **options).fit(BoringModel())
+        read.append(next(clock))
+    assert read[0] == read[1] > 0
+
+
 class Tunable(BoringModel):
     def __init__(self) -> None:
         super().__init__()
