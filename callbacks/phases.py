@@ -149,17 +149,11 @@ class PhaseProfiler(Profiler):
             self._user.start(action_name)
         if action_name != self._fetch:
             return
-        if self.step_done:
-            self.step_done = False
-            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-            if self._part.out:
-                self._left = self._follow(self._left)
-            if self._left <= 0:
-                self._done()
-                if self._stop:
-                    self.cut = True  # the epoch, if it is one: see Epoch
-                    raise StopIteration
-                return
+        if self.step_done and self._count_step():
+            if self._stop:
+                self.cut = True  # the epoch, if it is one: see Epoch
+                raise StopIteration
+            return
         timeline = self._timeline
         if self._part.out:
             return
@@ -196,16 +190,23 @@ class PhaseProfiler(Profiler):
         if self._left <= 0:
             return  # since this step began: a training_step(dataloader_iter) asks for its batch itself
         if self.step_done:
-            self.step_done = False
-            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-            if self._part.out:
-                self._left = self._follow(self._left)
-            if self._left <= 0:
-                self._done()
-                if self._stop and self._fitting:  # with its epoch, whose end is as ever
-                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+            if self._count_step() and self._stop and self._fitting:  # with its epoch, whose end is as ever
+                self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
         elif self._timeline.running:
             self._timeline.go_outside()
+
+    def _count_step(self) -> bool:
+        """Whether the step that is done was the last. One that asks for its batch itself ends after the stages did."""
+        self.step_done = False
+        if self._left <= 0:
+            return False
+        self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+        if self._part.out:
+            self._left = self._follow(self._left)
+        if self._left > 0:
+            return False
+        self._done()
+        return True
 
     def enter_epoch(self) -> None:
         self._left_before = self._left

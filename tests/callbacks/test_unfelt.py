@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import TrainingProfiler, profiling_callbacks
 from lm_profiler.record.run import read_run
+from lm_profiler.record.steps import read_steps
 
 
 class Predictions(BoringModel):
@@ -54,6 +55,45 @@ def test_an_evaluation_is_cut_only_where_that_is_asked(tmp_path: Path, stop: boo
     assert isinstance(profiler, TrainingProfiler)
     record = read_run(profiler.folder)
     assert (record.verb, record.status, record.time["step"].n) == ("test", "ok", 3)
+
+
+class FetchesItself(BoringModel):
+    """Asks for its batches from within its steps, so that a step still runs when the stages end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def training_step(self, dataloader_iter: Any) -> Any:
+        return self.counted(super().training_step, next(dataloader_iter)[0])
+
+    def validation_step(self, dataloader_iter: Any) -> Any:
+        return self.counted(super().validation_step, next(dataloader_iter)[0])
+
+    def counted(self, step: Any, batch: Any) -> Any:
+        self.seen += 1
+        return step(batch, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")  # experimental, and what is tried
+@pytest.mark.parametrize("verb", ["fit", "validate"])
+def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(
+    tmp_path: Path, verb: Literal["fit", "validate"]
+) -> None:
+    (profiler,) = profiling_callbacks(1, 3, memory_steps=0, trace_steps=0, verb=verb, stop_when_done=False)
+    observed, alone = FetchesItself(), FetchesItself()
+    alone.load_state_dict(observed.state_dict())
+    for module, callbacks in ((observed, [profiler]), (alone, [])):
+        torch.manual_seed(0)
+        getattr(trainer_with(callbacks, tmp_path, limit_val_batches=10, limit_train_batches=10, max_epochs=2), verb)(
+            module
+        )
+    assert observed.seen == alone.seen
+    assert all(torch.equal(mine, other) for mine, other in zip(observed.parameters(), alone.parameters(), strict=True))
+    assert isinstance(profiler, TrainingProfiler)
+    record = read_run(profiler.folder)
+    assert (record.status, record.failure, record.time["step"].n) == ("ok", None, 3)
+    assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4]
 
 
 class Validated(BoringModel):
