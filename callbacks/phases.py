@@ -37,6 +37,9 @@ _MANUAL_STEP = "optimizer_step"
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
 _HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
+_DRY = 1000
+"""Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
+
 
 class _Spans(dict[str, Marked]):
     """The span of each action, found out when the action is first seen."""
@@ -74,7 +77,7 @@ class PhaseProfiler(Profiler):
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
         died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
         callback: whose run this is. While the Trainer has others only (a learning rate is tried out), it stands aside.
-        idle: called where the loop would run empty epochs for ever.
+        idle: told what had no step, where the loop would go on so for ever.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class PhaseProfiler(Profiler):
         stop: bool,
         died: Callable[[BaseException], object],
         callback: object = None,
-        idle: Callable[[], None] = lambda: None,
+        idle: Callable[[str], None] = lambda what: None,
     ) -> None:
         super().__init__()
         self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
@@ -105,7 +108,7 @@ class PhaseProfiler(Profiler):
         self._callback = callback
         self._idle = idle
         self.cut = self._aside = False
-        self._left_before = steps
+        self._left_before, self._without_step = steps, 0
         self.step_done = False
         verb = verb_of(trainer)
         self._fetch = _FETCHES[verb]
@@ -149,7 +152,13 @@ class PhaseProfiler(Profiler):
             self._user.start(action_name)
         if action_name != self._fetch:
             return
-        if self.step_done and self._count_step():
+        if not self.step_done:
+            self._without_step += 1
+            if self._without_step > _DRY * self._trainer.accumulate_grad_batches and self._is_endless():
+                self.cut = True
+                self._part.run(self._idle, f"{self._without_step:,} batches in a row")
+                raise StopIteration
+        elif self._count_step():
             if self._stop:
                 self.cut = True  # the epoch, if it is one: see Epoch
                 raise StopIteration
@@ -187,8 +196,6 @@ class PhaseProfiler(Profiler):
 
     def close_step(self) -> None:
         """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
-        if self._left <= 0:
-            return  # since this step began: a training_step(dataloader_iter) asks for its batch itself
         if self.step_done:
             if self._count_step() and self._stop and self._fitting:  # with its epoch, whose end is as ever
                 self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
@@ -198,6 +205,7 @@ class PhaseProfiler(Profiler):
     def _count_step(self) -> bool:
         """Whether the step that is done was the last. One that asks for its batch itself ends after the stages did."""
         self.step_done = False
+        self._without_step = 0
         if self._left <= 0:
             return False
         self._left = self._part.run(self._end_step, otherwise=self._left - 1)
@@ -220,12 +228,13 @@ class PhaseProfiler(Profiler):
             self._trainer.profiler = self
             return
         self.close_step()
-        if self._left == self._left_before and self._stop and self._is_endless():
+        if self._left == self._left_before and self._is_endless() and not self.cut:
             self.cut = True
-            self._idle()
+            self._idle("an epoch")
 
     def _is_endless(self) -> bool:
-        return bool(self._trainer.max_epochs == -1 and self._trainer.max_steps == -1)
+        trainer = self._trainer
+        return bool(self._stop and self._fitting and trainer.max_epochs == -1 and trainer.max_steps == -1)
 
     def _end_step(self) -> int:
         timeline = self._timeline

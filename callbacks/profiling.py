@@ -212,7 +212,7 @@ class TrainingProfiler(Callback):
             self._stages.stop_when_done,
             partial(self._recording.run, self._died),
             self,
-            self._no_step_in_an_epoch,
+            self._no_step_in,
         )
         self._trainer.profiler = self._phases  # type: ignore[attr-defined]
 
@@ -228,8 +228,8 @@ class TrainingProfiler(Callback):
     def _agree(self, own: int) -> int:
         return self._exchange.of_first("answer", lambda: own)
 
-    def _no_step_in_an_epoch(self) -> None:
-        self._tell("an epoch had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")
+    def _no_step_in(self, what: str) -> None:
+        self._tell(f"{what} had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")
 
     def _step_ended(self, marks: StepMarks) -> int:
         assert self._session is not None

@@ -187,21 +187,13 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
         assert (profiler.folder.name, read_run(profiler.folder).status) == (f"version_{fits - 1}", "ok")
 
 
-class Fetches(BoringModel):
-    """Its step asks for the batch, so that the stages are done inside a step."""
-
-    def training_step(self, dataloader_iter: Any) -> Any:
-        batch, batch_idx, _ = next(dataloader_iter)
-        return super().training_step(batch, batch_idx)
-
-
-@pytest.mark.filterwarnings("ignore:.*dataloader_iter")
+@pytest.mark.filterwarnings("ignore:.*`dataloader_iter`")
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("batches", [5, 6, 20])
 def test_a_step_that_fetches_its_own_batch_keeps_its_record(tmp_path: Path, batches: int, stop: bool) -> None:
     profiler = instruments(1, 3, memory=1, stop_when_done=stop)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=batches)
-    trainer.fit(Fetches())
+    trainer.fit(FetchesItself())
     assert trainer.global_step == (5 if stop else batches)
     record = read_run(profiler.folder)
     assert (record.status, record.steps) == ("ok", {"warmup": 1, "measure": 3, "memory": 1, "trace": 0})
@@ -309,6 +301,30 @@ def test_a_loader_that_runs_dry_ends_an_endless_fit(tmp_path: Path, batches: int
     record = read_run(profiler.folder)
     assert any("an epoch had no step" in note for note in record.notes)
     assert sum(record.steps.values()) == batches
+    assert record.status == ("ok" if batches else "failed")
+
+
+class Gone(torch.utils.data.IterableDataset[Any]):
+    """Goes on for ever, and has something to give at first only."""
+
+    def __init__(self, batches: int) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from (torch.ones(1, 32) for _ in range(self.batches))
+        while True:
+            yield None
+
+
+@pytest.mark.filterwarnings("ignore:.*yielded None", "ignore:Detected call of `lr_scheduler.step")
+@pytest.mark.parametrize("batches", [0, 4])
+def test_batches_that_are_none_for_ever_end_an_endless_fit(tmp_path: Path, batches: int) -> None:
+    profiler = instruments(1, 20)
+    options: dict[str, Any] = {"accumulate_grad_batches": 2}
+    trainer_with([profiler], tmp_path, **options).fit(BoringModel(), DataLoader(Gone(batches), batch_size=None))
+    record = read_run(profiler.folder)
+    assert any("2,001 batches in a row had no step" in note for note in record.notes)
+    assert sum(record.steps.values()) == batches / 2
     assert record.status == ("ok" if batches else "failed")
 
 
