@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan, write_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
@@ -119,9 +119,9 @@ def _take_over(folder: Path, cell: Cell) -> bool:
     if read_outcome(folder, cell.id) is not None:
         return False
     try:
-        ended = json.loads((folder / cell.id / ENDED_FILE).read_text(encoding="utf-8"))
+        ended = read_json(folder / cell.id / ENDED_FILE)
         record_outcome(folder, cell, Ended(ended["code"], ended["duration_s"]))
-    except (OSError, ValueError, KeyError):  # it did not end, or its last file is damaged
+    except (OSError, ValueError, TypeError, KeyError):  # it did not end, or its last file is damaged
         return False
     return True
 

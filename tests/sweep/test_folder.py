@@ -46,6 +46,21 @@ def test_a_cell_that_ended_when_nobody_was_left_to_write_it_down_is_taken_over(t
     assert (outcome.status, outcome.duration_s, outcome.exit_code) == ("ok", 2.5, 0)
 
 
+@pytest.mark.parametrize("ended", ["[]", "null", '"code"', "1e400", "[" * 100_000])
+def test_a_damaged_end_of_a_cell_is_as_none(ended: str, tmp_path: Path) -> None:
+    write_plan(tmp_path, plan("a", "b", "c", "d"))
+    leave_record(tmp_path, "ok", "a")
+    (tmp_path / "a" / "ended.json").write_text(ended)
+    assert missing(tmp_path) == {"a", "b", "c", "d"}
+
+
+def test_a_pipe_in_the_place_of_a_cells_end_makes_nobody_wait(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan("a", "b", "c", "d"))
+    leave_record(tmp_path, "ok", "a")
+    os.mkfifo(tmp_path / "a" / "ended.json")
+    assert missing(tmp_path) == {"a", "b", "c", "d"}
+
+
 def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None:
     cells = plan("a", "b")
     write_plan(tmp_path, cells)
