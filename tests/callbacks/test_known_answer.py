@@ -335,7 +335,7 @@ def test_precisions(tmp_path: Path, options: Callable[[], dict[str, Any]]) -> No
 
 @pytest.mark.parametrize("verb", ["validate", "test", "predict"])
 def test_the_other_verbs_time_the_forward_pass(tmp_path: Path, verb: str) -> None:
-    profiler = instruments()
+    profiler = instruments(verb=verb)
     trainer = trainer_with([profiler], tmp_path)
     getattr(trainer, verb)(Evaluated(), SlowLoader(), **({} if verb == "predict" else {"verbose": False}))
     record = assert_times(profiler, EVALUATION_S)
