@@ -23,8 +23,13 @@ def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
         precision=str(trainer.precision),
         optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
         accumulate_grad_batches=trainer.accumulate_grad_batches,
-        compiled=any(is_compiled(part) for part in module.modules()),
+        compiled=is_compiled_in(module),
     )
+
+
+def is_compiled_in(module: nn.Module) -> bool:
+    """Whether any part of ``module`` is compiled."""
+    return any(is_compiled(part) for part in module.modules())
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from lm_profiler.analysis.steadiness import steadiness
 from lm_profiler.analysis.typical import agree, resamples
 from lm_profiler.analysis.utilisation import hfu, mfu
 from lm_profiler.analysis.verdict import Evidence, what_binds
-from lm_profiler.callbacks.facts import is_compiled
+from lm_profiler.callbacks.facts import is_compiled_in
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.measure.ceiling import Ceiling
 from lm_profiler.measure.environment import cpu_cores, matrix_units
@@ -209,7 +209,7 @@ def settings_of(
         precision=str(trainer.precision),
         tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
         half_precision=units.half_precision,
-        compiled=any(is_compiled(m) for m in module.modules()),
+        compiled=is_compiled_in(module),
         num_workers=getattr(loader, "num_workers", None),
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,

@@ -12,6 +12,14 @@ from lm_profiler.record.run import Verb
 
 _PACKAGES = ("lightning", "lightning_fabric", "pytorch_lightning")
 
+STEPS: dict[Verb, str] = {
+    "fit": "training_step",
+    "validate": "validation_step",
+    "test": "test_step",
+    "predict": "predict_step",
+}
+"""The method of a module that is the forward pass of each verb."""
+
 
 def verb_of(trainer: Any) -> Verb:
     """What ``trainer`` runs."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
-from lm_profiler.callbacks.namespaces import is_exactly, overrides, verb_of
+from lm_profiler.callbacks.namespaces import STEPS, is_exactly, overrides, verb_of
 from lm_profiler.callbacks.spans import NOTHING, Action, Both, Clip, Died, Done, Epoch, Forward, Marked, OptimizerStep
 from lm_profiler.measure import timeline as at
 from lm_profiler.measure.boundary import Part
@@ -26,12 +26,6 @@ _FETCHES: dict[Verb, str] = {
     "validate": "[_EvaluationLoop].val_next",
     "test": "[_EvaluationLoop].test_next",
     "predict": "[_PredictionLoop].predict_next",
-}
-_FORWARDS: dict[Verb, str] = {
-    "fit": "training_step",
-    "validate": "validation_step",
-    "test": "test_step",
-    "predict": "predict_step",
 }
 _MANUAL_STEP = "optimizer_step"
 # Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
@@ -112,7 +106,7 @@ class PhaseProfiler(Profiler):
         self.step_done = False
         verb = verb_of(trainer)
         self._fetch = _FETCHES[verb]
-        self._forward = _FORWARDS[verb]
+        self._forward = STEPS[verb]
         self._fitting = verb == "fit"
         self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
         self._epoch = Epoch(self, timeline.part)

@@ -13,7 +13,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.batches import samples_in
-from lm_profiler.callbacks.facts import is_compiled
+from lm_profiler.callbacks.facts import is_compiled_in
+from lm_profiler.callbacks.namespaces import STEPS
 from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.flop_formulas import UncountableError
 from lm_profiler.measure.flops import StepFlops
@@ -22,17 +23,10 @@ from lm_profiler.measure.recompiles import recompilations
 from lm_profiler.measure.timeline import Timeline
 from lm_profiler.record.run import Flops, Verb
 
-_STEPS: dict[Verb, str] = {
-    "fit": "training_step",
-    "validate": "validation_step",
-    "test": "test_step",
-    "predict": "predict_step",
-}
-
 
 def step_of(module: LightningModule, verb: Verb) -> MethodStep:
     """What runs a step of ``verb`` on a copy of ``module``."""
-    name = _STEPS[verb]
+    name = STEPS[verb]
     return MethodStep(name, (0,) if is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) else ())
 
 
@@ -118,7 +112,7 @@ class FlopsWatch:
 
 def _compiled(module: torch.nn.Module) -> bool:
     """Whether compiled code may run; functions that were compiled belong to no module, so any compilation counts."""
-    return recompilations() > 0 or any(is_compiled(part) for part in module.modules())
+    return recompilations() > 0 or is_compiled_in(module)
 
 
 def _has_cuda_graphs() -> bool:

@@ -23,6 +23,8 @@ MINIMUM_STEPS = 10
 """Steps that a "stop when sure" rule waits for, however narrow the interval."""
 
 _TUKEY = 1.5
+FAR_OUT = 3.0
+"""Interquartile ranges beyond the quartiles: Tukey's "far out"."""
 _FEWEST_FOR_FENCES = 4
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lm_profiler.analysis.ranks import change_point, inflation, lag1_autocorrelation, prefix_differs
-from lm_profiler.analysis.statistics import clipped, fences, finite, relative_half_width
+from lm_profiler.analysis.statistics import FAR_OUT, clipped, fences, finite, relative_half_width
 from lm_profiler.record.quantities import counted
 
 Level = Literal["steady", "slowing", "unsettled"]
@@ -32,8 +32,6 @@ FEWEST_STEPS = 10
 
 SMALLEST_EFFECT = 0.01
 """Level changes under 1 % are not worth a word."""
-
-_FAR_OUT = 3.0  # interquartile ranges beyond the quartile: Tukey's "far out"
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ def _far_out_prefix(x: NDArray[np.float64]) -> int:
     """
     half = x.size // 2
     rest = x[half:]
-    limit = max(fences(rest, _FAR_OUT)[1], float(np.median(rest)) * (1.0 + SMALLEST_EFFECT))
+    limit = max(fences(rest, FAR_OUT)[1], float(np.median(rest)) * (1.0 + SMALLEST_EFFECT))
     slow = x[:half] > limit
     end = 0
     while slow[end : end + (2 if end else 1)].any():

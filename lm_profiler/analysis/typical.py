@@ -7,13 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.statistics import fences, finite
+from lm_profiler.analysis.statistics import FAR_OUT, fences, finite
 
 AGREEMENT = 0.95
 """Of the resamples that must give an answer before it is more than this run's luck."""
 
 _FEWEST = 4
-_FAR_OUT = 3.0  # interquartile ranges beyond the quartile: Tukey's "far out"
 _SMALLEST = 0.10  # of the median: less moves no share by anything to speak of
 _RARE = 20
 _RESAMPLES = 200
@@ -27,7 +26,7 @@ def odd_steps(step_s: ArrayLike) -> list[int]:
     x = finite(step_s)
     if x.size < _FEWEST:
         return []
-    (low, high), median = fences(x, _FAR_OUT), float(np.median(x))
+    (low, high), median = fences(x, FAR_OUT), float(np.median(x))
     if median <= 0.0:
         return []
     off = np.abs(x - median)

@@ -15,6 +15,7 @@ from lm_profiler.measure.ceiling import Ceiling, matmul_ceiling
 from lm_profiler.measure.environment import cpu_name, device_name
 from lm_profiler.measure.precision import float32_matmul_precision
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.reading import read_json
 
 AGREE = 0.8
 """A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""
@@ -85,10 +86,8 @@ def _file(device: torch.device, dtype: str, folder: Path | None) -> Path | None:
 
 def _read(path: Path) -> float | None:
     try:
-        if not path.is_file():  # a pipe would not end
-            return None
-        kept = float(json.loads(path.read_text(encoding="utf-8"))["flops_per_s"])
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        kept = float(read_json(path)["flops_per_s"])
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     return kept if isfinite(kept) and kept > 0 else None
 
