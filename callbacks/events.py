@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
+
+from lm_profiler.report.hparams import scalars_summary, write_events
 
 
 def write_scalars(folder: Path, scalars: Iterable[tuple[int, Mapping[str, float]]]) -> None:
@@ -15,17 +16,7 @@ def write_scalars(folder: Path, scalars: Iterable[tuple[int, Mapping[str, float]
     Raises:
         OSError: the folder cannot be written to.
     """
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    writer = EventFileWriter(str(folder))
-    try:
-        for step, values in scalars:
-            shown = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-            writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=shown)))
-    finally:
-        writer.close()
+    write_events(folder, ((step, scalars_summary(values)) for step, values in scalars))
 
 
 class EventsLogger(TensorBoardLogger):

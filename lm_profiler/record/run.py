@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
 
-_SHARED = 0.05
+SHARED = 0.05
 """Of the wanted CPU time, or of the GPU's: less of it that something else had is not seen in the times."""
 
 Verb = Literal["fit", "validate", "test", "predict"]
@@ -333,8 +333,8 @@ class Contention(Part):
     @property
     def shared(self) -> bool:
         """Whether something else took enough to be seen in the times."""
-        on_gpu = self.gpu is not None and (self.gpu.utilisation or 0.0) >= _SHARED
-        return on_gpu or (self.not_had or 0.0) >= _SHARED
+        on_gpu = self.gpu is not None and (self.gpu.utilisation or 0.0) >= SHARED
+        return on_gpu or (self.not_had or 0.0) >= SHARED
 
 
 class Sync(Part):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.run import Contention, GpuSharing
+from lm_profiler.record.run import SHARED, Contention, GpuSharing
 
-_TOLD = 0.05  # of the wanted CPU time
 _MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and clock where nobody had to wait
 
 
@@ -13,11 +12,11 @@ def contention_lines(found: Contention | None) -> list[str]:
     if found is None:
         return []
     said, whole_s = [], found.wall_s * found.cpus
-    if (found.not_had or 0.0) >= _TOLD:
+    if (found.not_had or 0.0) >= SHARED:
         said.append(f"something else used this machine: {found.not_had:.0%} of the wanted CPU time was not had")
     elif (found.others_s or 0.0) >= _MUCH * whole_s:
         said.append(f"something else used {(found.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
-    if (found.throttled_s or 0.0) >= _TOLD * found.had_s > 0.0:
+    if (found.throttled_s or 0.0) >= SHARED * found.had_s > 0.0:
         said.append(f"the CPU limit of its control group held this run back for {found.throttled_s:.1f} s")
     return said + ([] if found.gpu is None or not found.gpu.processes else [_on_gpu(found.gpu)])
 

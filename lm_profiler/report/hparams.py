@@ -9,8 +9,9 @@ import html
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
@@ -51,18 +52,34 @@ def write_hparams(entry: Entry) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
+    for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+        old.unlink()
+    last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
+    write_events(entry.folder, ((last, summary) for summary in _summaries(entry)), SUFFIX)
+
+
+def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
+    """Write ``summaries``, each with its step, into an event file of their own in ``folder``.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
-        old.unlink()
-    writer = EventFileWriter(str(entry.folder), filename_suffix=SUFFIX)
+    writer = EventFileWriter(str(folder), filename_suffix=suffix)
     try:
-        last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
-        for summary in _summaries(entry):
-            writer.add_event(Event(wall_time=time.time(), step=last, summary=summary))
+        for step, summary in summaries:
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
     finally:
         writer.close()
+
+
+def scalars_summary(values: Mapping[str, float]) -> Any:
+    """Scalars by their tags, as TensorBoard takes them."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
 
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
@@ -115,7 +132,6 @@ def _plain(text: str) -> str:
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
-    from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.summary_v2 import hparams_pb
     from tensorboard.plugins.text.summary_v2 import text_pb
 
@@ -123,7 +139,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
     started = _started(record)
     # Its name is the session's folder: given one, sessions of the same name would be averaged.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
-    yield Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in figures(entry).items()])
+    yield scalars_summary(figures(entry))
     yield text_pb("summary", markdown(entry))
     if charts := _charts(record):
         yield _layout(charts)
