@@ -13,7 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBorin
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.record.run import NumericsFacts, RunRecord, read_run
+from lm_profiler.record.run import NumericsFacts, RunRecord, Verb, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
@@ -22,13 +22,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"
 
 
 def run(
-    module: LightningModule, folder: Path, audit: bool = True, verb: str = "fit", stop: bool = True, **options: Any
+    module: LightningModule, folder: Path, audit: bool = True, verb: Verb = "fit", stop: bool = True, **options: Any
 ) -> RunRecord:
     profiler = TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=2, stop_when_done=stop),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
         numerics=NumericsOptions(audit=audit),
+        verb=verb,
     )
     data = FakeTokens(batch_size=2, context_length=8) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
@@ -105,7 +106,7 @@ class AsksItsTrainer(BoringModel):
         (AsksItsTrainer, "fit", "RuntimeError: AsksItsTrainer is not attached to a `Trainer`."),
     ],
 )
-def test_what_cannot_be_audited_is_a_note(tmp_path: Path, make: Any, verb: str, why: str) -> None:
+def test_what_cannot_be_audited_is_a_note(tmp_path: Path, make: Any, verb: Verb, why: str) -> None:
     record = run(make(), tmp_path, verb=verb)
     assert record.numerics is None
     assert f"numerics unknown: {why}" in record.notes

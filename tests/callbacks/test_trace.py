@@ -109,7 +109,7 @@ def test_without_a_trace_there_is_no_folder_for_it(tmp_path: Path) -> None:
 
 
 def test_a_validation_is_traced_too(tmp_path: Path) -> None:
-    profiler = instruments(1, 2, trace=2)
+    profiler = instruments(1, 2, trace=2, verb="validate")
     trainer_with([profiler], tmp_path).validate(BoringModel(), verbose=False)
     with gzip.open(profiler.folder / "trace" / "rank0.pt.trace.json.gz", "rt") as file:
         traced = json.load(file)["traceEvents"]

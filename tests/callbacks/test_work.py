@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard"
 
 
 def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
-    profiler = profiler or instruments(1, 3, memory=1)
+    profiler = profiler or instruments(1, 3, memory=1, verb=verb)
     data = FakeTokens(batch_size=BATCH, context_length=CONTEXT) if isinstance(module, LanguageModel) else None
     getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
     record = read_run(profiler.folder)
