@@ -67,6 +67,7 @@ def test_true_bf16_has_nothing_else(tmp_path: Path) -> None:
 
 
 def test_with_a_gradient_scaler_the_gradients_are_of_the_loss_itself(tmp_path: Path) -> None:
+    seed_everything(0)  # of some batches the scaled gradients overflow float16, and are rightly unknown
     plugin = MixedPrecision("16-mixed", device="cpu")
     kind = found(run(BoringModel(), tmp_path, plugins=[plugin])).kinds[-1]
     assert kind.kind == "Linear"
