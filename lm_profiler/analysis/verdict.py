@@ -159,6 +159,8 @@ def _compute(e: Evidence) -> Verdict | None:
 
 def _working(e: Evidence) -> str:
     share, optimizer = _share(e, *_COMPUTE_PHASES), _share(e, "optimizer")
+    if not _share(e, "backward", "optimizer"):  # an evaluation
+        return f"{share:.0%} of the step is forward"
     return f"{share:.0%} of the step is forward, backward and optimizer (optimizer {optimizer:.0%})"
 
 

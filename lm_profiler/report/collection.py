@@ -75,6 +75,8 @@ class Entry:
         if self.status == "unfinished":
             return WHY
         failure = self.record.failure if self.record is not None else None
+        if failure is not None and self.status == "refused":  # its type would say that again
+            return "; ".join(failure.message.splitlines())
         return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
 
     @property
@@ -194,12 +196,13 @@ class _Search:
             outcome = outcomes.get(cell.id)
             if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
                 self._problem(f"{left}: cannot be read; the cell counts as not run")
-            if outcome is None or outcome.run is None:
+            run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
+            if not run:
                 entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
-            elif self._first_time(folder / outcome.run):
+            elif self._first_time(run):
                 of_cell: dict[str, Any] = {"cell": cell, "outcome": outcome, "sweep": folder}
-                if not self._run(folder / outcome.run, **of_cell):
-                    entries.append(Entry(folder / outcome.run, None, **of_cell))
+                if not self._run(run, **of_cell):
+                    entries.append(Entry(run, None, **of_cell))
         entries[first:] = _with_siblings(entries[first:])
 
     def _run(self, folder: Path, **of_sweep: Any) -> bool:
@@ -228,6 +231,12 @@ class _Search:
 
     def _problem(self, line: str) -> None:
         self.found.problems.append(line)
+
+
+def _begun(cell: Path) -> Path | None:
+    """The last run of a cell whose outcome is not known: it is still going on, or was killed with its sweep."""
+    runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
+    return max(runs, key=lambda run: _by_number(run.name), default=None)
 
 
 def _by_number(name: str) -> list[str | int]:

@@ -95,7 +95,7 @@ class Comparison:
     Attributes:
         a: The folders of A's runs.
         unlike: Why the sides did not do the same work; empty where they may be compared.
-        config, environment: What else differs.
+        config, environment: What else differs; None: unknown.
         phases: Those that occur, by how much they change the step, the largest first.
         detectable: The smallest change of the step, as a share, that runs like these would tell.
         compilation: Where one side is compiled and the other is not.
@@ -106,7 +106,7 @@ class Comparison:
     b: list[str]
     unlike: list[Difference]
     config: list[Difference]
-    environment: list[Difference]
+    environment: list[Difference] | None
     step: PartChange
     forward_backward: PartChange
     phases: list[PartChange]

@@ -61,7 +61,10 @@ def opening(comparison: Comparison) -> list[str]:
     if comparison.unlike:
         lines += ["not the same work on the same device (A → B):", *_listed(comparison.unlike)]
     for what, differences in (("configs", comparison.config), ("environments", comparison.environment)):
-        lines += [f"{what} differ (A → B):", *_listed(differences)] if differences else [f"{what}: the same"]
+        if differences:
+            lines += [f"{what} differ (A → B):", *_listed(differences)]
+        else:
+            lines.append(f"{what}: the same" if differences is not None else f"{what}: of A or B unknown")
     return lines
 
 

@@ -48,9 +48,11 @@ def in_config(a: RunRecord, b: RunRecord) -> list[Difference]:
     return _between(a.config, b.config)
 
 
-def in_environment(a: RunRecord, b: RunRecord) -> list[Difference]:
-    """Versions, driver, flags, threads, git commit."""
-    found = _between(*(run.environment.model_dump() if run.environment is not None else {} for run in (a, b)))
+def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
+    """Versions, driver, flags, threads, git commit; None where a run was killed before it told its own."""
+    if a.environment is None or b.environment is None:
+        return None
+    found = _between(a.environment.model_dump(), b.environment.model_dump())
     return [difference for difference in found if difference.path not in _SAID_AS_UNLIKE]
 
 

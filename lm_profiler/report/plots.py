@@ -93,7 +93,10 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     assert figure.quantity is not None
     shown = title_with_unit(figure.title, figure.quantity.shown_unit)
     if all(estimated(group.entries, figure).value is None for group in groups.groups):
-        raise ValueError(f"plot: expected runs that know their {figure.title}, given none; `report RUNS` says why")
+        raise ValueError(
+            f"plot: expected runs that ended well and know their {figure.title}, given none; "
+            "`report RUNS` tells what became of each"
+        )
     absent = _absent(groups, figure)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
     ticks, numbers = places(groups)

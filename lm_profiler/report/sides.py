@@ -155,4 +155,4 @@ def _as_repeat(first: Run, other: Run) -> list[str]:
             f"given {difference.path} {difference.b} instead of {difference.a}\n"
             "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
         )
-    return [difference.path for difference in in_environment(first.record, other.record)]
+    return [difference.path for difference in in_environment(first.record, other.record) or ()]

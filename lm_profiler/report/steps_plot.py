@@ -64,6 +64,7 @@ def _panel(axes: Axes, entry: Entry) -> None:
         axes.axvspan(first, first + found.warmup, color=_WARMUP, lw=0)
         axes.axvspan(first + found.warmup, first + found.warmup + found.cut, color=_CUT, lw=0)
         axes.plot(found.steps, ms, "o-", color="black", ms=2.5, lw=0.8)
+        axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
     if entry.status != "ok" or found is None:
         word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble

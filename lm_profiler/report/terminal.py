@@ -179,10 +179,11 @@ def _words(steadiness: Steadiness) -> str:
     text = ", ".join(steadiness.words)
     if steadiness.word != "noisy":
         return text
-    known = (
-        "not known from so few steps" if steadiness.known_to is None else f"known to ±{steadiness.known_to:.0%} only"
-    )
-    return f"{text}: the median step is {known}"
+    if steadiness.known_to is None:
+        return f"{text}: the median step is not known from so few steps"
+    share = steadiness.known_to
+    known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
+    return f"{text}: the median step is known to ±{known} only"
 
 
 def odd_lines(record: RunRecord) -> list[str]:

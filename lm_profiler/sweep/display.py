@@ -108,12 +108,15 @@ class Display:
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
-        """As if the cells that are left took as long as those that ran; None before there are any."""
+        """As if the cells that are left took as long as those that ran; None before there are any, and once they took
+        longer.
+        """
         if not self._ran_s or self._slots is None:
             return None
         mean_s = sum(self._ran_s) / len(self._ran_s)
         spent_s = sum(min(self._clock() - since, mean_s) for _, _, since in self._running.values())
-        return ((self._cells - self._done) * mean_s - spent_s) / self._slots
+        left_s = (self._cells - self._done) * mean_s - spent_s
+        return left_s / self._slots if left_s > 0.0 else None
 
 
 def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:

@@ -165,7 +165,7 @@ class FakeTokens(LightningDataModule):
                 return known
             raise ValueError(
                 f"data.vocab_size: expected a number, because {type(module).__name__} has no vocab_size, "
-                "given none; set data.vocab_size"
+                "given none; set data.vocab_size, or give data of your own with --data"
             )
         if isinstance(known, int) and self.vocab_size > known:
             raise ValueError(

@@ -153,6 +153,13 @@ def test_time_outside_the_phases_is_not_called_compute():
     assert "50%" in found.evidence
 
 
+def test_of_an_evaluation_no_backward_pass_is_spoken_of():
+    said = what_binds(evidence(phases_s={"data": 0.02, "forward": 0.07}, utilisation=None)).evidence
+    assert "70% of the step is forward" in said
+    assert "backward" not in said
+    assert "optimizer" not in said
+
+
 def test_a_heavy_optimizer():
     phases = {"forward": 0.02, "backward": 0.03, "optimizer": 0.05}
     assert "fused=True" in what_binds(evidence(phases_s=phases, settings=Settings(fused_optimizer=False))).advice

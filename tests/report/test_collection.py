@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tabled import write, write_sweep
 
-from lm_profiler.record.run import RecordError, read_run, write_run
+from lm_profiler.record.run import Failure, RecordError, read_run, write_run
 from lm_profiler.report.collection import collect
 from lm_profiler.report.columns import column
 
@@ -121,6 +121,27 @@ def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
     # Known from its neighbours: what ran on, and what was not swept.
     assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
     assert found.problems == []
+
+
+def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
+    for version in (2, 10):
+        write(sweep / "cell0" / f"version_{version}", STEPS)
+    begun = sweep / "cell0" / "version_10"
+    write_run(begun, read_run(begun).model_copy(update={"status": "unfinished", "time": {}}))
+    running, waiting = collect([tmp_path]).entries
+    assert (running.status, running.folder, running.name) == ("unfinished", begun, "cell0")
+    assert column("step_s").get(running) is not None
+    assert (waiting.status, waiting.record) == ("not run", None)
+
+
+def test_the_reason_of_a_refusal_does_not_say_twice_that_it_is_one(tmp_path: Path):
+    folder = write(tmp_path / "run", failed=("refused", ""))
+    why = Failure(phase="setup", step=None, type="Refused", message="memory: too little\nwould fit: less")
+    write_run(folder, read_run(folder).model_copy(update={"failure": why}))
+    [entry] = collect([tmp_path]).entries
+    assert entry.reason == "memory: too little; would fit: less"
 
 
 def test_of_a_sweep_whose_plan_is_damaged_the_runs_are_kept(tmp_path: Path):

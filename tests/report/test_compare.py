@@ -154,6 +154,14 @@ def test_what_people_compare_is_no_unlikeness() -> None:
     ]
 
 
+def test_surroundings_that_a_killed_run_did_not_tell_are_unknown_and_no_difference() -> None:
+    found = one_against_one({}, {"environment": None})
+    assert found.environment is None
+    printed = as_terminal(found)
+    assert "environments: of A or B unknown" in printed
+    assert "environments differ" not in printed
+
+
 def test_without_a_config_the_module_tells_what_differs() -> None:
     bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
     found = one_against_one({}, {"config": None, "model": bf16})
@@ -217,7 +225,7 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
 def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
-    with pytest.raises(NotComparable, match=r"it has no measured step \(refused, Refused: it cannot fit\)"):
+    with pytest.raises(NotComparable, match=r"it has no measured step \(refused, it cannot fit; would fit: less\)"):
         compare([one("a")], [refused])
 
 

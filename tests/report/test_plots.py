@@ -124,6 +124,14 @@ def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path
     assert texts(axes.figure) == ["log scale"]
 
 
+def test_steps_are_counted_in_whole_numbers(tmp_path: Path) -> None:
+    entries = [made_entry(tmp_path / str(n)) for n in range(3)]  # narrow panels have few ticks
+    for entry in entries:
+        write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step <= 11])
+    for axes in draw("steps", entries).axes:
+        assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
+
+
 def test_steps_of_about_one_length_stand_on_an_axis_from_nought(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run")
     write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step > 1])
@@ -264,7 +272,7 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
         ("phases", [run], "a.svg", "sise", r"^by: expected a fact .* given 'sise'"),
         ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),
-        ("mfu", [died], "a.svg", None, r"^plot: expected runs that know their MFU, given none"),
+        ("mfu", [died], "a.svg", None, r"^plot: expected runs that ended well and know their MFU, given none"),
     ):
         with pytest.raises(ValueError, match=message):
             save_plot(kind, entries, tmp_path / name, by)

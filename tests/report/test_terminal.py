@@ -22,7 +22,7 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.terminal import print_run, summary_lines
+from lm_profiler.report.terminal import print_run, summary_lines, verdict_lines
 
 NEVER = TimeSummary(
     n=10, mean=0.0, std=0.0, cv=None, median=0.0, ci_low=0.0, ci_high=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
@@ -215,3 +215,12 @@ def test_80_columns_cut_no_digit_of_a_run():
 def test_memory_of_a_small_model_is_told_in_a_unit_that_fits() -> None:
     small = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
     assert "peak allocated 0.50 MiB, peak resident 0.75 GiB" in summary_lines(made_record(memory=small))
+
+
+@pytest.mark.parametrize("known_to,said", [(0.0504, "±5.0%"), (0.0512, "±5.1%"), (0.254, "±25%")])
+def test_how_well_a_noisy_median_is_known_is_said_finely_near_the_limit(known_to: float, said: str) -> None:
+    record = made_record()
+    assert record.steadiness is not None
+    noisy = record.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
+    printed = "\n".join(verdict_lines(record.model_copy(update={"steadiness": noisy})))
+    assert f"noisy: the median step is known to {said} only" in printed

@@ -72,6 +72,15 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     assert "left" not in unknown.progress()
 
 
+def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known() -> None:
+    clock = Clock()
+    display = Display(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
+    display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
+    display.began(CELLS[1], None)
+    clock.now = 30.0
+    assert display.progress() == "1 of 2 cells, 1 ok, 30.0 s gone"
+
+
 def test_refusals_say_nothing_of_the_time_that_is_left() -> None:
     display = Display(CELLS, console=Console(file=io.StringIO()), clock=Clock())
     display.ended(CELLS[0], outcome("a[b]", "refused", 1.0))

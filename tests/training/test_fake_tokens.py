@@ -117,7 +117,8 @@ def fit_error(module: LightningModule, data: FakeTokens, trainer: Trainer) -> st
 def test_a_module_without_a_vocabulary_is_told_before_it_runs(make_trainer: Callable[..., Trainer]) -> None:
     message = fit_error(BoringModel(), FakeTokens(), make_trainer())
     assert message == (
-        "data.vocab_size: expected a number, because BoringModel has no vocab_size, given none; set data.vocab_size"
+        "data.vocab_size: expected a number, because BoringModel has no vocab_size, given none; "
+        "set data.vocab_size, or give data of your own with --data"
     )
 
 
