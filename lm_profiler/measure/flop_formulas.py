@@ -172,6 +172,13 @@ def _twice(formula: Formula) -> Formula:
     return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
 
 
+_FUSED = (
+    "flash_attention",
+    "flash_attention_for_cpu",
+    "efficient_attention",
+    "cudnn_attention",
+    "fused_attention_overrideable",
+)
 _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys(
         (
@@ -191,26 +198,8 @@ _BY_NAME: dict[str, Formula] = {
     "_euclidean_dist": _euclidean_distances,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
-    **{
-        f"_scaled_dot_product_{kind}": _attention
-        for kind in (
-            "flash_attention",
-            "flash_attention_for_cpu",
-            "efficient_attention",
-            "cudnn_attention",
-            "fused_attention_overrideable",
-        )
-    },
-    **{
-        f"_scaled_dot_product_{kind}_backward": _attention_backward
-        for kind in (
-            "flash_attention",
-            "flash_attention_for_cpu",
-            "efficient_attention",
-            "cudnn_attention",
-            "fused_attention_overrideable",
-        )
-    },
+    **{f"_scaled_dot_product_{kind}": _attention for kind in _FUSED},
+    **{f"_scaled_dot_product_{kind}_backward": _attention_backward for kind in _FUSED},
     "_flash_attention_backward": _flash_backward,
     "_efficient_attention_backward": _efficient_backward,
     "mkldnn_rnn_layer": _recurrent_layer,
