@@ -118,6 +118,7 @@ class Tracer:
         self._ranges: Callable[[int], None] | None = None
         self._modules: ModuleRanges | None = None
         self._warm = False
+        self._alone = ExitStack()
 
     def begin(self, stage: str) -> None:
         if stage != "trace":
@@ -139,10 +140,28 @@ class Tracer:
         )
         tracing.start()
         self._profile = tracing
+        self._give_way_to_others()
         self._ranges = self.part.guard(_Ranges())
         self._timeline.observers += (self._ranges,)
         self._modules = ModuleRanges(self.part)
         self._modules.attach(self._module())
+
+    def _give_way_to_others(self) -> None:
+        """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
+        prepare = getattr(autograd_profiler.profile, "_prepare_trace", None)
+        if prepare is None:
+            return
+
+        def prepared(another: autograd_profiler.profile) -> None:
+            self.part.run(self._give_way)
+            prepare(another)
+
+        autograd_profiler.profile._prepare_trace = prepared  # type: ignore[method-assign]
+        self._alone.callback(setattr, autograd_profiler.profile, "_prepare_trace", prepare)
+
+    def _give_way(self) -> None:
+        self._stop()
+        self.part.leave_out("a profiler of torch's that began meanwhile keeps its events")
 
     def step(self) -> None:
         """A step of the stage has ended and another follows."""
@@ -184,6 +203,7 @@ class Tracer:
 
     def _stop(self) -> profile | None:
         running, self._profile = self._profile, None
+        self._alone.close()
         if running is None:
             return None
         try:

@@ -56,6 +56,17 @@ def test_somebodys_own_trace_survives(whose: str) -> None:
     assert "trace left out: the profiler of torch's that runs in this process keeps its events" in notes
 
 
+@pytest.mark.parametrize("step", [6, 7])
+def test_a_step_that_somebody_profiles_while_ours_traces_ends_nothing(step: int) -> None:
+    """In the step in which our profiler warms up, and in the one that it traces."""
+    command = [sys.executable, str(Path(__file__).with_name("two_profilers.py")), str(step)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    events, _, notes = done.stdout.splitlines()[-1].partition(" ")
+    assert int(events) >= 2
+    assert "trace left out: a profiler of torch's that began meanwhile keeps its events" in notes
+
+
 # -- copies and pickles -------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,7 @@
-"""A training inside somebody's own torch.profiler (argument: whose). Prints how many events that one has."""
+"""A training beside somebody's own torch.profiler (argument: whose, or the step that a callback profiles).
+
+Prints how many events that one has.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,27 @@ from typing import Any
 
 import torch
 from faults import Tiny, profiler
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.profilers import PyTorchProfiler
 
 
-def fit(**options: Any) -> str:
+class OneStep(Callback):
+    """Profiles the forward and backward pass of one step."""
+
+    def __init__(self, step: int) -> None:
+        self._batch_idx = step - 1
+        self.profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self._batch_idx:
+            self.profile.start()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self._batch_idx:
+            self.profile.stop()
+
+
+def fit(*callbacks: Callback, **options: Any) -> str:
     ours = profiler()
     trainer = Trainer(
         accelerator="cpu",
@@ -24,7 +43,7 @@ def fit(**options: Any) -> str:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[ours],
+        callbacks=[*callbacks, ours],
         **options,
     )
     trainer.fit(Tiny())
@@ -39,6 +58,10 @@ if __name__ == "__main__":
         users = PyTorchProfiler(dirpath=tempfile.mkdtemp(), filename="users", schedule=None, export_to_chrome=False)
         notes = fit(profiler=users)
         events = list(users.function_events or [])
+    elif sys.argv[1].isdecimal():
+        theirs = OneStep(int(sys.argv[1]))
+        notes = fit(theirs)
+        events = list(theirs.profile.events() or [])
     else:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as around:
             notes = fit()
