@@ -65,10 +65,10 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.write(terminal(every_column(), sys.stdout))
         return OK
     found = _collect(options.runs)
-    problems = _show(found, options)
+    problems, shown = _show(found, options)
     for problem in [*found.problems, *problems]:
         say(f"warning: {problem}")
-    return OK if len(problems) < len(found.entries) else FAILED
+    return OK if shown else FAILED
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
@@ -89,7 +89,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add("--value", metavar="NAME", help="what a pivot shows (step_s)")
     add("--layout", type=_one_of(LAYOUTS), metavar="|".join(LAYOUTS), help="a table as published reports have it")
     add("--warmup", type=_steps, nargs="+", metavar="N", help="cut the recorded steps anew, after N steps of warm-up")
-    add("--steps", type=_steps, metavar="N", help="N steps of each run, and no run that has fewer")
+    add("--steps", type=_some_steps, metavar="N", help="N steps of each run, and no run that has fewer")
     add("--kernels", action="store_true", help="where the device's time went in the trace of each run")
     add("--plot", metavar="KIND", help=f"{', '.join(KINDS)}; with --output FILE.svg, .png or .pdf")
     add("--by", metavar="NAME", help="what a plot is drawn against")
@@ -113,6 +113,12 @@ def _steps(given: str) -> int:
     if not given.isdecimal():
         raise argparse.ArgumentTypeError(f"expected numbers of steps, given {given!r}; put RUNS before it")
     return int(given)
+
+
+def _some_steps(given: str) -> int:
+    if (count := _steps(given)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, given {given}")
+    return count
 
 
 def _one_of(words: Sequence[str]) -> Callable[[str], str]:
@@ -159,29 +165,31 @@ def _collect(paths: Sequence[Path]) -> Collection:
     return found
 
 
-def _show(found: Collection, options: argparse.Namespace) -> list[str]:
-    """Show the runs; returns what was wrong with some of them."""
+def _show(found: Collection, options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Show the runs; returns what was wrong with some of them, and whether there was anything to show."""
     entries = found.entries
     if not entries:
-        return []
+        return [], False
     if options.plot is not None:
         _plot(entries, options)
-        return unreadable(entries) if options.plot == "steps" else []
+        problems = unreadable(entries) if options.plot == "steps" else []
+        return problems, len(problems) < len(entries)
     record = entries[0].record
     if len(entries) == 1 and record is not None and not any(getattr(options, name) for name in _OF_TABLES):
         print_run(record, entries[0].folder)
         for line in remedies(entries):
             print(plain(line))
-        return []
+        return [], True
     if options.kernels and options.format in (None, "terminal"):
-        return print_each(entries)
+        problems = print_each(entries)
+        return problems, len(problems) < len(entries)
     table, problems = kernel_table(entries) if options.kernels else make_table(entries, options)
     if table is not None:
         if options.format == "html":
             found.problems.extend(unreadable(entries))
         failed = [] if options.kernels else remedies(entries)
         write(found, replace(table, below=[*table.below, *failed]), options.format, options.output)
-    return problems
+    return problems, table is not None
 
 
 def _plot(entries: Sequence[Entry], options: argparse.Namespace) -> None:

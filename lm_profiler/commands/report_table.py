@@ -15,7 +15,7 @@ from lm_profiler.report.merged import by_facts, repeats_together
 from lm_profiler.report.options import columns_named
 from lm_profiler.report.page_table import page_table
 from lm_profiler.report.pivot import pivot
-from lm_profiler.report.recut import WARMUPS, cut_anew, readable, warmups
+from lm_profiler.report.recut import WARMUPS, cut_anew, long_enough, readable, warmups
 from lm_profiler.report.rows import raw_rows, rows
 from lm_profiler.report.table import Table
 
@@ -85,5 +85,6 @@ def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 def _each_cut(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
     good, problems = readable(entries)
     settings = options.warmup or WARMUPS
-    made = (warmup_rows if options.layout == "warmups" else warmups)(good, settings, options.steps) if good else None
-    return made, problems
+    runs, short = long_enough(good, settings, options.steps)
+    made = (warmup_rows if options.layout == "warmups" else warmups)(runs, options.steps) if runs else None
+    return made, problems + short

@@ -19,6 +19,7 @@ from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.command import command_line
+from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.collection import collect
 from lm_profiler.sweep.cluster import ClusterError, Jobs
@@ -187,8 +188,8 @@ def _ending(folder: SweepFolder, interrupted: bool) -> int:
     entries = collect([folder.path]).entries
     print_end(entries, console)
     words = Counter(entry.status for entry in entries)
-    counted = ", ".join(f"{count} {word}" for word, count in words.items())
-    print(f"{len(entries)} cells: {counted}; written to {folder.path}")
+    told = ", ".join(f"{count} {word}" for word, count in words.items())
+    print(f"{counted(len(entries), 'cell')}: {told}; written to {folder.path}")
     print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if interrupted or words.keys() & {"interrupted", "missing"}:
         say("cells are missing; the same call goes on with them")

@@ -187,12 +187,12 @@ def _parameters(group: Merged) -> Cell:
     return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
 
 
-def warmup_rows(entries: Sequence[Entry], settings: Sequence[int], count: int | None = None) -> Table:
-    """A row for each entry, pass and warm-up: seconds on average, and their standard deviation."""
+def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
+    """A row for each entry, pass and setting of its warm-up: seconds on average, and their standard deviation."""
     titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
     headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
     body = []
-    for entry, name in zip(entries, names(entries), strict=True):
+    for (entry, settings), name in zip(runs, names([entry for entry, _ in runs]), strict=True):
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in ("forward", "forward_backward"):
             if part == "forward_backward" and not any(times["backward"].max for _, times in cuts):

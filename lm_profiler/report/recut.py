@@ -79,8 +79,7 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     new.__dict__["rows"] = entry.rows  # read once for all settings
     steps = steps_after(new)
     if len(steps.rows) < (cut.steps or 1):
-        after = "" if cut.warmup is None else f" after {cut.warmup} of warm-up"
-        raise RecordError(f"{entry.folder}: expected {cut.steps or 'any'} steps{after}, found {len(steps.rows)}")
+        raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
     samples = record.throughput.samples_per_step if record.throughput is not None else None
     facts = {
         "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
@@ -125,12 +124,31 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return good, problems
 
 
-def warmups(entries: Sequence[Entry], settings: Sequence[int], count: int | None = None) -> Table:
-    """For each entry and part, the same steps after each of ``settings`` steps of warm-up, one below the other."""
-    alone = [[entry] for entry in entries]
+def long_enough(
+    entries: Sequence[Entry], settings: Sequence[int], count: int | None
+) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
+    """Each of ``entries`` with those of ``settings`` after which ``count`` (any) steps are left, and what is not."""
+    found, problems = [], []
+    for entry in entries:
+        recorded = len({row.step for row in entry.rows if row.stage in _STAGES and row.seconds is not None})
+        left = {setting: max(0, recorded - setting) for setting in settings}
+        problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
+        if enough := [setting for setting, n in left.items() if n >= (count or 1)]:
+            found.append((entry, enough))
+    return found, problems
+
+
+def _too_few(entry: Entry, warmup: int | None, asked: int | None, found: int) -> str:
+    after = "" if warmup is None else f" after {warmup} of warm-up"
+    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {found}"
+
+
+def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
+    """For each entry and part, the same steps after each of its settings of warm-up, one below the other."""
+    alone = [[entry] for entry, _ in runs]
     names = naming(alone)
     body = []
-    for entry in entries:
+    for entry, settings in runs:
         facts = [fact_cell([entry], found) for found in names]
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in _PARTS:

@@ -170,6 +170,24 @@ def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: 
     assert report(logs / "alone", "--warmup", 0) == 1
 
 
+@pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])
+def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
+    layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    alone = logs / "alone" / "version_0"  # six steps
+    assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
+    assert f"warning: {alone}: expected any steps after 99 of warm-up, found 0" in err
+    assert report(logs / "alone", *layout, "--warmup", 0, 1, "--steps", 6, "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
+    assert f"warning: {alone}: expected 6 steps after 1 of warm-up, found 5" in err
+    assert report(logs / "alone", *layout, "--warmup", 99) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+
+
 def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     damaged = logs / "alone" / "version_0" / "steps.csv"
     damaged.write_bytes(b"\xff")
@@ -198,6 +216,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
         (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option to tell runs apart by"),
         (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
         (["{logs}", "--warmup", "-1"], "warmup: expected"),
+        (["{logs}", "--steps", "0"], "steps: expected 1 or more, given 0"),
         (["--warmup", "0", "{logs}"], "put RUNS before it"),
         (["{logs}", "--kernels", "--warmup", "0"], "warmup: expected one way to show the runs, given --kernels too"),
         (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),

@@ -185,7 +185,7 @@ def test_two_devices_of_a_type_go_by_their_names():
 
 
 def test_a_row_for_each_pass_and_warm_up():
-    table = warmup_rows([run("a", STEPS, warmup=[(0.5, 0.5)])], [0, 1])
+    table = warmup_rows([(run("a", STEPS, warmup=[(0.5, 0.5)]), [0, 1])])
     assert markdown(table) == (
         "|       | forward_only   |   warmup_steps |   benchmark_steps |      avg |      std |\n"
         "|:------|:---------------|---------------:|------------------:|---------:|---------:|\n"

@@ -19,7 +19,7 @@ FORWARD, BACKWARD = np.array([*WARMUP, *MEASURED]).T
 
 @pytest.mark.parametrize("setting", [0, 1, 2, 5])
 def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
-    table = warmups([run("a", MEASURED, WARMUP)], [0, 1, 2, 5])
+    table = warmups([(run("a", MEASURED, WARMUP), [0, 1, 2, 5])])
     rows = {row["part"]: row for row in table.records() if row["warmup_steps"] == setting}
     seconds = {
         "forward": FORWARD,
@@ -38,14 +38,14 @@ def test_each_setting_leaves_out_that_many_recorded_steps(setting: int):
 
 
 def test_settings_of_a_part_stand_one_below_the_other():
-    table = warmups([run("a", MEASURED, WARMUP)], [0, 2])
+    table = warmups([(run("a", MEASURED, WARMUP), [0, 2])])
     assert [(row["part"], row["warmup_steps"]) for row in table.records()][:4] == [
         *(("forward", 0), ("forward", 2), ("backward", 0), ("backward", 2))
     ]
 
 
 def test_more_warm_up_than_steps_leaves_no_figure():
-    row = warmups([run("a", MEASURED, WARMUP)], [0, 12]).rows[1]
+    row = warmups([(run("a", MEASURED, WARMUP), [0, 12])]).rows[1]
     assert [cell.text for cell in row[1:]] == ["forward", "12", "0", "", "", "", ""]
 
 
