@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from ddp_run import SLOWER_S
 from known_loop import TRUTH_S
 
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.ranks import merge
+from lm_profiler.callbacks.ranks import Exchange, merge
 from lm_profiler.callbacks.recorder import _telemetry
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.run import Telemetry, read_run
@@ -107,6 +108,21 @@ def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
     assert merged.part_peaks == {"forward": (7, None, None)}
     assert merged.notes == ["of all", "of 0", "of 1"]
     assert merged.between_steps_s == 0.5
+
+
+def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
+    store = torch.distributed.HashStore()
+    first, second, silent = (Exchange(store, rank, 3, patience_s=0.2) for rank in range(3))
+    first._run = second._run = silent._run  # each rank counts in a process of its own
+    assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
+    merged = first.gather(measured(0, 5))
+    assert [row.rank for row in merged.rows] == [0, 1]
+    assert merged.notes[-1] == "rank 2 did not say what it measured: its steps are missing"
+
+
+def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
+    with pytest.raises(RuntimeError, match="imeout"):
+        Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).of_first("folder", str)
 
 
 def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
