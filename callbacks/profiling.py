@@ -127,19 +127,19 @@ class TrainingProfiler(Callback):
         for hook in _NO_HOOKS:
             vars(self).pop(hook, None)
         self._trainer = trainer
+        self._session = self._recorder = self._phases = None
+        self.part = Part("the profiler", self._tell, self._leave)
+        self._asked = self.part.run(verb_of, trainer, otherwise=self._verb) == self._verb
+        self._over = not self._asked
+        if self._over:
+            return  # and keep the last run's record
         self._max_steps = trainer.max_steps
         self._notes = []
-        self._session = self._recorder = self._phases = None
         self._gathered: Measured | None = None
         self._precision: Precision | None = None
-        self._begun = self._over = False
+        self._begun = False
         self.record = None
-        self.part = Part("the profiler", self._tell, self._leave)
         self._recording = Part("the record", self._tell, self._abandon)
-        self._asked = self.part.run(verb_of, trainer, otherwise=self._verb) == self._verb
-        if not self._asked:
-            self._over = True
-            return
         self._exchange = self.part.run(Exchange.of_process_group) or Exchange()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -44,6 +44,9 @@ def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path)
     assert trainer.global_step == 5
     assert results_of(trainer, module) == results_of(trainer_with([], tmp_path), Predictions()) == [64.0, 64.0, 64]
     assert len(list((tmp_path / "logs" / "lm_profiler").iterdir())) == 1
+    (ours,) = profiler
+    assert isinstance(ours, TrainingProfiler)
+    assert ours.record == read_run(ours.folder)  # still that of the fit
 
 
 @pytest.mark.parametrize("stop, seen", [(None, 64), (True, 5), (False, 64)])
