@@ -144,23 +144,28 @@ def fault(place: Place, error: BaseException, time: int = 1) -> Iterator[list[st
     code, wanted = place
     left, raised = time, []
 
-    def hit(frame: FrameType) -> None:
+    # The frame is forgotten before the error is raised: a function that holds its caller's is a handler of signals.
+    def hit(line: int) -> None:
         nonlocal left
         left -= 1
         if left == 0:
-            raised.append(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}:{frame.f_lineno}")
+            raised.append(f"{code.co_qualname if hasattr(code, 'co_qualname') else code.co_name}:{line}")
             raise error
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and frame.f_lineno == wanted:
-            hit(frame)
+        number = frame.f_lineno
+        if event == "line" and number == wanted:
+            del frame
+            hit(number)
         return line
 
     def call(frame: FrameType, event: str, argument: Any) -> Any:
         if frame.f_code is not code or not _is_inside(frame):
             return None
         if wanted is None:
-            hit(frame)
+            number = frame.f_lineno
+            del frame
+            hit(number)
             return None
         return line
 
