@@ -152,11 +152,18 @@ class PhaseProfiler(Profiler):
                 self.cut = True
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
                 raise StopIteration
-        elif self._count_step():
-            if self._stop:
-                self.cut = True  # the epoch, if it is one: see Epoch
-                raise StopIteration
-            return
+        elif self._left > 0:
+            self.step_done = False
+            self._without_step = 0
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
+            if self._left <= 0:
+                self._done()
+                if self._stop:
+                    self.cut = True  # the epoch, if it is one: see Epoch
+                    raise StopIteration
+                return
         timeline = self._timeline
         if self._part.out:
             return
@@ -190,25 +197,20 @@ class PhaseProfiler(Profiler):
 
     def close_step(self) -> None:
         """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
+        if self._left <= 0:
+            return  # since this step began: one that asks for its batch itself ends after the stages did
         if self.step_done:
-            if self._count_step() and self._stop and self._fitting:  # with its epoch, whose end is as ever
-                self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+            self.step_done = False
+            self._without_step = 0
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
+            if self._left <= 0:
+                self._done()
+                if self._stop and self._fitting:  # with its epoch, whose end is as ever
+                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
         elif self._timeline.running:
             self._timeline.go_outside()
-
-    def _count_step(self) -> bool:
-        """Whether the step that is done was the last. One that asks for its batch itself ends after the stages did."""
-        self.step_done = False
-        self._without_step = 0
-        if self._left <= 0:
-            return False
-        self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-        if self._part.out:
-            self._left = self._follow(self._left)
-        if self._left > 0:
-            return False
-        self._done()
-        return True
 
     def enter_epoch(self) -> None:
         self._left_before = self._left
