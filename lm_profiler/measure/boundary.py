@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from inspect import CO_VARARGS
 from io import TextIOWrapper
+from itertools import pairwise
 from traceback import walk_tb
 from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
@@ -131,15 +132,17 @@ def comes_from_outside(error: BaseException) -> bool:
 
 
 def _handles_a_signal(frame: FrameType) -> bool:
-    """Python gives a handler of signals the frame that it interrupts, which is its caller's. Nobody else is given that.
+    """Python gives a handler of signals a number and the frame that it interrupts, which is its caller's. A tracer is
+    given that frame too, but no number before it.
 
     To ask ``signal.getsignal`` would not do: a handler may be an object, or within another's, or have gone.
     """
     code = frame.f_code
     count = code.co_argcount + bool(code.co_flags & CO_VARARGS) + code.co_kwonlyargcount
     given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
+    flat = [each for arg in given for each in (arg if type(arg) is tuple else (arg,))]
     return frame.f_back is not None and any(
-        each is frame.f_back for arg in given for each in (arg if type(arg) is tuple else (arg,))
+        isinstance(number, int) and each is frame.f_back for number, each in pairwise(flat)
     )
 
 
