@@ -56,7 +56,11 @@ def _trainer(folder: str, **options: object) -> Trainer:
 def ours(steps: int, folder: str) -> TrainingProfiler:
     """The loop under the instruments, without the untimed stages."""
     profiler = TrainingProfiler(
-        StageOptions(warmup_steps=2, measure_steps=steps), MemoryOptions(steps=0), TraceOptions(steps=0), quiet=True
+        StageOptions(warmup_steps=2, measure_steps=steps),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        quiet=True,
+        log_dir=folder,
     )
     _trainer(folder, callbacks=[profiler]).fit(KnownModule(), SlowLoader())
     return profiler

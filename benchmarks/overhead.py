@@ -33,12 +33,13 @@ SKIP = 50
 """Steps before the clock starts."""
 
 
-def ours(steps: int) -> Callback:
+def ours(steps: int, folder: str) -> Callback:
     """Everything on but the trace: marks, memory, progress, the record; every timed step is a measured one."""
     return TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=steps * 10),
         MemoryOptions(),
         TraceOptions(steps=0),
+        log_dir=folder,
     )
 
 
@@ -50,10 +51,7 @@ def contenders(steps: int) -> dict[str, Callable[[str], dict[str, Any]]]:
 
     return {
         "bare Trainer": lambda folder: {"logger": False},
-        "lm_profiler, all but the trace": lambda folder: {
-            "logger": TensorBoardLogger(folder),
-            "callbacks": [ours(steps)],
-        },
+        "lm_profiler, all but the trace": lambda folder: {"logger": False, "callbacks": [ours(steps, folder)]},
         "SimpleProfiler": lambda folder: {"logger": False, "profiler": "simple"},
         "DeviceStatsMonitor": lambda folder: {
             **logged(folder),

@@ -15,7 +15,7 @@ from lm_profiler.callbacks.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import first_line, said, say
-from lm_profiler.record.files import claim_run_dir, write_whole
+from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.report.collection import Entry
 from lm_profiler.report.hparams import write_hparams
@@ -115,7 +115,7 @@ class Attempt:
         if folder is not None:
             path = folder / (f"traceback.rank{rank()}.txt" if rank() else "traceback.txt")
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-            say(f"traceback in {path}")
+            say(f"traceback in {from_here(path)}")
         return FAILED
 
     def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
@@ -132,7 +132,7 @@ class Attempt:
         found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])  # the record stands without
 
     def _where(self) -> str:
-        return f"; written to {self.folder}" if self.folder is not None else ""
+        return f"; written to {from_here(self.folder)}" if self.folder is not None else ""
 
 
 def _is_told(folder: Path) -> bool:

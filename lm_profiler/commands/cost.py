@@ -60,22 +60,24 @@ def compare(accelerator: str = "auto") -> dict[str, list[float]]:
     """Seconds of each step, ``bare`` and ``instrumented``."""
     seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
     for _round in range(ROUNDS):
-        for kind, options in (("bare", {"barebones": True}), ("instrumented", _instrumented())):
+        for kind in seconds:
             with tempfile.TemporaryDirectory() as folder:
                 toy = Toy()
+                options = {"barebones": True} if kind == "bare" else _instrumented(folder)
                 trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, default_root_dir=folder, **options)
                 trainer.fit(toy, loader(SKIPPED + STEPS))
                 seconds[kind] += toy.step_seconds(SKIPPED)
     return seconds
 
 
-def _instrumented() -> dict[str, Any]:
+def _instrumented(folder: str) -> dict[str, Any]:
     instruments = TrainingProfiler(
         # More steps than there are: the run ends while it is being measured.
         StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS)),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
         quiet=True,
+        log_dir=folder,
     )
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return {"callbacks": [instruments], **dict.fromkeys(off, False)}

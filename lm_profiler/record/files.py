@@ -53,6 +53,12 @@ def claim_run_dir(parent: Path) -> Path:
             return folder
 
 
+def from_here(path: Path) -> Path:
+    """``path`` as a person in the current folder would write it: relative where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

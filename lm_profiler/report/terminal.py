@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.console import PlainConsole, print_table
@@ -33,7 +34,7 @@ def print_run(record: RunRecord, folder: Path, console: Console | None = None) -
     if record.numerics is not None:
         console.print(numerics_headline(record.numerics), highlight=False, markup=False, soft_wrap=True)
         print_table(console, numerics_table(record.numerics))
-    console.print(f"written to {folder}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"written to {from_here(folder)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def time_table(record: RunRecord) -> Table:
