@@ -37,14 +37,6 @@ def _first_place(parent: Path, claimed: Path | None) -> Path:
     return claim_run_dir(parent) if claimed is None or (claimed / "run.json").exists() else claimed
 
 
-def from_here(folder: Path) -> Path:
-    """``folder`` as people write it: by its path below the current folder, if it lies there."""
-    try:
-        return folder.relative_to(Path.cwd())
-    except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
-        return folder
-
-
 def second_place(name: str) -> Path:
     """Where the files of a run go whose folder cannot be written to any more.
 

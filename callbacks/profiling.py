@@ -22,7 +22,7 @@ from rich.console import Console
 from lm_profiler.callbacks.batches import Tokens
 from lm_profiler.callbacks.extras import found
 from lm_profiler.callbacks.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
-from lm_profiler.callbacks.folder import from_here, run_folder, second_place, snapshot_file
+from lm_profiler.callbacks.folder import run_folder, second_place, snapshot_file
 from lm_profiler.callbacks.hardware import Hardware, look_at_hardware
 from lm_profiler.callbacks.instruments import (
     CompileWatch,
@@ -453,7 +453,7 @@ class TrainingProfiler(Callback):
         assert self.record is not None
         text, live = StringIO(), sys.stdout is not None and sys.stdout.isatty()
         console = Console(file=text, force_terminal=live, width=Console().width if live else None)
-        print_run(self.record, from_here(self.folder), console)
+        print_run(self.record, self.folder, console)
         put(sys.stdout, text.getvalue())
 
     def _a_recorder(self) -> Recorder:

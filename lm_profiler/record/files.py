@@ -55,8 +55,10 @@ def claim_run_dir(parent: Path) -> Path:
 
 def from_here(path: Path) -> Path:
     """``path`` as a person in the current folder would write it: relative where it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
+    try:
+        return path.relative_to(Path.cwd())
+    except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
+        return path
 
 
 def _umask() -> int:

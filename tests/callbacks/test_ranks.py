@@ -80,7 +80,7 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
 def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
     done = start(tmp_path, "breaks")
     assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "lm_profiler").iterdir()
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     assert record.status == "ok"
     assert any(note.startswith("rank 1: the profiler failed") for note in record.notes)
