@@ -57,7 +57,9 @@ class Exchange:
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return Exchange()
         store = torch.distributed.distributed_c10d._get_default_store()
-        return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size())
+        # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
+        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
+        return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
 
     def of_first(self, what: str, find: Callable[[], Value]) -> Value:
         """What ``find`` returns on rank 0, on every rank; all ask in the same order.

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,15 @@ def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
 def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
     with pytest.raises(RuntimeError, match="imeout"):
         Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).of_first("folder", str)
+
+
+def test_nobody_waits_so_long_that_the_groups_own_limit_runs_out(tmp_path: Path) -> None:
+    where = {"init_method": (tmp_path / "group").as_uri(), "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=10), **where)
+    try:
+        assert Exchange.of_process_group()._patience_s == 5
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
