@@ -168,7 +168,10 @@ class Instruments:
     def end(self, stage: str) -> None:
         """``stage`` is over."""
         for instrument in reversed(list(self)):
-            instrument.part.run(instrument.end, stage)
+            if instrument.part.out:
+                instrument.part.undo()  # what it could not undo where it failed, amid a backward pass
+            else:
+                instrument.part.run(instrument.end, stage)
 
     def discard(self) -> None:
         """Stop them all."""

@@ -99,14 +99,15 @@ class MemoryReader:
         self.by_part, self.held, self.levels = parts.by_part(), holdings.by_part(), levels.levels
 
     def discard(self) -> None:
+        self.step_peaks = self._probe.peaks
         if self._readers is None:
             return
-        (holdings, levels, _), self._readers, self.step_peaks = self._readers, None, self._probe.peaks
+        holdings, levels, _ = self._readers
         self._timeline.observers = tuple(o for o in self._timeline.observers if o not in self._observers)
-        try:
-            holdings.stop()
-        finally:
-            levels.stop()
+        holdings.stop()
+        levels.stop()
+        if not levels.watching:
+            self._readers = None  # last: what could not be undone now is undone by the next call
 
     def _take_step(self) -> Peaks:
         assert self._readers is not None

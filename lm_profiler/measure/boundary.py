@@ -65,13 +65,20 @@ class Part:
             return
         self.out, self.error = True, error
         text = f"{self.name} {self._outcome}: {said(error)}"
-        try:
-            self._leave()
-        except BaseException as another:
-            if comes_from_outside(another):
-                raise
+        # Twice: it may be undoing what failed, and would leave a part of it behind.
+        if self.undo() is not None and (another := self.undo()) is not None:
             text += f"; taking it out failed: {said(another)}"
         self.tell(text)
+
+    def undo(self) -> BaseException | None:
+        """Undo what was done to training's objects, as far as that is left; returns what went wrong."""
+        try:
+            self._leave()
+        except BaseException as error:
+            if comes_from_outside(error):
+                raise
+            return error
+        return None
 
     def leave_out(self, why: str) -> None:
         """Do without the part, which would harm what it observes."""

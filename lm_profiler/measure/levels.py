@@ -78,6 +78,11 @@ class LevelsReader:
         """Drop a step that did not end."""
         self._begin_step()
 
+    @property
+    def watching(self) -> bool:
+        """Whether hooks are left in torch; ``stop`` amid a backward pass leaves them."""
+        return self._saved is not None and self._saved.seeing
+
     def _begin_step(self) -> None:
         if self._saved is not None:
             self._saved.unwatch()
@@ -118,7 +123,7 @@ class SavedTensors:
         # Within a step that is compiled in part, torch.compile would compile the hook as well.
         pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
         self._hooks = graph.saved_tensors_hooks(pack, _unpack)
-        self._seeing = False
+        self.seeing = False
         self._disable: Any = None
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -131,18 +136,19 @@ class SavedTensors:
         self._see(True)
 
     def unwatch(self) -> None:
-        """See no more of it."""
+        """See no more of it. Amid a backward pass it cannot be ended: torch puts back what was there when it began."""
+        if torch._C._current_graph_task_id() != -1:
+            return
+        self._see(False)
         if self._disable is not None:
-            graph.disable_saved_tensors_hooks, self._disable = self._disable, None
-            self._see(False)
+            graph.disable_saved_tensors_hooks = self._disable
+            self._disable = None
 
     def _see(self, seeing: bool) -> None:
-        if seeing != self._seeing:
-            self._seeing = seeing
-            if seeing:
-                self._hooks.__enter__()
-            else:
-                self._hooks.__exit__()
+        if seeing and not self.seeing:
+            self.seeing = self._hooks.__enter__() is None  # done and noted at once, so that it can be undone
+        elif self.seeing and not seeing:
+            self.seeing = self._hooks.__exit__() is not None
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
         return self._part.run(self._keep, tensor) or tensor
@@ -156,7 +162,7 @@ class SavedTensors:
     def _aside(self, message: str) -> Iterator[None]:
         """``torch.func`` would refuse to differentiate under any hooks, in anybody's step: there ours step aside."""
         disabled: AbstractContextManager[None] = self._disable(message)
-        before = self._seeing
+        before = self.seeing
         self._see(False)
         try:
             with disabled:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "analysis")]
 pytest.register_assert_rewrite("known_loop")
@@ -19,3 +20,11 @@ def own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
     monkeypatch.setattr("lm_profiler.callbacks.hardware.known_ceiling", lambda device, dtype, say: None)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet() -> None:
+    """As in a fresh process: a graph that another test compiled may be called by no step of this one."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()

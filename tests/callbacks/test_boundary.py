@@ -58,6 +58,7 @@ def broken_by(
                 module = train(folder / str(number), [ours], make)
             assert module.steps == plain.steps, f"{module.steps} steps for {plain.steps}"
             assert_same_weights(module, plain)
+            assert_nothing_is_left()
         except BaseException as error:
             felt = f"training felt it: {error!r}"
         words = said()
@@ -78,6 +79,17 @@ def is_whole(ours: TrainingProfiler) -> bool:
     return (
         record is not None and record.status == "ok" and None not in (record.environment, record.model, record.verdict)
     )
+
+
+DISABLE = torch.autograd.graph.disable_saved_tensors_hooks
+
+
+def assert_nothing_is_left() -> None:
+    """What comes after the training finds torch as it was."""
+    assert torch.autograd.graph.disable_saved_tensors_hooks is DISABLE
+    assert torch.func.grad(torch.square)(torch.ones(())) == 2  # refuses where hooks for saved tensors are left
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not torch.autograd.profiler._is_profiler_enabled
 
 
 def is_on_disk(ours: TrainingProfiler) -> bool:

@@ -122,7 +122,7 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
         "xl                      OOM\n"
         "2.7B                                      refused\n"
         "xl 32-true: OOM: Error: no memory left\n"
-        "2.7B bf16-mixed: refused: Error: too large\n"
+        "2.7B bf16-mixed: refused: too large\n"
     )
     assert table.records()[1] == {
         "size": "xl",
