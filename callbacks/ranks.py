@@ -58,7 +58,7 @@ class Exchange:
             return Exchange()
         store = torch.distributed.distributed_c10d._get_default_store()
         # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
-        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
+        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)  # type: ignore[attr-defined]  # the stubs lack it
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
 
     def of_first(self, what: str, find: Callable[[], Value]) -> Value:

@@ -122,7 +122,9 @@ class SavedTensors:
         self._part = part
         # Within a step that is compiled in part, torch.compile would compile the hook as well.
         pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
-        self._hooks = graph.saved_tensors_hooks(pack, _unpack)
+        hooks = graph.saved_tensors_hooks(pack, _unpack)
+        self._enter: Callable[[], object] = hooks.__enter__
+        self._exit: Callable[[], object] = hooks.__exit__
         self.seeing = False
         self._disable: Any = None
 
@@ -145,10 +147,11 @@ class SavedTensors:
             self._disable = None
 
     def _see(self, seeing: bool) -> None:
+        # Done and noted in one line: a fault between the two would have it undone twice, or never.
         if seeing and not self.seeing:
-            self.seeing = self._hooks.__enter__() is None  # done and noted at once, so that it can be undone
+            _, self.seeing = self._enter(), True
         elif self.seeing and not seeing:
-            self.seeing = self._hooks.__exit__() is not None
+            _, self.seeing = self._exit(), False
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
         return self._part.run(self._keep, tensor) or tensor
