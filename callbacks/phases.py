@@ -155,9 +155,13 @@ class PhaseProfiler(Profiler):
         elif self._left > 0:
             self.step_done = False
             self._without_step = 0
-            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-            if self._part.out:
-                self._left = self._follow(self._left)
+            part, left = self._part, self._left - 1
+            if not part.out:
+                try:
+                    left = self._end_step()
+                except BaseException as error:
+                    part.failed(error)
+            self._left = self._follow(left) if part.out else left
             if self._left <= 0:
                 self._done()
                 if self._stop:
@@ -202,9 +206,13 @@ class PhaseProfiler(Profiler):
         if self.step_done:
             self.step_done = False
             self._without_step = 0
-            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-            if self._part.out:
-                self._left = self._follow(self._left)
+            part, left = self._part, self._left - 1
+            if not part.out:
+                try:
+                    left = self._end_step()
+                except BaseException as error:
+                    part.failed(error)
+            self._left = self._follow(left) if part.out else left
             if self._left <= 0:
                 self._done()
                 if self._stop and self._fitting:  # with its epoch, whose end is as ever

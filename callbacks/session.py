@@ -99,7 +99,7 @@ class Session:
             self._begin_stage()
         elif stage == "trace":
             self.instruments.tracer.part.run(self.instruments.tracer.step)
-        if self.schedule.stage is not None:
+        if self._progress is not None:
             self._draw()
         return self.schedule.left
 

@@ -117,15 +117,13 @@ class Schedule:
         self._left = [stage for stage, count in steps.items() if count > 0]
         self.stage: str | None = self._left[0] if self._left else None
         self.done = 0
-
-    @property
-    def left(self) -> int:
+        self.left = sum(self.planned[stage] for stage in self._left)
         """Steps until all stages are done."""
-        return sum(self.planned[stage] for stage in self._left) - self.done
 
     def advance(self) -> bool:
         """Count one step; True if it was its stage's last."""
         self.done += 1
+        self.left -= 1
         if self.done < self.planned[self._left[0]]:
             return False
         self.end_stage()
@@ -133,6 +131,6 @@ class Schedule:
 
     def end_stage(self) -> None:
         """Go on to the next stage now."""
-        self._left.pop(0)
+        self.left -= self.planned[self._left.pop(0)] - self.done
         self.stage = self._left[0] if self._left else None
         self.done = 0
