@@ -153,15 +153,13 @@ class PhaseProfiler(Profiler):
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
                 raise StopIteration
         elif self._left > 0:
-            self.step_done = False
+            self.step_done = (
+                False  # counted here and in close_step, in no function of its own, which nothing would hold
+            )
             self._without_step = 0
-            part, left = self._part, self._left - 1
-            if not part.out:
-                try:
-                    left = self._end_step()
-                except BaseException as error:
-                    part.failed(error)
-            self._left = self._follow(left) if part.out else left
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
                 if self._stop:
@@ -206,13 +204,9 @@ class PhaseProfiler(Profiler):
         if self.step_done:
             self.step_done = False
             self._without_step = 0
-            part, left = self._part, self._left - 1
-            if not part.out:
-                try:
-                    left = self._end_step()
-                except BaseException as error:
-                    part.failed(error)
-            self._left = self._follow(left) if part.out else left
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
             if self._left <= 0:
                 self._done()
                 if self._stop and self._fitting:  # with its epoch, whose end is as ever

@@ -206,7 +206,7 @@ class TrainingProfiler(Callback):
             self._trainer,
             timeline,
             sum(self._planned.values()),
-            self._session.step_ended if self._session is not None else _nobody_counts,
+            self._step_ended,
             lambda left: following.run(self._follow, left, otherwise=left),
             partial(self._recording.run, self._finish, "ok"),
             self._stages.stop_when_done,
@@ -230,6 +230,10 @@ class TrainingProfiler(Callback):
 
     def _no_step_in(self, what: str) -> None:
         self._tell(f"{what} had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")
+
+    def _step_ended(self, marks: StepMarks) -> int:
+        assert self._session is not None
+        return self._session.step_ended(marks)
 
     def _instruments(self, timeline: Timeline) -> Instruments:
         trainer, folder = self._trainer, self.folder
@@ -486,10 +490,6 @@ class TrainingProfiler(Callback):
             self._optimizers.detach()
         if not self._stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
-
-
-def _nobody_counts(marks: StepMarks) -> int:
-    raise RuntimeError("there is no session")
 
 
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")

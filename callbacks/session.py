@@ -99,8 +99,7 @@ class Session:
             self._begin_stage()
         elif stage == "trace":
             self.instruments.tracer.part.run(self.instruments.tracer.step)
-        if self._progress is not None:
-            self._draw()
+        self._draw()
         return self.schedule.left
 
     def keep(self) -> None:

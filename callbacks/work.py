@@ -104,10 +104,10 @@ class FlopsWatch:
             self.seen = SeenFlops(unknown=str(error))
 
     def discard(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
+        if self._step is not None:
             self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._observer)
-            step.stop()
+            self._step.stop()
+            self._step = None  # last: what failed on the way is undone by the next call
 
 
 def _compiled(module: torch.nn.Module) -> bool:
