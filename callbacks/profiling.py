@@ -53,6 +53,7 @@ from lm_profiler.measure.timeline import StepMarks, Timeline
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
+from lm_profiler.report.console import PlainConsole
 from lm_profiler.report.terminal import print_run
 
 
@@ -452,7 +453,7 @@ class TrainingProfiler(Callback):
         """Print the table in one go; rich's own way with a broken pipe would end the user's output too."""
         assert self.record is not None
         text, live = StringIO(), sys.stdout is not None and sys.stdout.isatty()
-        console = Console(file=text, force_terminal=live, width=Console().width if live else None)
+        console = PlainConsole(file=text, force_terminal=live, width=Console().width if live else None)
         print_run(self.record, self.folder, console)
         put(sys.stdout, text.getvalue())
 

@@ -68,9 +68,7 @@ class Call:
         """The last value that is given to an option such as ``trainer.accelerator``; None for none."""
         found = None
         for item in self._items:
-            value: Any = item.content if item.node is not None else {option: item.content.get(option)}
-            for part in option.split(".") if item.node is not None else (option,):
-                value = value.get(part) if isinstance(value, Mapping) else None
+            value = item.content.get(option) if item.node is None else _below(item.content, option.split("."))
             found = value if value is not None else found
         return found
 
@@ -129,6 +127,12 @@ class Call:
         last = {key: self.class_of(key) for key in item.says}
         own = {key: item.names(key) or self._named(key, item)[1] for key in item.says}
         return {key for key in item.says if not _same(own[key], last[key]) or (leave_data and key == "data")}
+
+
+def _below(content: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        content = content.get(part) if isinstance(content, Mapping) else None
+    return content
 
 
 def _same(one: str, other: str) -> bool:

@@ -263,6 +263,19 @@ def test_an_error_that_cannot_be_read_aloud_is_recorded(tmp_path: Path) -> None:
     assert failure.message == "its message cannot be read: LookupError"
 
 
+def test_what_an_error_says_at_the_end_of_a_run_is_no_order_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Colours(Fails):
+        error = ValueError("\x1b[31mred\x9b2J")
+
+    with pytest.raises(ValueError, match="red"):
+        train(tmp_path, [profiler()], Colours)
+    printed = "".join(capsys.readouterr())
+    assert r"\x1b[31mred\x9b2J" in printed
+    assert not {"\x1b", "\x9b"} & set(printed)
+
+
 def test_another_callbacks_on_exception_does_not_hide_the_run(tmp_path: Path) -> None:
     class Raises(Callback):
         def on_exception(self, *args: Any) -> None:
