@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+LOWEST_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct
+DEV_INSTALL ?= $(PIP_INSTALL)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
@@ -14,7 +16,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test setup lint format type imports unit test-browser wheel bench
+.PHONY: help demo test setup lint format type imports unit test-python test-lowest test-browser wheel bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -42,6 +44,13 @@ imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
 
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-python:  ## pytest under another Python, in an environment of its own (PYTHON=python3.12)
+	$(MAKE) unit VENV=.venv-$(notdir $(PYTHON))
+
+# An old release may warn of what is newer than itself, so a warning is no error there.
+test-lowest:  ## pytest with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
+	$(MAKE) unit VENV=.venv-lowest DEV_INSTALL='$$(LOWEST_INSTALL)' PYTEST_ARGS='-W default --disable-warnings $(PYTEST_ARGS)'
 
 CHROMIUM = command -v chromium || command -v chromium-browser
 
@@ -75,5 +84,5 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
-	$(PIP_INSTALL) --editable '.[dev]'
+	$(DEV_INSTALL) --editable '.[dev]'
 	@touch $@ $(INSTALLED)

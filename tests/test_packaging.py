@@ -105,11 +105,37 @@ def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:
     assert "lm_profiler = lm_profiler.__main__:main" in entry_points
 
 
+def install(wheel: Path, site: Path) -> None:
+    options = ("--quiet", "--no-index", "--no-deps", "--target", str(site))
+    done = python("-m", "pip", "install", *options, str(wheel), cwd=site.parent)
+    assert done.returncode == 0, done.stderr
+
+
+def test_type_checker_of_a_user_reads_the_installed_types(wheel: Path, tmp_path: Path) -> None:
+    install(wheel, tmp_path / "site")
+    user = tmp_path / "user"
+    user.mkdir()
+    (user / "train.py").write_text(
+        "from lm_profiler.callbacks import StageOptions, profiling_callbacks\n"
+        "reveal_type(StageOptions().warmup_steps)\n"
+        "profiling_callbacks(warmup_steps='5')\n",
+        encoding="utf-8",
+    )
+    # What the user's checker makes of torch and Lightning is not ours, and takes it a minute.
+    (user / "mypy.ini").write_text(
+        "[mypy]\n[mypy-torch.*,lightning.*]\nfollow_imports = skip\nfollow_imports_for_stubs = True\n", encoding="utf-8"
+    )
+    done = python("-m", "mypy", "train.py", cwd=user, path=tmp_path / "site")
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith('note: Revealed type is "int"'), done.stdout + done.stderr
+    assert '"warmup_steps"' in lines[1]
+    assert lines[1].endswith("[arg-type]")
+    assert lines[2].startswith("Found 1 error")
+
+
 def test_installed_wheel_leaves_a_foreign_callbacks_folder_alone(wheel: Path, tmp_path: Path) -> None:
     site, foreign = tmp_path / "site", tmp_path / "foreign"
-    install = ("-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target")
-    installed = python(*install, str(site), str(wheel), cwd=tmp_path)
-    assert installed.returncode == 0, installed.stderr
+    install(wheel, site)
     (foreign / "callbacks").mkdir(parents=True)
     (foreign / "callbacks" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
     code = "import callbacks, lm_profiler.callbacks as ours; print(callbacks.mine, ours.__file__)"
