@@ -53,8 +53,8 @@ goes on with what is missing. A cell whose folder is removed is missing again.
 
 for example: python -m lm_profiler sweep --config configs/demo.yaml --grid.data.context_length 64,128,256"""
 
-FORKING = (sys.executable, "-m", "lm_profiler.commands.cell_server")
-SPAWNING = (*FORKING, "--spawn")
+SPAWNING = (sys.executable, "-m", "lm_profiler.commands.cell_server", "lm_profiler")
+FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.trainer_verbs")
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
 """The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
 

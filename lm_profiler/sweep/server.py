@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import IO
 
 _PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True)
-class CellStarted:
-    """The process of a cell runs."""
+class StartCell:
+    """A request: start the process of a cell, and have it print into ``output``."""
 
     cell: str
+    arguments: Sequence[str]
+    output: Path
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class SignalCell:
+    """A request: send a signal to all processes of a cell, if it runs."""
+
+    cell: str
+    number: int
+
+
+@dataclass(frozen=True)
+class CellStarted:
+    """The process of a cell runs; it leads a group that has its ``pid``."""
+
+    cell: str
+    pid: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -43,16 +61,18 @@ class CellServer:
     """Starts the program where it is needed, and again where it died.
 
     Args:
-        command: The program with its arguments; it speaks JSON lines on stdin and stdout.
+        command: The program with its arguments; requests come to the socket that is its stdin, and answers from there.
         lock: A descriptor that it keeps open for as long as any cell runs.
     """
+
+    _link: Connection
+    """To the process, while there is one."""
 
     def __init__(self, command: Sequence[str], lock: int | None = None) -> None:
         self._command, self._lock = command, lock
         self._process: subprocess.Popen[bytes] | None = None
         self._pids: dict[str, int | None] = {}
         """Of each cell that was asked for and has not ended; None until it is known."""
-        self._rest, self._ready = b"", False
 
     def __enter__(self) -> CellServer:
         return self
@@ -60,22 +80,22 @@ class CellServer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """Kill what runs, and wait until it is gone."""
         if self._process is not None:
-            assert self._process.stdin is not None
-            with suppress(BrokenPipeError, subprocess.TimeoutExpired):
-                self._process.stdin.close()
-                self._process.wait(_PATIENCE_S)
+            self._link.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_PATIENCE_S if self._ready else 0)
             self._bury(self._process)
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         """Ask for the process of ``cell``; it is on its way until ``events`` tells that it has started."""
         if self._process is None:
-            self._launch()
+            self._process = self._launch()
         self._pids[cell] = None
-        self._ask(start=cell, arguments=list(arguments), output=str(output), environment=dict(environment))
+        self._ask(StartCell(cell, arguments, output, environment))
 
     def signal(self, cell: str, number: int) -> None:
         """Send a signal to all processes of ``cell``, if it runs."""
-        self._ask(signal=number, cell=cell)
+        if self._process is not None:
+            self._ask(SignalCell(cell, number))
 
     def events(self, timeout_s: float | None) -> list[CellStarted | CellEnded]:
         """What has happened; waits for something to happen, ``timeout_s`` at most.
@@ -83,48 +103,40 @@ class CellServer:
         Raises:
             ServerError: the program died before it was ready.
         """
-        process = self._process
-        if process is None:
+        if self._process is None or not self._link.poll(timeout_s):
             return []
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], timeout_s)
-        if not ready:
-            return []
-        chunk = os.read(process.stdout.fileno(), 1 << 16)
-        if not chunk:
-            return self._died(process)
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        return [event for event in map(self._event, map(json.loads, lines)) if event is not None]
-
-    def _launch(self) -> None:
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
-        self._rest, self._ready = b"", False
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-            # Lightning sets it as well; without it, asking whether there is a GPU would touch it.
-            env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
-            pass_fds=() if self._lock is None else (self._lock,),
-            start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
-        )
-
-    def _ask(self, **request: Any) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it died: events will tell
-                self._process.stdin.write(json.dumps(request).encode() + b"\n")
-                self._process.stdin.flush()
-
-    def _event(self, answer: Mapping[str, Any]) -> CellStarted | CellEnded | None:
-        if "started" in answer:
-            self._pids[answer["started"]] = answer["pid"]
-            return CellStarted(answer["started"])
-        if "ended" in answer:
-            self._pids.pop(answer["ended"], None)
-            return CellEnded(answer["ended"], answer["code"], answer["lost"])
+        try:
+            event: CellStarted | CellEnded | None = self._link.recv()
+        except (EOFError, OSError):
+            return self._died(self._process)
         self._ready = True
-        return None
+        if event is None:
+            return []
+        if isinstance(event, CellStarted):
+            self._pids[event.cell] = event.pid
+        else:
+            self._pids.pop(event.cell, None)
+        return [event]
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
+        self._ready = False
+        self._link, theirs = Pipe()
+        with theirs:
+            return subprocess.Popen(
+                self._command,
+                stdin=theirs.fileno(),
+                stdout=self._said,
+                stderr=subprocess.STDOUT,
+                # Lightning sets it as well; without it, asking whether there is a GPU would touch it.
+                env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                pass_fds=() if self._lock is None else (self._lock,),
+                start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
+            )
+
+    def _ask(self, request: StartCell | SignalCell) -> None:
+        with suppress(OSError):  # it died: events will tell
+            self._link.send(request)
 
     def _died(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
         """Its cells die with it; what they started does not."""
@@ -144,10 +156,7 @@ class CellServer:
         """Close everything of it; returns the last line that it said."""
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
+        self._link.close()
         with self._said as said:
             said.seek(0)
             lines = said.read().decode(errors="replace").strip().splitlines()

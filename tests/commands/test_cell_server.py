@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,10 @@ import psutil
 import pytest
 import yaml
 
+from lm_profiler.commands.sweep import FORKING, SPAWNING
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted
 
-FORKING = (sys.executable, "-m", "lm_profiler.commands.cell_server")
 USERS = """
 import atexit, os, random, signal, sys, threading, time, warnings
 import numpy, torch
@@ -76,18 +78,24 @@ def server(here: Path) -> Iterator[CellServer]:
         yield server
 
 
+def its_end(server: CellServer) -> CellEnded:
+    while True:
+        for event in server.events(120):
+            if isinstance(event, CellEnded):
+                return event
+
+
 def run(server: CellServer, name: str, here: Path, *options: str) -> tuple[str, RunRecord]:
     """What a cell printed, and its record."""
     output = here / f"{name}.txt"
     call = ["fit", "--config=config.yaml", "--name=cell", f"--log_dir={name}", *options]
     server.start(name, call, output, {"CUDA_VISIBLE_DEVICES": "7"})
-    while not any(isinstance(event, CellEnded) for event in server.events(120)):
-        pass
+    its_end(server)
     return output.read_text().replace(name, "NAME"), read_run(here / name / "cell" / "version_0")
 
 
 def test_a_forked_cell_finds_what_a_process_of_its_own_finds(server: CellServer, here: Path) -> None:
-    with CellServer((*FORKING, "--spawn")) as spawning:
+    with CellServer(SPAWNING) as spawning:
         said, spawned = run(spawning, "run_of_spawn", here)
     first, forked = run(server, "run_of_fork", here)
     second, _ = run(server, "run_of_another", here)
@@ -141,6 +149,105 @@ def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: Cell
     assert server.events(10) == [CellEnded("waits", None, "the process that starts cells died (SIGKILL)")]
 
 
-def test_it_ends_amid_its_imports_when_nobody_asks_any_more() -> None:
-    done = subprocess.run(FORKING, input=b"", capture_output=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")  # or it would have said that it is ready
+TWO = """
+import subprocess, sys, time
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("torch" in sys.modules, "loaded" in sys.modules, helper.pid, flush=True)
+time.sleep(600)
+"""
+"""A program that starts a process of its own, as DDP does, and waits."""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The program above from a server that has loaded next to nothing."""
+    for name, text in {"two": TWO, "loaded": "", "stuck": "import time; time.sleep(600)"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return (*SPAWNING[:-1], "two", "loaded")
+
+
+def whole_group(output: Path) -> list[psutil.Process]:
+    """The cell and its helper, once both run."""
+    while not (output.exists() and output.read_text().endswith("\n")):
+        pass
+    helper = psutil.Process(int(output.read_text().split()[-1]))
+    cell = helper.parent()
+    assert cell is not None
+    assert os.getpgid(helper.pid) == cell.pid
+    return [cell, helper]
+
+
+def client_that_waits(command: tuple[str, ...], output: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A process that has asked for a cell and does nothing more; and its server."""
+    code = f"""
+        import sys
+        from pathlib import Path
+        from lm_profiler.sweep.server import CellServer
+        server = CellServer({command!r})
+        server.start("cell", [], Path({str(output)!r}), {{}})
+        print("asked", flush=True)
+        sys.stdin.read()
+    """
+    client = subprocess.Popen(
+        (sys.executable, "-c", textwrap.dedent(code)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "asked\n"
+    (server,) = psutil.Process(client.pid).children()
+    return client, server
+
+
+def kill(client: subprocess.Popen[str]) -> None:
+    client.kill()
+    client.communicate()
+
+
+def test_a_cell_is_a_copy_of_what_has_loaded_the_modules(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        whole_group(tmp_path / "out.txt")
+        assert (tmp_path / "out.txt").read_text().split()[:2] == ["False", "True"]
+        server.signal("cell", 9)
+        assert its_end(server) == CellEnded("cell", -9)
+
+
+def test_what_a_cell_started_goes_when_the_cell_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        group = whole_group(tmp_path / "out.txt")
+        group[0].kill()
+        assert psutil.wait_procs(group, timeout=10)[1] == []
+        assert its_end(server) == CellEnded("cell", -9)
+
+
+def test_what_a_cell_started_goes_when_the_server_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        while CellStarted("cell") not in server.events(60):
+            pass
+        group = whole_group(tmp_path / "out.txt")
+        (program,) = psutil.Process().children()
+        program.kill()
+        assert server.events(60) == [CellEnded("cell", None, "the process that starts cells died (SIGKILL)")]
+        assert psutil.wait_procs(group, timeout=10)[1] == []
+
+
+def test_nothing_is_left_when_the_client_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    client, server = client_that_waits(small, tmp_path / "out.txt")
+    group = whole_group(tmp_path / "out.txt")
+    kill(client)
+    assert psutil.wait_procs([server, *group], timeout=10)[1] == []
+
+
+def test_nothing_is_left_when_the_client_is_killed_amid_the_imports(small: tuple[str, ...], tmp_path: Path) -> None:
+    client, server = client_that_waits((*small, "stuck"), tmp_path / "out.txt")
+    kill(client)
+    assert psutil.wait_procs([server], timeout=10)[1] == []
+
+
+def test_a_client_does_not_wait_for_imports_that_nobody_needs(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer((*small, "stuck")) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        (program,) = psutil.Process().children()
+    assert not program.is_running()

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from test_schedule import Told
 
+from lm_profiler.commands.sweep import SPAWNING
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.cluster import ClusterError, Jobs, run_job
 from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.request import Request
-
-SPAWNING = (sys.executable, "-m", "lm_profiler.commands.cell_server", "--spawn")
 
 
 def cell(name: str, *arguments: str) -> Cell:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lm_profiler.commands.sweep import SPAWNING
 from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, ServerError
 
-SPAWNING = (sys.executable, "-m", "lm_profiler.commands.cell_server", "--spawn")
 SLOW = ["fit", "--help"]  # it loads torch first: seconds in which it can be killed
 
 
@@ -105,5 +106,9 @@ def test_the_lock_is_held_until_the_program_is_gone(tmp_path: Path) -> None:
 
 
 def test_the_program_ends_by_itself_when_nobody_asks_any_more() -> None:
-    done = subprocess.run(SPAWNING, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False)
-    assert (done.returncode, done.stderr) == (0, b"")
+    ours, theirs = socket.socketpair()
+    with theirs:
+        program = subprocess.Popen(SPAWNING, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    ours.close()
+    assert program.communicate(timeout=30) == (b"", b"")
+    assert program.returncode == 0
