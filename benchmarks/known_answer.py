@@ -2,7 +2,7 @@
 
     python -m benchmarks.known_answer [--steps 50]
 
-The loop is that of the tests (tests/callbacks/known_loop.py), which also run it under accumulation, manual
+The loop is that of the tests (tests/support/known_loop.py), which also run it under accumulation, manual
 optimization, mixed precision and more. Here the medians are compared with the nominal times, on a quiet machine.
 """
 
@@ -21,10 +21,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import SimpleProfiler
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.measure.environment import device_name
+from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.quantities import PHASES
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "callbacks"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 from known_loop import TRUTH_S, KnownModule, SlowLoader  # the tests' loop is no package
 
 _ACTIONS = {

@@ -26,8 +26,8 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor, ThroughputMonitor
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.commands.cost import Toy, loader
-from lm_profiler.measure.environment import device_name
+from lm_profiler.cli.workers.cost import Toy, loader
+from lm_profiler.measure.device.environment import device_name
 
 SKIP = 50
 """Steps before the clock starts."""

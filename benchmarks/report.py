@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import (
     Environment,
@@ -32,9 +33,8 @@ from lm_profiler.record.run import (
     write_run,
 )
 from lm_profiler.record.steps import StepRow, read_steps, write_steps
-from lm_profiler.report import formats
-from lm_profiler.report.summary import summaries
-from lm_profiler.report.table import Cell, Heading, Table
+from lm_profiler.report.tables import formats
+from lm_profiler.report.tables.table import Cell, Heading, Table
 
 RUNS, ROWS, ROUNDS, STEPS = 1000, 100_000, 5, 25
 FORMATS = ("terminal", "markdown", "csv_text", "json_text", "latex")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from lm_profiler.commands.sweep import FORKING, SPAWNING
-from lm_profiler.measure.environment import device_name
+from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
+from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.run import read_run
 from lm_profiler.sweep.server import CellEnded, CellServer
 

@@ -9,12 +9,12 @@ if __name__ != "lm_profiler.callbacks":
         "import that name, or run from another folder"
     )
 
-from lm_profiler.callbacks.memory import MemoryOptions
-from lm_profiler.callbacks.numerics import NumericsOptions
+from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.numerics import NumericsOptions
+from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.ready_made import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.callbacks.trace import TraceOptions
 
 __all__ = [
     "MemoryOptions",

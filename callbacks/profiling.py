@@ -19,12 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 
-from lm_profiler.callbacks.batches import Tokens
-from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, phase_of, status_of
-from lm_profiler.callbacks.folder import run_folder, second_place, snapshot_file
-from lm_profiler.callbacks.hardware import Hardware, look_at_hardware
-from lm_profiler.callbacks.instruments import (
+from lm_profiler.callbacks.instruments.instruments import (
     CompileWatch,
     HistoryWatch,
     Instruments,
@@ -32,29 +27,41 @@ from lm_profiler.callbacks.instruments import (
     TelemetryWatch,
     require_history,
 )
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.memory import MemoryOptions, MemoryReader
+from lm_profiler.callbacks.instruments.memory import MemoryOptions, MemoryReader
+from lm_profiler.callbacks.instruments.numerics import NumericsAudit, NumericsOptions
+from lm_profiler.callbacks.instruments.trace import NvtxRanges, TraceOptions, Tracer
+from lm_profiler.callbacks.instruments.work import FlopsWatch, Work
+from lm_profiler.callbacks.marks.batches import Tokens
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a, verb_of
-from lm_profiler.callbacks.numerics import NumericsAudit, NumericsOptions
-from lm_profiler.callbacks.optimizers import OptimizerMarks
-from lm_profiler.callbacks.phases import PhaseProfiler
+from lm_profiler.callbacks.outcome.failures import (
+    NO_STEP,
+    failure_of,
+    failure_of_ours,
+    keep_snapshot,
+    phase_of,
+    status_of,
+)
+from lm_profiler.callbacks.outcome.folder import run_folder, second_place, snapshot_file
+from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.outcome.guard import found
+from lm_profiler.callbacks.outcome.hardware import Hardware, look_at_hardware
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.ranks import Exchange
-from lm_profiler.callbacks.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
-from lm_profiler.callbacks.trace import NvtxRanges, TraceOptions, Tracer
-from lm_profiler.callbacks.work import FlopsWatch, Work
 from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say
-from lm_profiler.measure.contention import ContentionWatch
-from lm_profiler.measure.memory import probe_of
-from lm_profiler.measure.stream import stream_of
-from lm_profiler.measure.timeline import StepMarks, Timeline
+from lm_profiler.measure.clocks.stream import stream_of
+from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
+from lm_profiler.measure.device.contention import ContentionWatch
+from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.console import PlainConsole
-from lm_profiler.report.terminal import print_run
+from lm_profiler.report.run.terminal import print_run
+from lm_profiler.report.tables.console import PlainConsole
 
 
 class TrainingProfiler(Callback):

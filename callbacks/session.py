@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from lm_profiler.callbacks.instruments import Instruments
-from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.instruments.instruments import Instruments
+from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import Precision, Schedule
 from lm_profiler.measure.boundary import Part
-from lm_profiler.measure.stream import EventStream
-from lm_profiler.measure.timeline import StepMarks, Timeline
+from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow
 
 _LAG = 4

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lm_profiler.analysis.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
-from lm_profiler.analysis.steadiness import steady_from
+from lm_profiler.analysis.steps.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
+from lm_profiler.analysis.steps.steadiness import steady_from
 from lm_profiler.record.quantities import counted
 
 

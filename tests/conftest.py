@@ -1,12 +1,17 @@
-"""What all tests share."""
+"""What all tests share; they import what stands in tests/support."""
 
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 import torch
+
+SUPPORT = Path(__file__).parent / "support"
+sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose simulations tests use
+pytest.register_assert_rewrite("known_loop")
 
 
 def pytest_configure() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.__main__ import main
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.main import main
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_verbs import ProfilerCLI
+from lm_profiler.cli.verbs.trainer import ProfilerCLI
 from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.run import MemoryLevels, read_run

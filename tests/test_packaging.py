@@ -102,7 +102,7 @@ def test_wheel_carries_licence_and_entry_point(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         assert "Apache License" in archive.read(f"{information}/licenses/LICENSE").decode()
         entry_points = archive.read(f"{information}/entry_points.txt").decode()
-    assert "lm_profiler = lm_profiler.__main__:main" in entry_points
+    assert "lm_profiler = lm_profiler.cli.main:main" in entry_points
 
 
 def install(wheel: Path, site: Path) -> None:

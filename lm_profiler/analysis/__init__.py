@@ -3,10 +3,18 @@
 Never torch, never I/O, and nothing else of lm_profiler.
 """
 
-from lm_profiler.analysis._advice import Settings
-from lm_profiler.analysis.comparison import RatioInterval, change, minimum_detectable_effect, ratio_interval
-from lm_profiler.analysis.peaks import DevicePeaks, Peak, device_peaks, matmul_dtype, peak
-from lm_profiler.analysis.statistics import (
+from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, ratio_interval
+from lm_profiler.analysis.hardware.advice import Settings
+from lm_profiler.analysis.hardware.peaks import DevicePeaks, Peak, device_peaks, matmul_dtype, peak
+from lm_profiler.analysis.hardware.utilisation import (
+    hfu,
+    mfu,
+    samples_per_s,
+    tokens_per_s,
+    transformer_flops_per_token,
+)
+from lm_profiler.analysis.hardware.verdict import Evidence, Verdict, what_binds
+from lm_profiler.analysis.steps.statistics import (
     FINEST_TARGET,
     Summary,
     median_interval,
@@ -14,15 +22,7 @@ from lm_profiler.analysis.statistics import (
     relative_half_width,
     summarise,
 )
-from lm_profiler.analysis.steadiness import Steadiness, steadiness, steady_from
-from lm_profiler.analysis.utilisation import (
-    hfu,
-    mfu,
-    samples_per_s,
-    tokens_per_s,
-    transformer_flops_per_token,
-)
-from lm_profiler.analysis.verdict import Evidence, Verdict, what_binds
+from lm_profiler.analysis.steps.steadiness import Steadiness, steadiness, steady_from
 
 __all__ = [
     "FINEST_TARGET",

@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.extras import found
-from lm_profiler.callbacks.failures import status_of
-from lm_profiler.callbacks.recorder import Launch
+from lm_profiler.callbacks.outcome.failures import status_of
+from lm_profiler.callbacks.outcome.guard import found
+from lm_profiler.callbacks.outcome.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import first_line, said, say
+from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
-from lm_profiler.report.collection import Entry
-from lm_profiler.report.hparams import write_hparams
+from lm_profiler.tensorboard.summary import write_hparams
 
 
 def rank() -> int:

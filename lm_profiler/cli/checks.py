@@ -12,11 +12,11 @@ from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelP
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
-from lm_profiler.measure.memory import available_bytes
+from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
-from lm_profiler.training.activations import batch_refusal
-from lm_profiler.training.footprint import refusal
+from lm_profiler.training.fits.batch import batch_refusal
+from lm_profiler.training.fits.states import refusal
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)

@@ -12,11 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.record.collection import Entry
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
-from lm_profiler.report.collection import Entry
-from lm_profiler.report.columns import column
-from lm_profiler.report.table import title_with_unit
+from lm_profiler.report.tables.columns import column
+from lm_profiler.report.tables.table import title_with_unit
 from lm_profiler.sweep.lines import CellTable, Row, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 

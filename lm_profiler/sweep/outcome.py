@@ -8,10 +8,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
+from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
-from lm_profiler.report.collection import Entry
-from lm_profiler.report.hparams import write_hparams
+from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
 """In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lm_profiler.models.attention import ATTENTION, AttentionFunction
 from lm_profiler.models.config import AttentionName
-from lm_profiler.training.attention_footprint import AttentionFootprint
 from lm_profiler.training.fake_tokens import ENDLESS
+from lm_profiler.training.fits.attention import AttentionFootprint
 
 
 class AttentionAlone(LightningModule):

@@ -11,10 +11,10 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
-from lm_profiler.measure.precision import Switches
+from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
-from lm_profiler.training.footprint import OptimizerName
+from lm_profiler.training.fits.states import OptimizerName
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""

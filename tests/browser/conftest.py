@@ -16,14 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from made_runs import made_entry
 from playwright.sync_api import Browser, ConsoleMessage, Route, expect, sync_playwright
+from tab import MARKUP, OpenTab, Tab
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "report")]  # neighbours, and runs made by hand
-
-from made_runs import made_entry  # noqa: E402
-from tab import MARKUP, OpenTab, Tab  # noqa: E402
-
 ROOT = HERE.parents[1]
 PATIENCE_MS = 60_000  # a condition is waited for as long as a slow machine may need
 expect.set_options(timeout=PATIENCE_MS)

@@ -20,7 +20,7 @@ from tab import MARKUP, OpenTab
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync, write_run
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.colours import PART_COLOURS
+from lm_profiler.report.pictures.colours import PART_COLOURS
 
 RUN = "demo/version_0"
 

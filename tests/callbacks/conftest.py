@@ -1,13 +1,10 @@
-"""Lets the tests here, and the scripts that they start, import their neighbours, and the trace made by hand."""
+"""Runs of the tests here stand alone."""
 
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "analysis")]
-pytest.register_assert_rewrite("known_loop")
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +16,7 @@ def own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
-    monkeypatch.setattr("lm_profiler.callbacks.hardware.known_ceiling", lambda device, dtype, say: None)
+    monkeypatch.setattr("lm_profiler.callbacks.outcome.hardware.known_ceiling", lambda device, dtype, say: None)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Precision
 from lm_profiler.measure.boundary import Part
-from lm_profiler.measure.timeline import StepMarks
+from lm_profiler.measure.clocks.timeline import StepMarks
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -204,7 +204,7 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeyp
     def gone(self: object, code: int) -> None:
         raise OSError("no such probe")
 
-    monkeypatch.setattr("lm_profiler.measure.holdings.HoldingsReader.__call__", gone)
+    monkeypatch.setattr("lm_profiler.measure.memory.holdings.HoldingsReader.__call__", gone)
     ours = profiler()
     train(tmp_path, [ours])
     assert ours.record is not None

@@ -17,6 +17,7 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
+from scripts import SUPPORT
 from torch.utils._pytree import tree_leaves
 from zoo import KINDS, ROWS, WIDTH, Accumulating, Kind, Paper, mm
 
@@ -32,7 +33,7 @@ MEMORY_STEP = 4
 @pytest.fixture(autouse=True)
 def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have compiled something, after which no step would be looked into."""
-    monkeypatch.setattr("lm_profiler.callbacks.work.recompilations", lambda: 0)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.recompilations", lambda: 0)
 
 
 def trained(kind: type[Kind], folder: Path, profiler: TrainingProfiler | None, **options: Any) -> tuple[Kind, Any]:
@@ -76,7 +77,7 @@ def test_each_rank_counts_its_own_and_runs_no_collective_of_the_step_again(tmp_p
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("ddp_flops.py")), str(tmp_path)]
+    command = [sys.executable, str(SUPPORT / "ddp_flops.py"), str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
     assert done.returncode == 0, done.stderr
     assert "same" in done.stdout

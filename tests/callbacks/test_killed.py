@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dying import LAST, STEP_S, WAYS
+from scripts import SUPPORT
 
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -17,7 +18,7 @@ from lm_profiler.record.steps import read_steps
 @pytest.fixture(scope="module")
 def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("died")
-    command = [sys.executable, str(Path(__file__).with_name("dying.py")), str(folder)]
+    command = [sys.executable, str(SUPPORT / "dying.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     codes = json.loads(done.stdout.splitlines()[-1])
     assert codes[0] == 0  # os._exit

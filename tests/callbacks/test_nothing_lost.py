@@ -16,11 +16,12 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
+from scripts import SUPPORT
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.failures import status_of
+from lm_profiler.callbacks.outcome.failures import status_of
 from lm_profiler.measure.boundary import first_line
-from lm_profiler.measure.stream import EventStream
+from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -253,7 +254,7 @@ def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal(tmp_path: Path, name: str) -> None:
-    script = Path(__file__).with_name("failing.py")
+    script = SUPPORT / "failing.py"
     command = [sys.executable, str(script), str(tmp_path), name]
     subprocess.run(command, capture_output=True, timeout=120, check=False)  # Lightning's exit code: 0 after SIGTERM
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()

@@ -10,16 +10,22 @@ import torch
 from fake_device import Clock, FakeStream
 
 from lm_profiler.callbacks import TraceOptions
-from lm_profiler.callbacks.instruments import CompileWatch, HistoryWatch, Instruments, SyncWatch, TelemetryWatch
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.memory import MemoryReader
+from lm_profiler.callbacks.instruments.instruments import (
+    CompileWatch,
+    HistoryWatch,
+    Instruments,
+    SyncWatch,
+    TelemetryWatch,
+)
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.work import FlopsWatch
+from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import Schedule
-from lm_profiler.callbacks.trace import Tracer
-from lm_profiler.callbacks.work import FlopsWatch
-from lm_profiler.measure import timeline as at
-from lm_profiler.measure.contention import ContentionWatch
-from lm_profiler.measure.timeline import Span, Timeline
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Span, Timeline
+from lm_profiler.measure.device.contention import ContentionWatch
 from lm_profiler.record.steps import Peaks
 
 STEP_MS = 10

@@ -19,6 +19,7 @@ import pytest
 import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, profiler, train
 from lightning.pytorch import Callback, LightningModule, Trainer
+from scripts import SUPPORT
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
@@ -48,7 +49,7 @@ def second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("whose", ["Lightning's", "torch's"])
 def test_somebodys_own_trace_survives(whose: str) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("two_profilers.py")), whose]
+    command = [sys.executable, str(SUPPORT / "two_profilers.py"), whose]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     events, _, notes = done.stdout.splitlines()[-1].partition(" ")
@@ -59,7 +60,7 @@ def test_somebodys_own_trace_survives(whose: str) -> None:
 @pytest.mark.parametrize("step", [6, 7])
 def test_a_step_that_somebody_profiles_while_ours_traces_ends_nothing(step: int) -> None:
     """In the step in which our profiler warms up, and in the one that it traces."""
-    command = [sys.executable, str(Path(__file__).with_name("two_profilers.py")), str(step)]
+    command = [sys.executable, str(SUPPORT / "two_profilers.py"), str(step)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     events, _, notes = done.stdout.splitlines()[-1].partition(" ")
@@ -198,7 +199,9 @@ def full() -> Any:
 def test_streams_that_cannot_be_written_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: Callable[[], Any]
 ) -> None:
-    monkeypatch.setattr("lm_profiler.callbacks.memory.MemoryReader.end", lambda self, stage: {}["says something"])
+    monkeypatch.setattr(
+        "lm_profiler.callbacks.instruments.memory.MemoryReader.end", lambda self, stage: {}["says something"]
+    )
     out, err = stream(), stream()
     with monkeypatch.context() as context:
         context.setattr(sys, "stdout", out)

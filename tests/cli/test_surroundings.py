@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.__main__ import main
 from lm_profiler.cli import surroundings
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.main import main
 from lm_profiler.cli.surroundings import check_surroundings
 from lm_profiler.cli.usage import UsageError
 
@@ -50,7 +50,7 @@ def test_what_needs_cuda_is_refused_before_torch_is_loaded(
 
 def test_that_refusal_takes_no_import_of_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from lm_profiler.__main__ import main;"
+        "import sys; from lm_profiler.cli.main import main;"
         "code = main(['fit', '--trainer.accelerator=cpu', '--memory.history=true']);"
         "sys.exit(code + 10 * ('torch' in sys.modules))"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_schedule import Told
+from told import Told
 
-from lm_profiler.commands.sweep import SPAWNING
+from lm_profiler.cli.verbs.sweep import SPAWNING
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.cluster import ClusterError, Jobs, run_job
 from lm_profiler.sweep.outcome import Ended, record_outcome

@@ -9,8 +9,8 @@ import pytest
 from by_hand import plan
 from rich.console import Console
 
+from lm_profiler.record.collection import Entry
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
-from lm_profiler.report.collection import Entry
 from lm_profiler.sweep.display import Display, duration, print_end
 from lm_profiler.sweep.lines import stage_of
 from lm_profiler.sweep.plan import plan_of

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from by_hand import leave_record, plan
+from told import Told
 
-from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
+from lm_profiler.record.sweep import read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, Schedule
 from lm_profiler.sweep.server import CellEnded, CellStarted
 
@@ -60,21 +61,6 @@ class Processes:
             if code == 0:
                 leave_record(self.folder, "ok", cell)
         return [CellEnded(cell, code) for cell, code in ended]
-
-
-class Told:
-    """Remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def began(self, cell: Cell, device: str | None) -> None:
-        self.heard.append(f"+{cell.id}")
-
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
-        self.heard.append(f"-{cell.id} {outcome.status}")
-
-    def tick(self) -> None: ...
 
 
 def schedule(

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lm_profiler.commands.sweep import SPAWNING
+from lm_profiler.cli.verbs.sweep import SPAWNING
 from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, ServerError
 
 SLOW = ["fit", "--help"]  # it loads torch first: seconds in which it can be killed

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
-from lm_profiler.training.footprint import footprint, refusal
+from lm_profiler.training.fits.states import footprint, refusal
 
 GIB = 2**30
 

@@ -1,0 +1,117 @@
+"""Peak memory of the measured steps, and of each part of a step in a stage of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.memory.history import allocator_facts
+from lm_profiler.measure.memory.holdings import HeldAtPeak, HoldingsReader
+from lm_profiler.measure.memory.levels import LevelsReader
+from lm_profiler.measure.memory.peaks import PartPeaks, Probe
+from lm_profiler.record.run import AllocatorReading, MemoryLevels
+from lm_profiler.record.steps import Peaks
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryOptions:
+    """Peak memory by phase and by cause.
+
+    Args:
+        steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
+            timed. With 0 neither is known.
+        history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
+    """
+
+    steps: int = 1
+    history: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "memory.steps", "0 or more", self.steps)
+        require(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
+        if self.history and not torch.cuda.is_available():
+            raise ValueError("memory.history: expected a CUDA device, given none; leave the option out")
+
+
+class MemoryReader:
+    """Reads peaks once a step, between steps; in the ``memory`` stage at every mark, with what they consist of.
+
+    Args:
+        probe: reads the peaks.
+        timeline: whose marks are observed.
+        device: whose allocator is asked.
+        parties: the module and the optimizers whose tensors count, asked for when they exist.
+    """
+
+    name = "memory"
+    part: Part = UNGUARDED
+
+    def __init__(
+        self,
+        probe: Probe,
+        timeline: Timeline,
+        device: torch.device,
+        parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]],
+    ) -> None:
+        self._probe = probe
+        self._timeline = timeline
+        self._device = device
+        self._parties = parties
+        self._readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
+        self._observers: tuple[Callable[[int], None], ...] = ()
+        self.step_peaks: Callable[[], Peaks] = probe.peaks
+        """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
+        self.by_part: dict[str, Peaks] = {}
+        self.held: dict[str, HeldAtPeak] = {}
+        self.levels: MemoryLevels | None = None
+        self.allocator: AllocatorReading | None = None
+
+    def begin(self, stage: str) -> None:
+        self._probe.reset()
+        if stage != "memory":
+            return
+        module, optimizers = self._parties()
+        # In this order: the last resets the peak that the first reads.
+        self._readers = (
+            HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device, self.part),
+            LevelsReader(module, optimizers, self._probe.held, self._device, self.part),
+            PartPeaks(self._probe),
+        )
+        self._readers[0].start()
+        self.step_peaks = self._take_step
+        self._observers = tuple(self.part.guard(reader) for reader in self._readers)
+        self._timeline.observers += self._observers
+
+    def end(self, stage: str) -> None:
+        if stage == "measure":
+            self.allocator = allocator_facts(self._device)
+        if self._readers is None:
+            return
+        holdings, levels, parts = self._readers
+        self.discard()
+        self.by_part, self.held, self.levels = parts.by_part(), holdings.by_part(), levels.levels
+
+    def discard(self) -> None:
+        self.step_peaks = self._probe.peaks
+        if self._readers is None:
+            return
+        holdings, levels, _ = self._readers
+        self._timeline.observers = tuple(o for o in self._timeline.observers if o not in self._observers)
+        holdings.stop()
+        levels.stop()
+        if not levels.watching:
+            self._readers = None  # last: what could not be undone now is undone by the next call
+
+    def _take_step(self) -> Peaks:
+        assert self._readers is not None
+        holdings, levels, parts = self._readers
+        holdings.step_ended()
+        levels.step_ended()
+        return parts.take_step()

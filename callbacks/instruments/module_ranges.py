@@ -1,0 +1,87 @@
+"""Names each module's forward pass in a trace, so that kernels can be told by the module they belong to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.profiler import record_function
+from torch.utils.hooks import RemovableHandle
+
+from lm_profiler.callbacks.outcome.facts import is_compiled
+from lm_profiler.measure.boundary import UNGUARDED, Part
+
+_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What strategies and wrappers put into a module's path."""
+
+
+class ModuleRanges:
+    """Opens a range ``module: <path> (<class>)`` around every forward pass below ``module``.
+
+    Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
+    """
+
+    def __init__(self, part: Part = UNGUARDED) -> None:
+        self._part = part
+        self._handles: list[RemovableHandle] = []
+        self._threads = threading.local()  # the autograd engine recomputes checkpointed modules in a thread of its own
+
+    def attach(self, module: nn.Module) -> None:
+        """Until ``detach``."""
+        closed = self._part.guard(self._close)
+        for path, child in _callable_below(module):
+            name = f"module: {path} ({type(child).__name__})"
+            opened = self._part.guard(partial(self._open, name))
+            # Before and after every hook of the user's; `always_call` closes the range when forward raises.
+            self._handles.append(child.register_forward_pre_hook(opened, prepend=True))
+            self._handles.append(child.register_forward_hook(closed, always_call=True))
+
+    def detach(self) -> None:
+        """Leave the modules as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for _, range_ in reversed(self._open_here()):
+            range_.__exit__(None, None, None)
+        self._open_here().clear()
+
+    def _open_here(self) -> list[tuple[nn.Module, record_function]]:
+        stack: list[tuple[nn.Module, record_function]] | None = getattr(self._threads, "stack", None)
+        if stack is None:
+            stack = self._threads.stack = []
+        return stack
+
+    def _open(self, name: str, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        range_ = record_function(name)
+        range_.__enter__()
+        self._open_here().append((module, range_))
+
+    def _close(self, module: nn.Module, args: Any, output: Any) -> None:
+        stack = self._open_here()
+        if torch.compiler.is_compiling() or not any(opened is module for opened, _ in stack):
+            return
+        opened = None
+        while opened is not module:  # an interrupt may have left inner ones open
+            opened, range_ = stack.pop()
+            range_.__exit__(None, None, None)
+
+
+def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Path and module of all that are called below ``module``, each once."""
+    left_alone = {inside for found in module.modules() if is_compiled(found) for inside in found.modules()}
+    for path, found in module.named_modules(memo=left_alone):
+        # A list of modules has no forward pass of its own.
+        if path and type(found).forward is not nn.Module.forward:
+            yield _plain(path), found
+
+
+def _plain(path: str) -> str:
+    for wrapper in _WRAPPERS:
+        path = path.replace(wrapper, "")
+    return path

@@ -1,0 +1,102 @@
+"""The audit of the run's precision: a step on copies of the module, after everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils._pytree import tree_map
+
+from lm_profiler.callbacks.instruments.work import step_of
+from lm_profiler.measure.copies.numerics import audit
+from lm_profiler.record.run import NumericsFacts, Verb
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericsOptions:
+    """What the precision does to the numbers.
+
+    Args:
+        audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
+            dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
+            steps, and the memory of a second model and its gradients.
+    """
+
+    audit: bool = False
+
+
+class NumericsAudit:
+    """Keeps the run's first batch on the host, and audits the module with it when the run is over.
+
+    Args:
+        wanted: False does neither.
+        verb: What runs.
+    """
+
+    def __init__(self, wanted: bool, verb: Verb) -> None:
+        self.wanted = wanted
+        self._verb: Verb = verb
+        self._batch: Any = None
+        self._unlike_others: Exception | None = None
+
+    def see(self, batch: Any) -> None:
+        """Remember ``batch``, off the device."""
+        if not self.wanted:
+            return
+        try:
+            self._batch = tree_map(_on_host, batch)
+        except Exception as error:  # a tensor type of somebody's own; training goes on
+            self._unlike_others = error
+
+    def facts(self, trainer: Trainer, module: LightningModule) -> NumericsFacts | None:
+        """What the audit finds; None where it is not wanted.
+
+        Raises:
+            ValueError: this run cannot be audited.
+            Exception: whatever the module's own code raises.
+        """
+        if not self.wanted:
+            return None
+        if self._unlike_others is not None:
+            raise self._unlike_others
+        if self._verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
+            raise ValueError("expected a fit with automatic optimization on one device")
+        plugin = trainer.precision_plugin
+        scaler = getattr(plugin, "scaler", None)
+        with _unattached(module):
+            found = audit(
+                module,
+                step_of(module, self._verb),
+                self._batch,
+                trainer.strategy.root_device,
+                plugin.forward_context(),
+                1.0 if scaler is None else scaler.get_scale(),
+            )
+        return NumericsFacts.model_validate(asdict(found))
+
+
+@contextmanager
+def _unattached(module: LightningModule) -> Iterator[None]:
+    """Without a Trainer, also for whoever reaches the real module from its copy: nothing is logged, nobody is asked."""
+    attached = {part: part._trainer for part in module.modules() if hasattr(part, "_trainer")}
+    for part in attached:
+        part.__dict__["_trainer"] = None
+    try:
+        yield
+    finally:
+        for part, trainer in attached.items():
+            part.__dict__["_trainer"] = trainer
+
+
+def _is_one_of_many() -> bool:
+    """Whether the step could talk to other processes, whoever joined them."""
+    found = torch.distributed
+    return found.is_available() and found.is_initialized() and found.get_world_size() > 1
+
+
+def _on_host(leaf: Any) -> Any:
+    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf

@@ -1,0 +1,215 @@
+"""The torch.profiler trace of whole steps, with the phases in it, in a stage of its own after all timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.autograd import profiler as autograd_profiler
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from lm_profiler.analysis.trace.events import trace_events
+from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
+from lm_profiler.callbacks.stages import require
+from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
+from lm_profiler.record.quantities import PARTS, PHASES
+
+TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """The PyTorch profiler's trace.
+
+    Args:
+        steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
+            0 for no trace.
+        record_shapes: Keep the operators' input shapes.
+        with_stack: Keep the Python stacks (large).
+        profile_memory: Keep allocations (large).
+        nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems.
+    """
+
+    steps: int = 2
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    nvtx: bool = False
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "trace.steps", "0 or more", self.steps)
+        if self.nvtx and not torch.cuda.is_available():
+            raise ValueError("trace.nvtx: expected a CUDA device, given none; leave the option out")
+
+    @property
+    def stage_steps(self) -> int:
+        """How many steps the stage takes: the first one is the profiler's own warm-up."""
+        return self.steps + 1 if self.steps else 0
+
+
+class _Ranges:
+    """An observer of marks that names each phase in the trace."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def __call__(self, code: int) -> None:
+        self._open.close()
+        if code < len(PHASES):
+            self._open.enter_context(record_function(f"phase: {PARTS[code]}"))
+
+
+class NvtxRanges:
+    """An observer of marks that puts each phase into an NVTX range."""
+
+    def __init__(self) -> None:
+        self._open = False
+
+    def __call__(self, code: int) -> None:
+        if self._open:
+            torch.cuda.nvtx.range_pop()
+        self._open = code < len(PHASES)
+        if self._open:
+            torch.cuda.nvtx.range_push(PARTS[code])
+
+
+class Tracer:
+    """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
+
+    That name is what TensorBoard's PyTorch plugin looks for, and Perfetto opens it as it is.
+
+    Args:
+        options: how much.
+        device: whose work is traced beside the host's.
+        timeline: whose marks name the phases.
+        folder: the run's.
+        rank: of this process.
+        module: whose modules' names are put into the trace, asked for when it is built.
+        taken: whether the user has a profiler of torch's own, which may begin at any time.
+    """
+
+    name = "trace"
+    part: Part = UNGUARDED
+
+    def __init__(
+        self,
+        options: TraceOptions,
+        device: torch.device,
+        timeline: Timeline,
+        folder: Path,
+        rank: int,
+        module: Callable[[], nn.Module],
+        taken: bool = False,
+    ) -> None:
+        self._options = options
+        self._device = device
+        self._timeline = timeline
+        self._path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
+        self._module = module
+        self._taken = taken
+        self._profile: profile | None = None
+        self._ranges: Callable[[int], None] | None = None
+        self._modules: ModuleRanges | None = None
+        self._warm = False
+        self._alone = ExitStack()
+
+    def begin(self, stage: str) -> None:
+        if stage != "trace":
+            return
+        if self._taken or autograd_profiler._is_profiler_enabled:
+            # torch has one session a process: a second one would end the user's, or the process.
+            self.part.leave_out("the profiler of torch's that runs in this process keeps its events")
+            return
+        activities = [ProfilerActivity.CPU]
+        if self._device.type in TRACED:
+            activities.append(TRACED[self._device.type])
+        tracing = profile(
+            activities=activities,
+            schedule=schedule(wait=0, warmup=1, active=self._options.steps, repeat=1),
+            record_shapes=self._options.record_shapes,
+            with_stack=self._options.with_stack,
+            profile_memory=self._options.profile_memory,
+            acc_events=True,
+        )
+        tracing.start()
+        self._profile = tracing
+        self._give_way_to_others()
+        self._ranges = self.part.guard(_Ranges())
+        self._timeline.observers += (self._ranges,)
+        self._modules = ModuleRanges(self.part)
+        self._modules.attach(self._module())
+
+    def _give_way_to_others(self) -> None:
+        """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
+        prepare = getattr(autograd_profiler.profile, "_prepare_trace", None)
+        if prepare is None:
+            return
+
+        def prepared(another: autograd_profiler.profile) -> None:
+            self.part.run(self._give_way)
+            prepare(another)
+
+        autograd_profiler.profile._prepare_trace = prepared  # type: ignore[method-assign]
+        self._alone.callback(setattr, autograd_profiler.profile, "_prepare_trace", prepare)
+
+    def _give_way(self) -> None:
+        self._stop()
+        self.part.leave_out("a profiler of torch's that began meanwhile keeps its events")
+
+    def step(self) -> None:
+        """A step of the stage has ended and another follows."""
+        if self._profile is None:
+            return
+        if not self._warm and self._device.type in TRACED:
+            # What the profiler's own step left in the queue would run in the first traced one.
+            torch.accelerator.synchronize(self._device)
+        self._warm = True
+        self._profile.step()
+
+    def end(self, stage: str) -> None:
+        if (running := self._stop()) is None:
+            return
+        self._path.parent.mkdir(exist_ok=True)
+        aside = self._path.with_name(f".writing-{self._path.name}")
+        try:
+            running.export_chrome_trace(str(aside))
+            aside.replace(self._path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def kernels(self) -> KernelTable | None:
+        """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
+
+        Raises:
+            ValueError: the trace has no whole step.
+            OSError: it cannot be read, or the table not be written.
+        """
+        if not self._path.exists():
+            return None
+        table = kernel_table(trace_events(self._path))
+        write_kernels(kernels_file(self._path), table)
+        return table
+
+    def discard(self) -> None:
+        """Stop, and keep nothing: the run died."""
+        self._stop()
+
+    def _stop(self) -> profile | None:
+        running, self._profile = self._profile, None
+        self._alone.close()
+        if running is None:
+            return None
+        try:
+            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+            if self._modules is not None:
+                self._modules.detach()
+        finally:
+            running.stop()
+        return running

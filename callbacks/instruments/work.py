@@ -1,0 +1,187 @@
+"""How much arithmetic a step asks for: counted while an untimed step runs, and where that sees nothing, on a copy."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch.utils._pytree import tree_map
+
+from lm_profiler.callbacks.marks.batches import samples_in
+from lm_profiler.callbacks.namespaces import STEPS
+from lm_profiler.callbacks.outcome.facts import is_compiled_in
+from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.copies.compiled_flops import MethodStep, count_apart, on_meta
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import StepFlops
+from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.record.run import Flops, Verb
+
+
+def step_of(module: LightningModule, verb: Verb) -> MethodStep:
+    """What runs a step of ``verb`` on a copy of ``module``."""
+    name = STEPS[verb]
+    return MethodStep(name, (0,) if is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) else ())
+
+
+def batches_per_step(trainer: Trainer, verb: Verb) -> int:
+    """Of all ranks together."""
+    return (trainer.accumulate_grad_batches if verb == "fit" else 1) * trainer.world_size
+
+
+@dataclass(frozen=True)
+class SeenFlops:
+    """What was counted in the ``memory`` stage, all of its steps together."""
+
+    flops: Flops | None = None
+    unknown: str | None = None
+    """Why they are unknown; None where nothing was looked at, because no step of that stage ran."""
+    compiled: bool = False
+    """Whether the step could not be looked into, so that a copy has to tell."""
+
+
+def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
+    """The sum of what every rank counted; unknown where it is on one of them."""
+    known = [one.flops for one in seen if one.flops is not None]
+    if len(known) < len(seen):
+        return next(one for one in seen if one.flops is None)
+    return SeenFlops(
+        Flops(
+            forward=sum(flops.forward for flops in known),
+            backward=sum(flops.backward for flops in known),
+            recomputation=sum(flops.recomputation for flops in known),
+        )
+    )
+
+
+class FlopsWatch:
+    """An instrument: counts the FLOPs of the ``memory`` stage's steps.
+
+    Where compiled code may run it looks at nothing: a dispatch mode would have torch.compile run the step otherwise, or
+    compile it again.
+
+    Args:
+        timeline: whose marks tell forward and backward.
+        module: the model, asked for when it exists.
+    """
+
+    name = "FLOPs"
+    part: Part = UNGUARDED
+
+    def __init__(self, timeline: Timeline, module: Callable[[], torch.nn.Module]) -> None:
+        self._timeline = timeline
+        self._module = module
+        self._step: StepFlops | None = None
+        self._observer: Callable[[int], None] | None = None
+        self.seen = SeenFlops()
+
+    def begin(self, stage: str) -> None:
+        if stage != "memory":
+            return
+        if _compiled(self._module()):
+            self.seen = SeenFlops(unknown="the step is compiled", compiled=True)
+        elif _has_cuda_graphs():
+            self.seen = SeenFlops(unknown="the step may replay CUDA graphs, whose work is not seen")
+        else:
+            self._step = StepFlops(self._timeline)
+            self._observer = self.part.guard(self._step)
+            self._timeline.observers += (self._observer,)
+
+    def end(self, stage: str) -> None:
+        step = self._step
+        if step is None:
+            return
+        self.discard()
+        try:
+            self.seen = SeenFlops(step.flops())
+        except UncountableError as error:
+            self.seen = SeenFlops(unknown=str(error))
+
+    def discard(self) -> None:
+        if self._step is not None:
+            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._observer)
+            self._step.stop()
+            self._step = None  # last: what failed on the way is undone by the next call
+
+
+def _compiled(module: torch.nn.Module) -> bool:
+    """Whether compiled code may run; functions that were compiled belong to no module, so any compilation counts."""
+    return recompilations() > 0 or is_compiled_in(module)
+
+
+def _has_cuda_graphs() -> bool:
+    return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
+
+
+class Work:
+    """Keeps the shape of the run's first batch, once it was ``seen``, and tells what a step asks for."""
+
+    def __init__(self, verb: Verb) -> None:
+        self._verb: Verb = verb
+        self._batch: Any = None
+        self._samples: int | None = None
+        self._unlike_others: Exception | None = None
+        self.seen = False
+
+    def see(self, trainer: Trainer, batch: Any) -> None:
+        """Remember what ``batch`` looks like, but none of its memory."""
+        self.seen = True
+        try:
+            combined = self._verb == "fit" and isinstance(trainer.train_dataloader, (dict, list, tuple))
+            self._samples = samples_in(batch, combined)
+            self._batch = tree_map(_shape_of, batch)
+        except Exception as error:  # a batch type of somebody's own; training goes on
+            self._unlike_others = error
+
+    def samples_per_step(self, trainer: Trainer) -> int | None:
+        """Samples of one step over all ranks, as the first batch had them; None where that cannot be told."""
+        return None if self._samples is None else self._samples * batches_per_step(trainer, self._verb)
+
+    def flops_per_step(self, trainer: Trainer, module: LightningModule, seen: SeenFlops, steps: int) -> Flops | None:
+        """FLOPs of one step over all ranks; None where no step was looked at.
+
+        Args:
+            trainer: of the run.
+            module: its module.
+            seen: what all ranks counted, in all of the memory stage's steps.
+            steps: how many these were.
+
+        Raises:
+            UncountableError: they are unknown.
+            Exception: whatever the batch raised when it was seen.
+        """
+        if seen.compiled:
+            if self._unlike_others is not None:
+                raise self._unlike_others
+            backward = self._verb == "fit" and module.automatic_optimization
+            counted = count_apart(module, step_of(module, self._verb), self._batch, backward)
+            return _scaled(counted, batches_per_step(trainer, self._verb), 1)
+        if seen.unknown is not None:
+            raise UncountableError(seen.unknown)
+        return None if seen.flops is None or not steps else _scaled(seen.flops, 1, steps)
+
+
+def _scaled(flops: Flops, times: int, over: int) -> Flops:
+    return Flops(
+        forward=round(times * flops.forward / over),
+        backward=round(times * flops.backward / over),
+        recomputation=round(times * flops.recomputation / over),
+    )
+
+
+def _shape_of(leaf: Any) -> Any:
+    """A stand-in without memory."""
+    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        return leaf.to("meta")
+    shape = on_meta(leaf)
+    if shape is leaf:
+        raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
+    return shape

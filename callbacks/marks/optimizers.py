@@ -1,0 +1,121 @@
+"""Marks at the optimizers themselves, where Lightning's actions do not reach.
+
+An optimizer's post-step hook ends its phase exactly. Under manual optimization the user calls ``zero_grad``,
+``manual_backward``, ``clip_gradients`` and perhaps a bare ``step``, none of which is an action: those calls are wrapped
+on the instances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Timeline
+
+
+class OptimizerMarks:
+    """Attached to the optimizers of one run; ``detach`` leaves no trace."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._depth = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def attach(self, trainer: Trainer, module: LightningModule) -> None:
+        """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
+        for optimizer in trainer.optimizers:
+            self._undo.append(optimizer.register_step_post_hook(self._after_step).remove)
+            if not module.automatic_optimization or _steps_within_steps(optimizer):
+                self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
+            if not module.automatic_optimization:
+                self._wrap(optimizer, "zero_grad", at.ZERO_GRAD)
+        if not module.automatic_optimization:
+            self._wrap(module, "manual_backward", at.BACKWARD)
+            self._wrap(module, "clip_gradients", at.CLIP)
+            # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
+            for wrapper in trainer.strategy._lightning_optimizers:
+                self._wrap(wrapper, "zero_grad", at.ZERO_GRAD)
+
+    def detach(self) -> None:
+        """Take all of it out again."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            self._depth -= 1
+            if self._depth <= 0:
+                self._depth = 0
+                self._timeline.close(at.OPTIMIZER)
+        except BaseException as error:
+            self._timeline.part.failed(error)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        return self._timeline.part.run(self._begin_step, args, kwargs)
+
+    def _begin_step(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        self._depth += 1
+        # ``args`` begins with the optimizer itself.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._open()
+            return None
+        around = update_wrapper(partial(self._without, closure), closure)
+        return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
+
+    def _open(self) -> None:
+        if self._timeline.current != at.OPTIMIZER:
+            self._timeline.enter(at.OPTIMIZER)
+
+    def _without(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The closure is not the optimizer's arithmetic, which goes on whenever it returns."""
+        part = self._timeline.part
+        part.run(self._timeline.close, at.OPTIMIZER)
+        try:
+            result = closure(*args, **kwargs)
+        except BaseException:
+            part.run(self._timeline.fail)
+            raise
+        part.run(self._open)
+        return result
+
+    def _wrap(self, owner: Any, name: str, code: int) -> None:
+        replaced = owner.__dict__.get(name)
+        setattr(owner, name, _Marked(owner, name, self._timeline, code))
+        self._undo.append(
+            partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
+        )
+
+
+class _Marked:
+    """A method of ``owner`` with a mark around it. A copy of the owner, or its pickle, has its own method there."""
+
+    def __init__(self, owner: Any, name: str, timeline: Timeline, code: int) -> None:
+        self._owner, self._name, self._timeline, self._code = owner, name, timeline, code
+        self._method = getattr(owner, name)
+        update_wrapper(self, self._method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        timeline, part = self._timeline, self._timeline.part
+        part.run(timeline.enter, self._code)
+        try:
+            return self._method(*args, **kwargs)
+        except BaseException:
+            part.run(timeline.fail)
+            raise
+        finally:
+            part.run(timeline.leave)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)
+
+
+def _steps_within_steps(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` may call another class's: torch fires the hooks around each."""
+    classes = (kind for kind in type(optimizer).__mro__ if kind is not Optimizer)
+    return sum("step" in vars(kind) for kind in classes) > 1

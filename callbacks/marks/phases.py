@@ -1,0 +1,299 @@
+"""Marks the phases, from Lightning's own profiler actions.
+
+Lightning wraps every action of its loops in ``trainer.profiler``. ``PhaseProfiler`` stands there for the run, turns
+the actions that begin or end a phase into marks, and passes all of them on to the profiler that the user configured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from copy import copy
+from functools import partial
+from typing import Any
+
+from lightning.pytorch.profilers import Profiler
+
+from lm_profiler.callbacks.marks.spans import (
+    NOTHING,
+    Action,
+    Both,
+    Clip,
+    Died,
+    Done,
+    Epoch,
+    Forward,
+    Marked,
+    OptimizerStep,
+)
+from lm_profiler.callbacks.namespaces import STEPS, is_exactly, overrides, verb_of
+from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Span, StepMarks, Timeline
+from lm_profiler.record.run import Verb
+
+_FETCHES: dict[Verb, str] = {
+    "fit": "[_TrainingEpochLoop].train_dataloader_next",
+    "validate": "[_EvaluationLoop].val_next",
+    "test": "[_EvaluationLoop].test_next",
+    "predict": "[_PredictionLoop].predict_next",
+}
+_MANUAL_STEP = "optimizer_step"
+# Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
+_HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
+
+_DRY = 1000
+"""Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
+
+
+class _Spans(dict[str, Marked]):
+    """The span of each action, found out when the action is first seen."""
+
+    def __init__(
+        self, find: Callable[[str], Marked | None], counting: Sequence[tuple[str, str, Marked]], part: Part
+    ) -> None:
+        super().__init__()
+        self._find = find
+        self._counting = counting
+        self._part = part
+
+    def __missing__(self, action_name: str) -> Marked:
+        span = self._part.run(self._find, action_name) or NOTHING
+        if self._part.out:
+            for owner, hook, counting in self._counting:
+                if action_name.startswith(owner) and action_name.endswith(hook):
+                    span = counting
+        self[action_name] = span
+        return span
+
+
+class PhaseProfiler(Profiler):
+    """Stands in for ``trainer.profiler`` while the stages last.
+
+    It counts the steps by itself and ends the loop, whatever becomes of the instruments.
+
+    Args:
+        trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
+        timeline: takes the marks.
+        steps: how many until the stages are done.
+        step_ended: gets each finished step's marks, between that step and the next; returns how many are left.
+        follow: turns the count of steps left into that of the other ranks where the instruments failed; does not raise.
+        done: called when none is left; does not raise.
+        stop: whether the loop ends then: it takes StopIteration for the end of its data.
+        died: gets the error that ended the run, where somebody's ``on_exception`` raises; does not raise.
+        callback: whose run this is. While the Trainer has others only (a learning rate is tried out), it stands aside.
+        idle: told what had no step, where the loop would go on so for ever.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        timeline: Timeline,
+        steps: int,
+        step_ended: Callable[[StepMarks], int],
+        follow: Callable[[int], int],
+        done: Callable[[], None],
+        stop: bool,
+        died: Callable[[BaseException], object],
+        callback: object = None,
+        idle: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        super().__init__()
+        self._trainer = trainer  # Lightning sets some of its attributes where no type checker looks
+        self._wrapped: Profiler = self._trainer.profiler
+        self._user = None if is_exactly(self._wrapped, "PassThroughProfiler") else self._wrapped
+        self._timeline = timeline
+        self._part = timeline.part
+        self._left = steps
+        self._step_ended = step_ended
+        self._follow = follow
+        self._done = done
+        self._stop = stop
+        self._died = died
+        self._callback = callback
+        self._idle = idle
+        self.cut = self._aside = False
+        self._left_before, self._without_step = steps, 0
+        self.step_done = False
+        verb = verb_of(trainer)
+        self._fetch = _FETCHES[verb]
+        self._forward = STEPS[verb]
+        self._fitting = verb == "fit"
+        self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
+        self._epoch = Epoch(self, timeline.part)
+        # All that is needed to count steps: where they are done, and where the loop is left.
+        ends = ("[LightningModule]", ".optimizer_step") if self._automatic else ("[Strategy]", f".{self._forward}")
+        counting: list[tuple[str, str, Marked]] = [(*ends, Done(self))]
+        if self._fitting:
+            counting.append(("run_training_epoch", "", self._epoch))
+        self._spans = _Spans(self._span, counting, timeline.part)
+        if self._user is None:
+            # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
+            self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
+
+    def __del__(self) -> None:
+        """Nothing: Lightning's asks for what one that could not be made does not have."""
+
+    def __reduce__(self) -> Any:
+        return copy, (self._wrapped,)  # nobody wants ours but where it stands
+
+    def restore(self) -> None:
+        """Give the Trainer the user's profiler back."""
+        if self._trainer.profiler is self:
+            self._trainer.profiler = self._wrapped
+
+    def profile(self, action_name: str) -> AbstractContextManager[Any]:  # type: ignore[override]
+        # Reached only beside a profiler of the user's: see __init__.
+        span, user = self._spans[action_name], self._wrapped.profile(action_name)
+        return user if span is NOTHING else Both(user, span)
+
+    def count_only(self) -> None:
+        """Take no more marks; still count, and end the loop where it would have ended."""
+        self._timeline.stop()
+        self._spans.clear()
+
+    def start(self, action_name: str) -> None:
+        if self._user is not None:
+            self._user.start(action_name)
+        if action_name != self._fetch:
+            return
+        if not self.step_done:
+            self._without_step += 1
+            if self._without_step > _DRY * self._trainer.accumulate_grad_batches and self._is_endless():
+                self.cut = True
+                self._part.run(self._idle, f"{self._without_step:,} batches in a row")
+                raise StopIteration
+        elif self._left > 0:
+            self.step_done = (
+                False  # counted here and in close_step, in no function of its own, which nothing would hold
+            )
+            self._without_step = 0
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
+            if self._left <= 0:
+                self._done()
+                if self._stop:
+                    self.cut = True  # the epoch, if it is one: see Epoch
+                    raise StopIteration
+                return
+        timeline = self._timeline
+        if self._part.out:
+            return
+        try:
+            if not timeline.live:
+                timeline.come_inside()
+            timeline.stack.append(at.DATA)
+            if timeline.running:
+                timeline.mark(at.DATA)
+            else:
+                timeline.begin_step()
+        except BaseException as error:
+            self._part.failed(error)
+
+    def stop(self, action_name: str) -> None:
+        try:
+            if action_name == self._fetch:
+                self._timeline.leave()
+            elif action_name == _MANUAL_STEP:
+                self._timeline.close(at.OPTIMIZER)
+        except BaseException as error:
+            self._part.failed(error)
+        if self._user is not None:
+            self._user.stop(action_name)
+
+    def __getattr__(self, name: str) -> Any:
+        # Whatever else somebody asks of trainer.profiler, they mean their own.
+        if name.startswith("__") or "_wrapped" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._wrapped, name)
+
+    def close_step(self) -> None:
+        """The loop is left: the step is over if it was done, and otherwise waits for the loop to come back."""
+        if self._left <= 0:
+            return  # since this step began: one that asks for its batch itself ends after the stages did
+        if self.step_done:
+            self.step_done = False
+            self._without_step = 0
+            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
+            if self._part.out:
+                self._left = self._follow(self._left)
+            if self._left <= 0:
+                self._done()
+                if self._stop and self._fitting:  # with its epoch, whose end is as ever
+                    self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+        elif self._timeline.running:
+            self._timeline.go_outside()
+
+    def enter_epoch(self) -> None:
+        self._left_before = self._left
+        if self._trainer.profiler is self and not any(c is self._callback for c in self._trainer.callbacks):
+            self._trainer.profiler = self._wrapped
+            self._aside = True
+
+    def leave_epoch(self) -> None:
+        if self._aside:
+            self._aside = False
+            self._trainer.profiler = self
+            return
+        self.close_step()
+        if self._left == self._left_before and self._is_endless() and not self.cut:
+            self.cut = True
+            self._idle("an epoch")
+
+    def _is_endless(self) -> bool:
+        trainer = self._trainer
+        return bool(self._stop and self._fitting and trainer.max_epochs == -1 and trainer.max_steps == -1)
+
+    def _end_step(self) -> int:
+        timeline = self._timeline
+        if not timeline.live:
+            timeline.come_inside()
+        return self._step_ended(timeline.end_step()) if timeline.running else self._left
+
+    def _span(self, action_name: str) -> Marked | None:
+        """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""
+        owner, hook = action_name.partition("]")[0] + "]", action_name.rpartition(".")[2]
+        if owner == "[Strategy]":
+            return self._strategy_span(hook)
+        if hook == "on_exception":
+            return Died(self._died)
+        if hook in _HOOKS_INSIDE:
+            return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
+        if not self._fitting:
+            return None
+        if action_name == "run_training_epoch":
+            return self._epoch
+        return self._module_span(hook) if owner == "[LightningModule]" else None
+
+    def _strategy_span(self, hook: str) -> Marked | None:
+        if hook == self._forward:
+            return Forward(self._timeline, None if self._automatic else self)
+        if hook == "batch_to_device":
+            return Span(self._timeline, at.TRANSFER)
+        return Span(self._timeline, at.BACKWARD) if hook == "backward" else None
+
+    def _module_span(self, hook: str) -> Marked | None:
+        timeline = self._timeline
+        if hook == "optimizer_zero_grad":
+            return Span(timeline, at.ZERO_GRAD)
+        if hook == "configure_gradient_clipping":
+            return Clip(timeline, at.CLIP)
+        if hook == "on_before_optimizer_step" and not self._automatic:
+            # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
+            return Action(timeline, partial(timeline.enter, at.OPTIMIZER))
+        if hook == "optimizer_step":
+            return OptimizerStep(timeline, self)
+        if hook in ("on_validation_model_zero_grad", "on_validation_model_eval"):
+            # Validation amid training belongs to no step; the loop comes back by asking for a batch.
+            return Action(timeline, timeline.go_outside)
+        return None
+
+    def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
+        candidates: list[object] = [self._trainer.lightning_module] if owner == "[LightningModule]" else []
+        if owner == "[LightningDataModule]":
+            candidates = [getattr(self._trainer, "datamodule", None)]
+        elif owner == "[Callback]":
+            key = action_name[len(owner) : -len(hook) - 1]
+            candidates = [c for c in self._trainer.callbacks if c.state_key == key]
+        return any(overrides(candidate, hook) for candidate in candidates)

@@ -1,0 +1,198 @@
+"""What happens when one of the loop's actions begins and ends, as context managers that a step can reuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Span, Timeline
+
+Marked = AbstractContextManager[None]
+
+
+class Nothing(AbstractContextManager[None]):
+    """A context that does nothing, thirty times a step. Built-in methods cost a tenth of Python frames there."""
+
+    __slots__ = ()
+    __enter__ = staticmethod("".format)  # type: ignore[assignment]
+    __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
+
+
+NOTHING = Nothing()
+
+
+class Steps(Protocol):
+    """Whoever wants to know that a step is done."""
+
+    step_done: bool
+
+
+class Done(Nothing):
+    """Where this action ends well the step is done. All that is left where the instruments failed."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is None:
+            self._steps.step_done = True
+
+
+class Action(Nothing):
+    """Does something when an action has ended well; fails like a span."""
+
+    __slots__ = ("_leave", "_timeline")
+
+    def __init__(self, timeline: Timeline, leave: Callable[[], None]) -> None:
+        self._timeline = timeline
+        self._leave = leave
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        try:
+            if kind is None:
+                self._leave()
+            else:
+                self._timeline.fail()
+        except BaseException as error:
+            self._timeline.part.failed(error)
+
+
+class Died(Nothing):
+    """Another callback's ``on_exception``: where that raises, ours would never be told of the run's own error."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[BaseException], object]) -> None:
+        self._told = told
+
+    def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:  # type: ignore[override]
+        if value is not None:
+            self._told(value.__context__ or value)
+
+
+class Forward(Span):
+    """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, timeline: Timeline, steps: Steps | None) -> None:
+        super().__init__(timeline, at.FORWARD)
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        timeline = self._timeline
+        try:
+            if not timeline.running and not timeline.part.out:  # training_step(dataloader_iter) fetches inside
+                timeline.begin_step()
+            timeline.enter(at.FORWARD)
+        except BaseException as error:
+            timeline.part.failed(error)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None and self._steps is not None:
+            self._steps.step_done = True
+        timeline = self._timeline
+        try:
+            if kind is not None:
+                timeline.fail()
+            timeline.leave()
+        except BaseException as error:
+            timeline.part.failed(error)
+
+
+class Clip(Span):
+    """Clipping, the last thing before the optimizer's own arithmetic, which begins where it ends."""
+
+    __slots__ = ()
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        timeline = self._timeline
+        try:
+            if kind is not None:
+                timeline.fail()
+            timeline.stack[-1] = at.OPTIMIZER
+            if timeline.live:
+                timeline.mark(at.OPTIMIZER)
+        except BaseException as error:
+            timeline.part.failed(error)
+
+
+class OptimizerStep(Done):
+    """The whole of Lightning's optimizer step. Where it ends the step is done, and the optimizer's arithmetic over."""
+
+    __slots__ = ("_timeline",)
+
+    def __init__(self, timeline: Timeline, steps: Steps) -> None:
+        super().__init__(steps)
+        self._timeline = timeline
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is None:
+            self._steps.step_done = True  # first: it counts whatever fails
+        timeline = self._timeline
+        try:
+            if kind is not None:
+                timeline.fail()
+            elif timeline.stack[-1] == at.OPTIMIZER:  # one whose own hook did not say so
+                timeline.leave()
+        except BaseException as error:
+            timeline.part.failed(error)
+
+
+class Epochs(Protocol):
+    """Whoever is told of the epochs of the training loop."""
+
+    cut: bool
+
+    def enter_epoch(self) -> None:
+        """One begins."""
+
+    def leave_epoch(self) -> None:
+        """It is over, ``cut`` or not."""
+
+
+class Epoch(Nothing):
+    """An epoch of the training loop, which it leaves with StopIteration where it is cut: the loop takes that for the
+    end of training, without the end of an epoch that never was."""
+
+    __slots__ = ("_epochs", "_part")
+
+    def __init__(self, epochs: Epochs, part: Part) -> None:
+        self._epochs = epochs
+        self._part = part
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        self._part.run(self._epochs.enter_epoch)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        if kind is not None:
+            return
+        try:
+            self._epochs.leave_epoch()
+        except BaseException as error:
+            self._part.failed(error)
+        if self._epochs.cut:
+            raise StopIteration
+
+
+class Both(AbstractContextManager[None]):
+    """A span inside the user's own profiler, whose cost is then outside of the phase."""
+
+    def __init__(self, user: AbstractContextManager[Any], span: Marked) -> None:
+        self._user = user
+        self._span = span
+
+    def __enter__(self) -> None:
+        self._user.__enter__()
+        self._span.__enter__()
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        try:
+            self._span.__exit__(kind, value, traceback)
+        finally:  # where an epoch is cut, the span raises
+            self._user.__exit__(kind, value, traceback)

@@ -1,0 +1,72 @@
+"""What an exception means for the record."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_tb
+
+import torch
+
+from lm_profiler.callbacks.namespaces import is_a, is_fetch
+from lm_profiler.measure.boundary import first_line
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.memory.history import is_out_of_memory, memory_history_of, oom_cause
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import Failure, Status
+
+NO_STEP = Failure(
+    phase="data",
+    step=None,
+    type="NoStep",
+    message="expected at least one step, given none: the loader is empty or ran dry, every batch was skipped, "
+    "or the Trainer was told to run none",
+)
+"""Of a run that ended well before it did anything."""
+
+
+def status_of(error: BaseException) -> Status:
+    """``oom``, ``interrupted`` or ``failed``."""
+    if isinstance(error, KeyboardInterrupt) or is_a(error, "SIGTERMException"):
+        return "interrupted"
+    return "oom" if is_out_of_memory(error) else "failed"
+
+
+def raised_by_data(error: BaseException) -> bool:
+    """Whether the exception came through the loop's asking for a batch."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    return any(is_fetch(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames)
+
+
+def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
+    """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
+    if steps == 0 and not timeline.running:
+        return "setup"
+    if raised_by_data(error):
+        return "data"
+    code = timeline.failed_in if timeline.failed_in is not None else timeline.current
+    return PARTS[code] if code < len(PARTS) else "other"
+
+
+def failure_of(error: BaseException, phase: str, step: int, device: torch.device) -> Failure:
+    """The failure for the record, with what an out-of-memory error says of its cause."""
+    return Failure(
+        phase=phase,
+        step=step if phase != "setup" else None,
+        type=type(error).__name__,
+        message=first_line(error),
+        out_of_memory=oom_cause(error, device),
+    )
+
+
+def failure_of_ours(error: BaseException, step: int | None) -> Failure:
+    """The failure of a run in which training went on and the instruments did not."""
+    return Failure(phase="instruments", step=step, type=type(error).__name__, message=first_line(error))
+
+
+def keep_snapshot(device: torch.device, path: Path) -> None:
+    """Leave the allocator's state as it was when memory ran out, for memory_viz, where it keeps one."""
+    history = memory_history_of(device)
+    if history is not None:
+        with suppress(Exception):  # a record without a snapshot is better than none
+            history.dump(path)

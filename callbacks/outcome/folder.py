@@ -1,0 +1,46 @@
+"""Where a run's files go: a folder of our own, away from the user's checkpoints and from his logger's folder."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.measure.boundary import Part
+from lm_profiler.record.files import claim_run_dir
+
+
+def snapshot_file(folder: Path, rank: int) -> Path:
+    """Of the allocator of one rank."""
+    return folder / ("memory_snapshot.pickle" if rank == 0 else f"memory_snapshot.rank{rank}.pickle")
+
+
+def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Callable[[str], object]) -> Path:
+    """The folder of this run, known to all ranks: the ``claimed`` one, or one that rank 0 makes below ``parent``.
+
+    A folder that holds a record already belongs to another run. Where none can be made it is the second place.
+
+    Raises:
+        OSError: nor can the second place be made.
+        RuntimeError: rank 0 has none.
+    """
+
+    def claim() -> str:
+        first = Part("the run's folder", tell, outcome="cannot be made").run(_first_place, parent, claimed)
+        return str((second_place(parent.name) if first is None else first).absolute())
+
+    return Path(exchange.of_first("folder", claim))
+
+
+def _first_place(parent: Path, claimed: Path | None) -> Path:
+    return claim_run_dir(parent) if claimed is None or (claimed / "run.json").exists() else claimed
+
+
+def second_place(name: str) -> Path:
+    """Where the files of a run go whose folder cannot be written to any more.
+
+    Raises:
+        OSError: there is no other place either.
+    """
+    return claim_run_dir(Path(tempfile.gettempdir()) / "lm_profiler" / name)

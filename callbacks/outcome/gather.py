@@ -1,0 +1,127 @@
+"""What the ranks tell each other, and what every rank measured, brought together.
+
+Nothing here is a collective call: those of training come in an order that every rank must keep, and a rank whose
+instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
+order, and every wait has an end.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from itertools import count
+from typing import Any, TypeVar
+
+import torch.distributed
+
+from lm_profiler.callbacks.instruments.work import of_all_ranks
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.measure.boundary import said
+from lm_profiler.measure.device.telemetry import together
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.steps import UNKNOWN, largest
+
+_PATIENCE_S = 60.0
+"""For what another rank says: all do the same steps."""
+
+_RUNS = count()
+"""Of this process. Every rank begins the same runs in the same order, so that a number names the same run on all."""
+
+Value = TypeVar("Value")
+
+
+class Exchange:
+    """Between the ranks of one run. To be made by all of them; alone, it hands everything back at once.
+
+    Args:
+        store: what all ranks see; None where this process is alone.
+        rank: of this process.
+        ranks: how many there are.
+        patience_s: how long one rank waits for another.
+    """
+
+    def __init__(self, store: Any = None, rank: int = 0, ranks: int = 1, patience_s: float = _PATIENCE_S) -> None:
+        self._store = store
+        self._rank = rank
+        self._ranks = ranks
+        self._patience_s = patience_s
+        self._run = next(_RUNS)
+        self._asked = count()
+
+    @staticmethod
+    def of_process_group() -> Exchange:
+        """Between the ranks of torch's default process group, where there is one with a store."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return Exchange()
+        store = torch.distributed.distributed_c10d._get_default_store()
+        # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
+        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)  # type: ignore[attr-defined]  # the stubs lack it
+        return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
+
+    def of_first(self, what: str, find: Callable[[], Value]) -> Value:
+        """What ``find`` returns on rank 0, on every rank; all ask in the same order.
+
+        Raises:
+            RuntimeError: it raised there, or rank 0 never said anything.
+            Exception: on rank 0, what ``find`` raises.
+        """
+        if self._store is None:
+            return find()
+        key = f"lm_profiler/{self._run}/{what}/{next(self._asked)}"
+        if self._rank > 0:
+            found, value = pickle.loads(self._get(key, self._patience_s))
+            if not found:
+                raise RuntimeError(f"rank 0 has no {what}: {value}")
+            return value  # type: ignore[no-any-return]
+        try:
+            value = find()
+        except BaseException as error:
+            self._store.set(key, pickle.dumps((False, said(error))))
+            raise
+        self._store.set(key, pickle.dumps((True, value)))
+        return value
+
+    def gather(self, measured: Measured) -> Measured:
+        """On rank 0, what every rank measured, with a note on each that did not say in time; elsewhere its own."""
+        if self._store is None:
+            return measured
+        if self._rank > 0:
+            self._store.set(self._key(self._rank), pickle.dumps(measured))
+            return measured
+        everyone, missing, until = [measured], [], time.monotonic() + self._patience_s
+        for rank in range(1, self._ranks):
+            try:
+                everyone.append(pickle.loads(self._get(self._key(rank), max(until - time.monotonic(), 0.01))))
+            except RuntimeError:
+                missing.append(f"rank {rank} did not say what it measured: its steps are missing")
+        merged = merge(everyone)
+        return replace(merged, notes=[*merged.notes, *missing])
+
+    def _key(self, rank: int) -> str:
+        return f"lm_profiler/{self._run}/measured/{rank}"
+
+    def _get(self, key: str, patience_s: float) -> bytes:
+        self._store.wait([key], timedelta(seconds=patience_s))
+        value: bytes = self._store.get(key)
+        return value
+
+
+def merge(measured: Sequence[Measured]) -> Measured:
+    """One ``Measured`` of several ranks', rank 0's first, whose own the rest is. Telemetry is of all their GPUs."""
+    return replace(
+        measured[0],
+        rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
+        part_peaks={
+            part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured)
+            for part in PARTS
+            if any(part in m.part_peaks for m in measured)
+        },
+        telemetry=together([m.telemetry for m in measured]),
+        cpu_uses=[use for m in measured for use in m.cpu_uses],
+        flops=of_all_ranks([m.flops for m in measured]),
+        recompilations=sum(m.recompilations for m in measured),
+        notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
+    )

@@ -1,0 +1,247 @@
+"""What the figures of a run mean: steady or not, how close to the hardware, bound by what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from numpy.typing import NDArray
+
+from lm_profiler import analysis
+from lm_profiler.analysis import Settings
+from lm_profiler.analysis.hardware.peaks import matmul_dtype, peak
+from lm_profiler.analysis.hardware.utilisation import hfu, mfu
+from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
+from lm_profiler.analysis.steps.statistics import median_rank
+from lm_profiler.analysis.steps.steadiness import steadiness
+from lm_profiler.analysis.steps.typical import agree, resamples
+from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.outcome.facts import is_compiled_in
+from lm_profiler.measure.device.ceiling import Ceiling
+from lm_profiler.measure.device.environment import cpu_cores, matrix_units
+from lm_profiler.measure.device.precision import float32_matmul_precision
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.quantities import PHASES, TIMED, counted
+from lm_profiler.record.run import Contention, Flops, Steadiness, Utilisation, Verdict
+from lm_profiler.record.steps import StepRow
+
+_TORCH_DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
+"""Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
+
+_NO_TIME = 1e-12  # seconds: a clock that stood still
+
+_BEYOND = 1.05
+"""More of the machine's own matrix product than noise explains."""
+
+
+def judge_steadiness(steps: Sequence[StepRow], recompilations: int) -> Steadiness:
+    """Of the measured steps, one row each."""
+    found = steadiness([row.time("step") for row in steps])
+    return Steadiness(**dataclasses.asdict(found), recompilations=recompilations)
+
+
+def run_dtype(trainer: Trainer) -> str | None:
+    """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
+    return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
+
+
+def torch_dtype(dtype: str | None) -> torch.dtype | None:
+    """The dtype to multiply in, to reach what ``dtype`` can."""
+    return None if dtype is None else _TORCH_DTYPES.get(dtype)
+
+
+def judge_utilisation(
+    flops: Flops | None,
+    step_s: float | None,
+    device_name: str,
+    dtype: str | None,
+    devices: int,
+    ceiling: Ceiling | None,
+    peak_flops_per_s: float | None,
+) -> Utilisation | None:
+    """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
+    if flops is None or step_s is None:
+        return None
+    known = peak(device_name, dtype) if dtype is not None else None
+    rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
+    if peak_flops_per_s is not None:
+        rate, source = peak_flops_per_s, "given with --peak_tflops"
+    own = None if ceiling is None else ceiling.flops_per_s
+    reached = hfu(flops.all, step_s, own, devices)
+    if reached is not None and reached > _BEYOND:
+        own = reached = None  # a step cannot beat the machine: something else was using it meanwhile
+    return Utilisation(
+        flops=flops,
+        dtype=dtype,
+        peak_flops_per_s=rate,
+        peak_source=source,
+        mfu=mfu(flops.model, step_s, rate, devices),
+        hfu=hfu(flops.all, step_s, rate, devices),
+        ceiling_flops_per_s=own,
+        of_ceiling=reached,
+    )
+
+
+def judge(
+    steps: Sequence[StepRow],
+    unsure: Unsure | None,
+    has_stream: bool,
+    device_idle: float | None,
+    utilisation: Utilisation | None,
+    settings: Settings,
+    kernels: KernelTable | None = None,
+) -> Verdict | None:
+    """What binds the run whose typical ``steps`` these are; None where no step was measured.
+
+    ``kernels`` are its trace's, where there is one. ``unsure`` takes the verdict back to what is certain.
+    """
+    times = _Times(steps)
+    if not steps or not times.median_s > 0.0:
+        return None
+    reached = None
+    if utilisation is not None:
+        reached = utilisation.of_ceiling if utilisation.of_ceiling is not None else utilisation.hfu
+    figures = Evidence(
+        step_s=times.median_s,
+        phases_s={},
+        has_device_stream=has_stream,
+        host_bound_fraction=device_idle,
+        utilisation=reached,
+        idle_share=_idle_share(kernels),
+        memory_bound_share=None if kernels is None else kernels.memory_bound_share,
+        communication_share=None if kernels is None else kernels.communication_share,
+        traced=kernels is not None,
+        settings=settings,
+    )
+    found = what_binds(times.of(range(len(steps)), figures))
+    if unsure is None:
+        return Verdict(**dataclasses.asdict(found))
+    drawn = resamples(len(steps)) if unsure.resamples_tell else ()
+    return _certain(found, [what_binds(times.of(some, figures)) for some in drawn], unsure)
+
+
+def _idle_share(kernels: KernelTable | None) -> float | None:
+    """Of the traced steps, on the device; None where none was traced."""
+    if kernels is None or kernels.source != "kernels" or not kernels.window_s:
+        return None
+    return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
+
+
+class _Times:
+    """Seconds of ``steps`` on both clocks: a row a step, a column for each of ``TIMED``."""
+
+    def __init__(self, steps: Sequence[StepRow]) -> None:
+        self._device, self._host = (
+            np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
+        )
+        self.median_s = float(np.median(self._device[:, -1])) if steps else 0.0
+
+    def of(self, some: Sequence[int] | NDArray[np.intp], figures: Evidence) -> Evidence:
+        """``figures`` with the mean times of ``some`` steps: means add up. The utilisation goes with their median."""
+        device, host = self._device[some], self._host[some]
+        faster = self.median_s / max(float(np.median(device[:, -1])), _NO_TIME)
+        return dataclasses.replace(
+            figures,
+            step_s=max(float(device[:, -1].mean()), _NO_TIME),
+            phases_s=dict(zip(PHASES, device.mean(axis=0).tolist(), strict=False)),
+            host_phases_s=dict(zip(PHASES, host.mean(axis=0).tolist(), strict=False)),
+            utilisation=None if figures.utilisation is None else figures.utilisation * faster,
+        )
+
+
+@dataclass(frozen=True)
+class Unsure:
+    """Why the figures carry no verdict, and what to do; ``resamples_tell`` that what all of those say is certain."""
+
+    because: str
+    remedy: str
+    resamples_tell: bool = False
+
+
+def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention | None) -> Unsure | None:
+    """None where the figures of ``steps`` steps carry what they say."""
+    if contention is not None and contention.shared:
+        # It may change what binds as well: shares are of the times that were had.
+        because = "the times are of a machine that was shared"
+        return Unsure(because, "Measure again while nothing else uses this machine.")
+    if steadiness is None or steadiness.word != "noisy":
+        return None
+    if median_rank(steps) is None:
+        because = f"{counted(steps, 'step')} cannot tell, however alike they are"
+        return Unsure(because, "Measure more steps (--stages.measure_steps=20).")
+    remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."
+    return Unsure("the steps differ too much to tell", remedy, resamples_tell=True)
+
+
+def _certain(found: analysis.Verdict, answers: Sequence[analysis.Verdict], unsure: Unsure) -> Verdict:
+    """What of ``found`` is the answer of nearly all resamples; and first the remedy."""
+    if not agree([answer.bound_by for answer in answers], found.bound_by):
+        return Verdict(bound_by=None, share=None, evidence=unsure.because, advice=unsure.remedy, certain=False)
+    advised = agree([answer.advice for answer in answers], found.advice)
+    advice = f"{unsure.remedy} Then: {found.advice}" if advised else unsure.remedy
+    return Verdict(**{**dataclasses.asdict(found), "advice": advice})
+
+
+def settings_of(
+    trainer: Trainer,
+    module: LightningModule,
+    tokens_per_batch: int | None,
+    recomputes: bool | None,
+    memory_free_share: float | None,
+) -> Settings:
+    """What is switched on already, so that nobody is told to switch it on."""
+    loader, device = _loader(trainer), trainer.strategy.root_device
+    on_cuda = device.type == "cuda"
+    units = matrix_units(device)
+    return Settings(
+        precision=str(trainer.precision),
+        tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
+        half_precision=units.half_precision,
+        compiled=is_compiled_in(module),
+        num_workers=getattr(loader, "num_workers", None),
+        cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
+        pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,
+        fused_optimizer=_are_fused(trainer),
+        checkpointing=recomputes,
+        tokens_per_batch=tokens_per_batch,
+        memory_free_share=memory_free_share,
+    )
+
+
+def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:
+    """Share of the device's memory that the peak of its tensors left free; None on the CPU."""
+    return None if peak_bytes is None or not device_bytes else 1.0 - peak_bytes / device_bytes
+
+
+def _are_fused(trainer: Trainer) -> bool | None:
+    """None where they cannot be: without an optimizer, for one that has no fused kernel, or where it is refused."""
+    optimizers = trainer.optimizers
+    if not optimizers or any("fused" not in optimizer.defaults for optimizer in optimizers):
+        return None
+    if all(optimizer.defaults["fused"] for optimizer in optimizers):
+        return True
+    if trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision"):
+        return None  # it cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients)
+    if trainer.strategy.root_device.type not in _FUSED_DEVICES:
+        return None
+    refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
+    return None if refused else False
+
+
+def _loader(trainer: Trainer) -> Any:
+    """The first loader of the verb that runs."""
+    loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
+    found = next((loader for loader in loaders if loader is not None), None)
+    return found[0] if isinstance(found, (list, tuple)) and found else found

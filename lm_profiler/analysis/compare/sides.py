@@ -1,0 +1,158 @@
+"""The runs of one side of a comparison: their steady steps, and what speaks against them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+
+from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_environment, unlike
+from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import StepRow
+
+
+class NotComparable(ValueError):
+    """Runs that cannot be one side of a comparison; the message names the folder."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with its steady steps, one row a step; there is at least one.
+
+    Attributes:
+        warmed_up_s: By how much all steps before these took longer, on the host's clock, than as many of these.
+    """
+
+    folder: Path
+    record: RunRecord
+    steps: list[StepRow]
+    warmed_up_s: float
+
+
+@dataclass(frozen=True)
+class Side:
+    """One run or its repeats. ``notes`` say what a reader must know of them."""
+
+    runs: list[Run]
+    notes: list[str]
+
+    def seconds(self, part: str) -> list[list[float]]:
+        """Of each run, the part's time in each step."""
+        return [[row.time(part) for row in run.steps] for run in self.runs]
+
+    def typical_s(self, part: str) -> float:
+        """The median step; of repeats the geometric mean of their medians, which is what their ratio compares."""
+        return typical([median(seconds) for seconds in self.seconds(part)])
+
+    def occurs(self, part: str) -> bool:
+        """Whether any step has it."""
+        return any(value > 0.0 for seconds in self.seconds(part) for value in seconds)
+
+    def tokens_per_step(self) -> float | None:
+        """None where a run does not know."""
+        rates = [run.record.throughput for run in self.runs]
+        counts = [rate.tokens_per_step for rate in rates if rate is not None and rate.tokens_per_step]
+        return typical(counts) if len(counts) == len(self.runs) else None
+
+    def compiled(self) -> bool | None:
+        """Whether torch.compile was used; None where a run does not say."""
+        said = {_is_compiled(run.record) for run in self.runs}
+        return said.pop() if len(said) == 1 else None
+
+    def warmed_up_s(self) -> float:
+        """What a run spent on becoming as fast as it is; of repeats the median."""
+        return median(run.warmed_up_s for run in self.runs)
+
+    def peaks(self, reading: str) -> list[int] | None:
+        """A peak of each run, in bytes; None where a run does not know."""
+        facts = [run.record.memory for run in self.runs]
+        peaks = [getattr(fact.measured, reading) for fact in facts if fact is not None]
+        return peaks if len(peaks) == len(self.runs) and None not in peaks else None
+
+
+def _is_compiled(record: RunRecord) -> bool | None:
+    if record.model is not None and record.model.compiled is not None:
+        return record.model.compiled
+    option = flat(record.config or {}).get("model.compile")  # of records that do not hold it as a fact
+    return option if isinstance(option, bool) else None
+
+
+def typical(values: Sequence[float]) -> float:
+    """The geometric mean, or the mean where one of them is 0."""
+    return geometric_mean(values) if min(values) > 0.0 else fmean(values)
+
+
+def read_side(label: str, entries: Sequence[Entry]) -> Side:
+    """The runs that measured something; ``label`` is A or B.
+
+    Raises:
+        NotComparable: none of them did, or they are no repeats of one another.
+        RecordError: a ``steps.csv`` cannot be read.
+    """
+    runs, notes = [], []
+    for entry in entries:
+        steps = _steady_steps(entry)
+        if entry.record is None or not steps:
+            why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
+            notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
+            continue
+        runs.append(Run(entry.folder, entry.record, steps, _warmed_up_s(entry, steps)))
+        notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
+    if not runs:
+        raise NotComparable(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
+    if paths := dict.fromkeys(path for run in runs[1:] for path in _as_repeat(runs[0], run)):
+        notes.append(f"{label}: its runs differ in {', '.join(paths)}")
+    return Side(runs, notes)
+
+
+def _steady_steps(entry: Entry) -> list[StepRow]:
+    """Measured steps from where the run was level, the mean over its ranks, with the device's time."""
+    if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
+        return []
+    steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
+    cut = entry.record.steadiness.cut if entry.record.steadiness is not None else 0
+    steps = [row for row in steps[cut:] if row.seconds is not None]
+    if not all(math.isfinite(value) for row in steps for value in row.seconds or ()):
+        raise RecordError(f"{entry.folder / 'steps.csv'}: holds times that are no number")
+    return steps
+
+
+def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
+    typical_s = median(row.host_time("step") for row in steps)
+    before = mean_over_ranks([row for row in entry.rows if row.step < steps[0].step])
+    return sum(row.host_time("step") - typical_s for row in before)
+
+
+def _doubts(entry: Entry, record: RunRecord) -> list[str]:
+    doubts = []
+    if entry.status != "ok":
+        doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
+    if record.steadiness is not None and record.steadiness.word != "steady":
+        words = ", ".join(record.words) or "too short to call steady"
+        doubts.append(f"was {words}: {record.steadiness.evidence}")
+    doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
+    if record.telemetry is not None and record.telemetry.throttle_reasons:
+        doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
+    return doubts
+
+
+def _reason(entry: Entry) -> str:
+    """Why it did not end well; further lines are remedies."""
+    return (entry.reason or "no reason given").partition("\n")[0]
+
+
+def _as_repeat(first: Run, other: Run) -> list[str]:
+    """In what the surroundings of two repeats differ; in nothing else may they."""
+    config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
+    for difference in (*unlike(first.record, other.record), *config):
+        raise NotComparable(
+            f"{other.folder}: expected a repeat of {first.folder}, "
+            f"given {difference.path} {difference.b} instead of {difference.a}\n"
+            "the runs of a side are repeats of one another; of a sweep, give one cell's folder"
+        )
+    return [difference.path for difference in in_environment(first.record, other.record) or ()]

@@ -1,0 +1,46 @@
+"""Runs that are going on, or whose processes were killed, as far as they came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lm_profiler.analysis.steps.shares import odd, shares, typical
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
+from lm_profiler.record.collection import UNFINISHED, Collection
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import StepRow
+
+
+def with_unfinished(runs: Collection) -> Collection:
+    """``runs``, those that are unfinished with the figures of the steps that they finished."""
+    entries, problems = list(runs.entries), list(runs.problems)
+    for at, entry in enumerate(entries):
+        if entry.record is not None and entry.record.status == "unfinished":
+            try:
+                entries[at] = replace(entry, record=as_far_as_it_came(entry.record, entry.rows))
+            except RecordError as error:
+                problems.append(str(error))
+    return Collection(entries, problems)
+
+
+def as_far_as_it_came(record: RunRecord, rows: Sequence[StepRow]) -> RunRecord:
+    """``record``, which says nothing of its steps yet, with the figures of those in ``rows``.
+
+    Nobody has looked for warm-up beyond what the options say, nor whether the steps were steady.
+    """
+    steps = mean_over_ranks(rows)
+    timed = [row for row in steps if row.seconds is not None]
+    measured = [row for row in timed if row.stage == "measure"]
+    facts: dict[str, Any] = {"steps": dict(Counter(row.stage for row in steps))}
+    if timed:
+        facts["first_step_s"] = timed[0].time("step")
+    if measured:
+        facts |= {"time": summaries(measured, "device"), "host_time": summaries(measured, "host")}
+        facts |= {"shares": shares(typical(measured)), "odd_steps": odd(measured)}
+        facts["throughput"] = throughput(measured, facts["time"])
+    note = f"unfinished: {UNFINISHED}; figures are of the {counted(len(measured), 'measured step')} that it finished"
+    return record.model_copy(update={**facts, "notes": [*record.notes, note]})

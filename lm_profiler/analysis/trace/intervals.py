@@ -1,0 +1,72 @@
+"""Intervals of a trace: what they cover together, and in which phase. Times are integers of nanoseconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from lm_profiler.analysis.trace.walk import Range
+
+OUTSIDE = "other"
+"""What lies in no phase."""
+
+
+class Busy:
+    """The union of intervals that come by their start, within a window; ``busy`` and ``idle`` are by phase."""
+
+    def __init__(self, begin: int) -> None:
+        self.busy: dict[str, int] = {}
+        self.idle: dict[str, int] = {}
+        self._reached = begin
+
+    def add(self, start: int, end: int, phase: str) -> None:
+        """Time before ``start`` that nothing covered was idle, and is ``phase``'s."""
+        if start > self._reached:
+            self.idle[phase] = self.idle.get(phase, 0) + start - self._reached
+            self._reached = start
+        if end > self._reached:
+            self.busy[phase] = self.busy.get(phase, 0) + end - self._reached
+            self._reached = end
+
+    def total(self) -> int:
+        return sum(self.busy.values())
+
+
+class Phases:
+    """Whose host code runs when."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        self.ranges = ranges
+        self._starts = [r.start for r in ranges]
+
+    def at(self, moment: int) -> str:
+        found = bisect_right(self._starts, moment) - 1
+        return self.ranges[found].name if found >= 0 and moment < self.ranges[found].end else OUTSIDE
+
+
+def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """What any interval covers between ``begin`` and ``end``, without overlaps, by time."""
+    order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
+    start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
+    reached = np.maximum.accumulate(stop)
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = start[1:] > reached[:-1]
+    return zip(map(int, start[first]), map(int, reached[np.roll(first, -1)]), strict=True)
+
+
+def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> dict[str, int]:
+    """How much of ``union`` lies in each phase, and outside all of them."""
+    covered: dict[str, int] = {}
+    first = 0
+    for start, stop in union:
+        outside = stop - start
+        while first < len(phases) and phases[first].end <= start:
+            first += 1
+        for phase in phases[first : bisect_right(phases, stop, key=lambda p: p.start)]:
+            shared = max(min(stop, phase.end) - max(start, phase.start), 0)
+            covered[phase.name] = covered.get(phase.name, 0) + shared
+            outside -= shared
+        covered[OUTSIDE] = covered.get(OUTSIDE, 0) + outside
+    return covered

@@ -1,0 +1,202 @@
+"""Where the time of traced steps went, by phase, kind, kernel and module. Pure: a trace's events in, a table out."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from lm_profiler.analysis.trace.intervals import OUTSIDE, Busy, Phases, by_phase, union_of
+from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
+from lm_profiler.analysis.trace.walk import MODULE_PREFIX, Launch, Operator, Packed, walk
+from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
+from lm_profiler.record.quantities import PARTS
+
+LARGEST_ROWS = 300
+"""Rows that are kept: the file stays small, and what is left out adds up to next to nothing."""
+
+_LONGEST_NAME = 240
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+_MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
+
+
+_Row = tuple[str, Kind, int, int, int]
+"""Phase, kind, and the numbers of name, operator and module."""
+
+
+class _Work(NamedTuple):
+    """What ran on the device from ``start`` to ``end`` (ns)."""
+
+    start: int
+    end: int
+    row: _Row
+
+
+class _Sum:
+    """Calls and nanoseconds."""
+
+    __slots__ = ("count", "total")
+
+    def __init__(self) -> None:
+        self.count = self.total = 0
+
+    def add(self, count: int, total: int) -> None:
+        self.count += count
+        self.total += total
+
+
+class _Totals:
+    """Adds up work by phase and kind, and by row."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[str, Kind], _Sum] = {}
+        self.rows: dict[_Row, _Sum] = {}
+
+    def add(self, row: _Row, calls: int, nanoseconds: int) -> None:
+        self.kinds.setdefault(row[:2], _Sum()).add(calls, nanoseconds)
+        self.rows.setdefault(row, _Sum()).add(calls, nanoseconds)
+
+    def of_phase(self, phase: str) -> dict[Kind, KindTime]:
+        """The largest first."""
+        found = [(kind, sum_) for (part, kind), sum_ in self.kinds.items() if part == phase]
+        found.sort(key=lambda pair: -pair[1].total)
+        return {kind: KindTime(count=sum_.count, total_s=_seconds(sum_.total)) for kind, sum_ in found}
+
+
+def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
+    """The table of a trace; its events are read once and may come in any order.
+
+    Raises:
+        ValueError: there is no whole step in it.
+    """
+    packed = Packed(events)
+    if not packed.steps:
+        raise ValueError("the trace has no whole step")
+    return _of_device(packed) if packed.has_device else _of_operators(packed)
+
+
+def _of_device(packed: Packed) -> KernelTable:
+    begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
+    totals, all_, computing, local = _Totals(), Busy(begin), Busy(begin), Busy(begin)
+    for work in _device_work(packed, begin, end):
+        phase, kind, *_ = work.row
+        totals.add(work.row, 1, work.end - work.start)
+        end = max(end, work.end)
+        all_.add(work.start, work.end, phase)
+        if kind not in MEMORY_BOUND:
+            computing.add(work.start, work.end, phase)
+        if kind != "communication":
+            local.add(work.start, work.end, phase)
+    all_.add(end, end, OUTSIDE)
+    window = end - begin
+    return _table(
+        packed,
+        totals,
+        all_.busy,
+        all_.idle,
+        window,
+        memory_bound_share=(all_.total() - computing.total()) / window,
+        communication_share=(all_.total() - local.total()) / window,
+    )
+
+
+def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
+    """What was launched while the steps lasted, by its start on the device."""
+    phases = Phases(packed.phases)
+    launches = {event.correlation: event for event in walk(packed) if isinstance(event, Launch)}
+    for start, length, name, correlation in zip(*(column.tolist() for column in packed.device()), strict=True):
+        # Without its launch there is only the work itself to tell when it was wanted.
+        launch = launches.get(correlation) or Launch(start, correlation, -1, -1)
+        if not begin <= launch.start <= end:
+            continue
+        kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))
+        row = (phases.at(launch.start), kind, name, launch.operator, launch.module)
+        yield _Work(start, start + length, row)
+
+
+def _of_operators(packed: Packed) -> KernelTable:
+    begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
+    phases, totals = Phases(packed.phases), _Totals()
+    starts, ends = array("q"), array("q")  # of the outermost operators
+    for call in walk(packed):
+        if isinstance(call, Operator) and begin <= call.start <= end:
+            kind = operator_kind(packed.names.name(call.name) or "")
+            phase, calls = phases.at(call.start), 0 if call.again else 1
+            totals.add((phase, kind, call.name, call.caller, call.module), calls, call.own)
+            if call.caller < 0:
+                starts.append(call.start)
+                ends.append(call.start + call.length)
+    covered = by_phase(union_of(starts, ends, begin, end), packed.phases)
+    lasted = by_phase([(begin, end)], packed.phases)
+    idle = {phase: length - covered.get(phase, 0) for phase, length in lasted.items()}
+    return _table(packed, totals, covered, idle, end - begin, None, None)
+
+
+def _table(
+    packed: Packed,
+    totals: _Totals,
+    busy: Mapping[str, int],
+    idle: Mapping[str, int],
+    window: int,
+    memory_bound_share: float | None,
+    communication_share: float | None,
+) -> KernelTable:
+    rows, rest = _rows(packed, totals)
+    phases = {}
+    for phase in PARTS:
+        kinds = totals.of_phase(phase)
+        busy_s, idle_s = _seconds(busy.get(phase, 0)), _seconds(idle.get(phase, 0))
+        if kinds or idle_s:
+            overlap_s = max(sum(kind.total_s for kind in kinds.values()) - busy_s, 0.0)
+            phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
+    return KernelTable(
+        source="kernels" if packed.has_device else "operators",
+        steps=len(packed.steps),
+        window_s=_seconds(window),
+        phases=phases,
+        rows=rows,
+        rest=rest,
+        memory_bound_share=memory_bound_share,
+        communication_share=communication_share,
+    )
+
+
+def _rows(packed: Packed, totals: _Totals) -> tuple[list[KernelRow], Rest]:
+    """The largest rows, equal layers merged, and what is left."""
+    merged: dict[tuple[str, Kind, int, int, str | None, str | None], _Sum] = {}
+    for (phase, kind, name, operator, module), sum_ in totals.rows.items():
+        key = (phase, kind, name, operator, *_module(packed.names.name(module)))
+        merged.setdefault(key, _Sum()).add(sum_.count, sum_.total)
+    largest = sorted(merged.items(), key=lambda row: -row[1].total)
+    rows = [
+        KernelRow(
+            phase=phase,
+            kind=kind,
+            name=_cut(packed.names.name(name)) or "",
+            operator=_cut(packed.names.name(operator)),
+            module=path,
+            module_type=type_,
+            count=sum_.count,
+            total_s=_seconds(sum_.total),
+        )
+        for (phase, kind, name, operator, path, type_), sum_ in largest[:LARGEST_ROWS]
+    ]
+    left = [sum_ for _, sum_ in largest[LARGEST_ROWS:]]
+    total_s = _seconds(sum(sum_.total for sum_ in left))
+    return rows, Rest(rows=len(left), count=sum(sum_.count for sum_ in left), total_s=total_s)
+
+
+def _module(name: str | None) -> tuple[str | None, str | None]:
+    """Path, with ``*`` for indices, and class."""
+    if name is None or (match := _MODULE.fullmatch(name)) is None:
+        return None, None
+    return _INDEX.sub("*", match["path"]), match["type"]
+
+
+def _cut(name: str | None) -> str | None:
+    return name if name is None or len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds * 1e-9

@@ -1,0 +1,108 @@
+"""``python -m lm_profiler``: hands each verb to who does it, importing no more than that verb needs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.measure.boundary import say
+
+TRAINER_VERBS = {
+    "fit": "profile training steps",
+    "validate": "profile the forward pass alone, under no_grad",
+    "test": "profile test steps",
+    "predict": "profile prediction steps",
+}
+
+OTHER_VERBS = {
+    "sweep": "run many cells: sizes, precisions, lengths, repeats",
+    "report": "tables, plots and pages of any runs",
+    "compare": "is B faster than A?",
+    "numerics": "what low precision does to a sum",
+    "selftest": "how far this machine's figures can be trusted",
+}
+"""Each is a module of ``lm_profiler.cli.verbs`` with a ``run(arguments) -> exit code``."""
+
+_HELP = """\
+usage: python -m lm_profiler <verb> [options]
+
+{verbs}
+
+  --version   print the version
+  --help      print this; `<verb> --help` lists a verb's options
+
+for example: python -m lm_profiler fit --config configs/demo.yaml"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
+    from lm_profiler.cli.surroundings import all_printed, check_text, mute, open_standard_streams
+    from lm_profiler.cli.usage import UsageError
+
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    open_standard_streams()
+    try:
+        check_text(arguments)
+        code = _run(arguments)
+    except UsageError as error:
+        say(str(error))
+        code = WRONG_CALL
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        code = OK
+    except OSError as error:  # a full disk, a folder that somebody removed
+        mute()
+        say(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        code = FAILED
+    return code if all_printed() else code or FAILED
+
+
+def _run(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else None
+    if first in ("-h", "--help"):
+        verbs = "\n".join(f"  {verb:<11} {does}" for verb, does in (TRAINER_VERBS | OTHER_VERBS).items())
+        print(_HELP.format(verbs=verbs))
+        return OK
+    if first == "--version":
+        from lm_profiler import __version__
+
+        print(f"lm_profiler {__version__}")
+        return OK
+    if first in TRAINER_VERBS:
+        return _run_trainer(arguments)
+    if first in OTHER_VERBS:
+        return _run_command(first, arguments[1:])
+    given = "none" if first is None else repr(first[:100])
+    say(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
+    return WRONG_CALL
+
+
+def _run_command(verb: str, arguments: list[str]) -> int:
+    try:
+        with signals_as_exceptions():
+            run: Callable[[list[str]], int] = import_module(f"lm_profiler.cli.verbs.{verb}").run
+            return run(arguments)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+
+
+def _run_trainer(arguments: list[str]) -> int:
+    from lm_profiler.cli.call import Call
+    from lm_profiler.cli.quiet import quiet_libraries
+    from lm_profiler.cli.surroundings import check_surroundings
+
+    quiet_libraries()
+    try:
+        with signals_as_exceptions():
+            call = Call(arguments)
+            check_surroundings(call)
+            if sys.argv[1:] == arguments:
+                sys.argv[1:] = call.arguments  # with which other ranks are started, who have not its pipes
+            from lm_profiler.cli.verbs.trainer import run
+
+            return run(call)
+    except KeyboardInterrupt:
+        say("interrupted before the run began")
+        return INTERRUPTED

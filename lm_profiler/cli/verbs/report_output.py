@@ -1,0 +1,81 @@
+"""Where a report goes, and in which format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.record.collection import Collection
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.text import printable
+from lm_profiler.report.tables import formats
+from lm_profiler.report.tables.table import Table
+
+_TEXT = {
+    "terminal": formats.terminal,
+    "markdown": formats.markdown,
+    "latex": formats.latex,
+    "csv": formats.csv_text,
+    "json": formats.json_text,
+}
+
+
+def format_of(given: str | None, output: Path | None) -> str | None:
+    """The format that was asked for, or else the one that ``output``'s suffix says; None without either.
+
+    Raises:
+        UsageError: no format has that suffix, or the format needs a file and none is given.
+    """
+    if given is None and output is not None:
+        given = formats.SUFFIXES.get(output.suffix.lower())
+        if given is None:
+            known = ", ".join(formats.SUFFIXES)
+            raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
+    if given in ("parquet", "html") and output is None:
+        raise UsageError(f"format: expected --output FILE for {given}, given none")
+    return given
+
+
+def write(found: Collection, table: Table, kind: str | None, output: Path | None) -> None:
+    """Print ``table``, or write it to ``output``, in the format ``kind``; a page shows ``found`` as well.
+
+    Raises:
+        UsageError: ``output`` cannot be written, or the format needs what is not installed.
+    """
+    if output is None:
+        if kind in (None, "terminal"):
+            sys.stdout.write(formats.terminal(table, sys.stdout))
+        else:
+            text = _TEXT[str(kind)](table)
+            sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        return
+    with writable(output):
+        if kind == "html":
+            from lm_profiler.report.pictures.page import write_page
+
+            write_page(found, output, table)
+        elif kind == "parquet":
+            write_whole(output, _parquet(table))
+        else:
+            write_whole(output, _TEXT[str(kind)](table))
+
+
+@contextmanager
+def writable(output: Path) -> Iterator[None]:
+    """Turns what the system says against writing ``output`` into a wrong call."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"output: expected a file that can be written, given {output} ({error.strerror})") from None
+
+
+def _parquet(table: Table) -> bytes:
+    try:
+        return formats.parquet(table)
+    except ImportError:
+        raise UsageError(
+            "format: expected pyarrow for parquet, which is not installed; pip install 'lm_profiler[parquet]'"
+        ) from None

@@ -1,0 +1,90 @@
+"""Which table a call of ``report`` asks for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.record.collection import Entry
+from lm_profiler.report.pictures.page_table import page_table
+from lm_profiler.report.tables.blocks import blocks
+from lm_profiler.report.tables.columns import Column
+from lm_profiler.report.tables.formats import FOR_PROGRAMS
+from lm_profiler.report.tables.layouts import devices, warmup_rows, wide
+from lm_profiler.report.tables.merged import by_facts, repeats_together
+from lm_profiler.report.tables.options import columns_named
+from lm_profiler.report.tables.pivot import pivot
+from lm_profiler.report.tables.recut import WARMUPS, cut_anew, long_enough, readable, warmups
+from lm_profiler.report.tables.rows import raw_rows, rows
+from lm_profiler.report.tables.table import Table
+
+LAYOUTS = ("blocks", "wide", "devices", "warmups")
+
+
+def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+    """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
+
+    Raises:
+        UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
+    """
+    problems: list[str] = []
+    if _of_parts(options):
+        return _each_cut(entries, options)
+    if options.warmup is not None or options.steps is not None:
+        entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
+    if options.layout == "blocks":
+        entries, unread = _with_steps(entries)
+        problems += unread
+    return (_make(entries, options) if entries else None), problems
+
+
+def _make(entries: Sequence[Entry], options: argparse.Namespace) -> Table:
+    if options.layout is not None:
+        return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
+    if options.pivot is not None:
+        down, across = (_facts(names, entries) for names in options.pivot)
+        [value] = _columns([options.value or "step_s"], entries)
+        return pivot(entries, down, across, value)
+    columns = _columns(options.columns, entries) if options.columns else None
+    by = _facts(options.group_by or (), entries)
+    groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
+    if options.format == "html" and columns is None and not by:
+        return page_table(groups)
+    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
+
+
+def _of_parts(options: argparse.Namespace) -> bool:
+    """Whether each part of a step is to have a row for each warm-up."""
+    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
+    return options.layout == "warmups" or (plain and options.warmup is not None)
+
+
+def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    try:
+        return columns_named(names, entries)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    found = _columns(names, entries)
+    for of in found:
+        if of.quantity is not None:
+            raise UsageError(f"{of.name}: expected a fact or an option to tell runs apart by, given a figure")
+    return found
+
+
+def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Those whose steps can be shown, or that died; and what is wrong with the others."""
+    died = [entry for entry in entries if not entry.shows_steps]
+    good, problems = readable([entry for entry in entries if entry.shows_steps])
+    return [entry for entry in entries if entry in good or entry in died], problems
+
+
+def _each_cut(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+    good, problems = readable(entries)
+    settings = options.warmup or WARMUPS
+    runs, short = long_enough(good, settings, options.steps)
+    made = (warmup_rows if options.layout == "warmups" else warmups)(runs, options.steps) if runs else None
+    return made, problems + short

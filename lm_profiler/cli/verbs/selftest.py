@@ -1,0 +1,145 @@
+"""``selftest``: how far can this machine's figures be trusted?
+
+The same cell runs twice, each time in a fresh process (A/A): what differs between the two is not the program. Then
+the instruments' own cost, against ``Trainer(barebones=True)``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval, summarise
+from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.cli.endings import WRONG_CALL
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.steps import read_steps
+
+_HELP = """\
+usage: python -m lm_profiler selftest [--config FILE] [options of fit]
+
+Runs the same fit twice in fresh processes and prints how much two equal runs differ on this machine, the smallest
+change that a comparison could tell, and what the instruments cost against Trainer(barebones=True)."""
+
+_TOY = (
+    "--model.d_model=256",
+    "--model.d_ff=1024",
+    "--model.num_layers=4",
+    "--model.num_heads=8",
+    "--data.context_length=128",
+)
+_UNTIMED_OFF = ("--memory.steps=0", "--trace.steps=0")
+
+
+class SelftestError(Exception):
+    """A run of the self-test did not end well; the message is what it said."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the self-test with the options of ``fit``; returns the exit code.
+
+    Raises:
+        UsageError: ``fit`` does not take these options.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return 0
+    options = [*(arguments or _TOY), *_UNTIMED_OFF]
+    try:
+        with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
+            runs = [_fit(options, Path(folder), name) for name in ("A", "B")]
+        costs = _cost(runs[0][0])
+    except SelftestError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for line in report(runs, costs):
+        print(line)
+    return 0
+
+
+def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[float], list[float]]) -> list[str]:
+    """The self-test's lines: ``runs`` are A and B with their steps (seconds), ``costs`` bare and instrumented steps."""
+    (a, steps_a), (b, steps_b) = runs
+    where = a.environment.device_name if a.environment is not None else "unknown"
+    lines = [f"A/A on {where}: the same {a.verb} twice, in fresh processes"]
+    for name, record in (("A", a), ("B", b)):
+        step = record.time["step"]
+        words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
+        interval_ms = f"[{_ms(step.ci_low)}, {_ms(step.ci_high)}]"
+        lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {words}")
+    interval = ratio_interval(steps_a, steps_b)
+    if interval is None:
+        lines.append("  too few steps to compare; raise --stages.measure_steps")
+    else:
+        lines += _comparison(interval)
+    return [*lines, _cost_line(*costs, a.time["step"].median)]
+
+
+def _comparison(interval: RatioInterval) -> list[str]:
+    seen, low, high = (ratio - 1.0 for ratio in (interval.ratio, interval.low, interval.high))
+    word = change(interval)
+    wrongly = ", wrongly: something else was using the machine" if word in ("FASTER", "SLOWER") else ""
+    return [
+        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], called {word}{wrongly}",
+        f"  smallest change that one run against one would tell: {minimum_detectable_effect(interval):.1%}",
+    ]
+
+
+def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
+    base, ours = summarise(bare), summarise(instrumented)
+    if base.median is None or ours.median is None:
+        return "instruments: too few steps to tell their cost"
+    added = ours.median - base.median
+    low, high = _difference_interval(bare, instrumented)
+    share = f", {added / step_s:.2%} of the step above" if step_s else ""
+    return (
+        f"instruments: {added * 1e6:+.1f} µs a step [{low * 1e6:+.1f}, {high * 1e6:+.1f}] against "
+        f"Trainer(barebones=True), on a module that does next to nothing{share}"
+    )
+
+
+def _difference_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of median(b) - median(a), with a fixed seed."""
+    rng = np.random.default_rng(0)
+    medians = [
+        np.median(rng.choice(np.asarray(x), size=(resamples, len(x))), axis=1) for x in (a, b)
+    ]  # fmt: skip
+    low, high = np.quantile(medians[1] - medians[0], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{seconds * 1e3:.3f}"
+
+
+def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, list[float]]:
+    _python("-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    record = read_run(folder / name / "version_0")
+    rows = [row for row in read_steps(folder / name / "version_0" / "steps.csv") if row.stage == "measure"]
+    cut = record.steadiness.cut if record.steadiness is not None else 0
+    return record, [row.time("step") for row in mean_over_ranks(rows)][cut:]
+
+
+def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
+    """Bare and instrumented steps on the device that ``record`` ran on, in seconds."""
+    where = [record.environment.device_type] if record.environment is not None else []
+    answer = json.loads(_python("-m", "lm_profiler.cli.workers.cost", *where).splitlines()[-1])
+    return answer["bare"], answer["instrumented"]
+
+
+def _python(*arguments: str) -> str:
+    done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False)
+    said = done.stderr.strip().splitlines()
+    if done.returncode == WRONG_CALL:
+        raise UsageError("\n".join(said[-2:]).removeprefix("lm_profiler: "))
+    if done.returncode:
+        raise SelftestError("\n".join(said[-2:]) or f"a run of the self-test ended with code {done.returncode}")
+    return done.stdout

@@ -1,0 +1,199 @@
+"""``sweep``: many cells, each a call of its own in a process of its own."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.cli.call import read_config
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
+from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.collection import collect
+from lm_profiler.record.command import command_line
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.sweep.cluster import ClusterError, Jobs
+from lm_profiler.sweep.display import Display, print_end
+from lm_profiler.sweep.folder import FolderError, SweepFolder
+from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
+from lm_profiler.sweep.request import Request, read_request
+from lm_profiler.sweep.schedule import Schedule
+from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
+
+_HELP = """\
+usage: python -m lm_profiler sweep [FILE] [options] [options of every cell]
+
+Runs every combination of some options, each in a process of its own, and keeps what became of each. Started again, it
+goes on with what is missing. A cell whose folder is removed is missing again.
+
+  FILE                     YAML with config, grid, list, verb, repeats, seed, timeout_s, name
+  --config FILE            config of every cell
+  --grid.OPTION A,B        values of an option; every combination is run. A value that is a list: [1,2],[3,4]
+  --list "[{OPTION: A}]"   sets of options; each is run with every combination of the grid
+  --verb VERB              fit (if not given), validate, test or predict
+  --repeats N              each cell so often, in rounds of random order
+  --seed N                 of that order
+  --timeout_s S            how long a cell may run
+  --name NAME              of the sweep; the file's if not given
+  --log_dir DIR            folder of all runs (logs)
+  --devices 0,1            one cell at a time on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES
+  --launcher slurm         send the cells to a cluster through submitit: slurm, or here for trying it, local or debug
+  --slurm.OPTION VALUE     of that cluster, such as --slurm.partition=gpu
+  --dry_run                print the cells' calls, one a line, and run none
+
+for example: python -m lm_profiler sweep --config configs/demo.yaml --grid.data.context_length 64,128,256"""
+
+SPAWNING = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "lm_profiler")
+FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
+SERVER = FORKING if sys.platform == "linux" else SPAWNING
+"""The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
+
+_FINE = ("ok", "oom", "refused")
+"""These are results: the sweep has found out what it was to find out."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a sweep; returns the exit code: 1 where a cell failed, timed out or was killed.
+
+    Raises:
+        UsageError: a wrong call; nothing was run.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(_HELP)
+        return OK
+    request, plan = _read(arguments)
+    if request.dry_run:
+        for cell in run_order(plan):
+            print(shell_line(cell))
+        return OK
+    try:
+        with SweepFolder(sweep_folder(request), plan) as folder:
+            folder.take_over()
+            return _ending(folder, _run(request, folder))
+    except (FolderError, ClusterError) as error:
+        raise UsageError(str(error)) from None
+    except ServerError as error:
+        say(str(error))
+        return FAILED
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # a full disk, a folder that somebody removed
+        given = sweep_folder(request)
+        say(
+            f"log_dir: expected a folder that can be written to, given {given} ({error.strerror}); "
+            "the same call goes on with the cells that are missing"
+        )
+        return FAILED
+
+
+def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
+    text = read_config(arguments[0])[1] if arguments and not arguments[0].startswith("-") else None
+    try:
+        request = read_request(arguments, text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
+    try:
+        return request, plan_of(request, command_line(("sweep", *arguments)), None if request.dry_run else texts)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _run(request: Request, folder: SweepFolder) -> bool:
+    """Run what is missing; returns whether it was interrupted."""
+    missing = folder.missing()
+    if not missing:
+        return False
+    here = request.launcher is None
+    cells, devices = folder.plan.cells, request.devices or (None,)
+    display = Display(cells, len(cells) - len(missing), len(devices) if here else None, folder.path)
+    with CellServer(SERVER, folder.lock) as server:
+        work = (
+            Schedule(folder.path, missing, server, display, devices, request.timeout_s)
+            if here
+            else Jobs(folder.path, missing, SPAWNING, display, request)
+        )
+        if folder.is_new:
+            _check_options(server, folder.plan, request.timeout_s)
+        folder.begin()
+        with display, _interrupting(work):
+            work.run()
+    return work.interrupted
+
+
+@contextmanager
+def _interrupting(work: Schedule | Jobs) -> Iterator[None]:
+    """The first Ctrl-C lets cells end; the second is an exception like any other."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def interrupt(*_: object) -> None:
+        work.interrupted = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    for number in before:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
+    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell.
+
+    A check that lasts longer than a cell may is given up, with all that would follow: the cell itself will tell.
+    """
+    alike = {tuple(cell.overrides): cell for cell in reversed(plan.cells)}
+    with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
+        output = Path(folder, "output.txt")
+        for cell in alike.values():
+            code = _parse(server, cell, output, timeout_s)
+            if code is not None and code < 0:
+                return
+            if code == 2:
+                for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
+                    if NO_SUCH_OPTION in line:
+                        raise UsageError(line.removeprefix("lm_profiler: "))
+
+
+def _parse(server: CellServer, cell: Cell, output: Path, timeout_s: float | None) -> int | None:
+    """Have a cell's call read and nothing more; returns the exit code, of SIGKILL where it took too long."""
+    server.start(cell.id, [*cell.arguments, "--print_config"], output, {})
+    until = math.inf
+    while True:
+        left_s = max(until - time.monotonic(), 0.0)
+        for event in server.events(None if left_s == math.inf else left_s):
+            if isinstance(event, CellEnded):
+                return event.code
+            until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        if time.monotonic() >= until:
+            server.signal(cell.id, signal.SIGKILL)
+            until = math.inf
+
+
+def _ending(folder: SweepFolder, interrupted: bool) -> int:
+    """Say how it ended and where it is; returns the exit code."""
+    console = Console()
+    entries = with_unfinished(collect([folder.path])).entries
+    print_end(entries, console)
+    words = Counter(entry.status for entry in entries)
+    told = ", ".join(f"{count} {word}" for word, count in words.items())
+    print(f"{counted(len(entries), 'cell')}: {told}; written to {folder.path}")
+    print(f"tables and plots: {command_line(('report', str(folder.path)))}")
+    if interrupted or words.keys() & {"interrupted", "missing"}:
+        say("cells are missing; the same call goes on with them")
+    if interrupted:
+        return INTERRUPTED
+    return OK if words.keys() <= set(_FINE) else FAILED

@@ -1,0 +1,214 @@
+"""The program that starts the cells of a sweep: ``python -m lm_profiler.cli.workers.cell_server PROGRAM [MODULE ...]``.
+
+Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, they are imported once
+and a process is forked for each cell; they touch no device. Without, each cell is a fresh interpreter. Requests come in
+through the socket on stdin, and there is answered (``lm_profiler.sweep.server``).
+
+The end of a cell is also written beside its output, for the case that nobody hears the answer. When the requests end,
+for whatever reason, every cell is killed: none outlives the sweep.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NoReturn
+
+from lm_profiler.cli.quiet import quiet_libraries
+from lm_profiler.record.files import write_whole
+from lm_profiler.sweep.outcome import ENDED_FILE
+from lm_profiler.sweep.server import CellEnded, CellStarted, SignalCell, StartCell
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+@dataclass
+class _Cell:
+    pid: int
+    """Of the leader of a process group of its own."""
+    output: Path
+    began: float
+
+
+class Server:
+    """Starts cells, hands signals on, and tells when cells end."""
+
+    def __init__(self, client: Connection, program: str, forks: bool) -> None:
+        self._client, self._program, self._forks = client, program, forks
+        self._running: dict[str, _Cell] = {}
+        self._ended, self._wake = os.pipe()
+        for end in (self._ended, self._wake):
+            os.set_blocking(end, False)
+
+    def serve(self) -> StartCell | None:
+        """None when the requests have ended; in a forked child, the cell that it is to run."""
+        # With no handler of Python's, the wake-up byte would not be written.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        try:
+            self._client.send(None)  # ready
+            while True:
+                ready = wait([self._client, self._ended])
+                if self._ended in ready:
+                    os.read(self._ended, 4096)
+                    self._reap()
+                if self._client in ready and (mine := self._follow(self._client.recv())):
+                    return mine
+        except (EOFError, OSError):  # who asked has gone
+            return None
+        finally:
+            self._kill_all()
+
+    def leave(self) -> None:
+        """Be no server any more, in a forked child."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._client.close()
+        for end in (self._ended, self._wake):
+            os.close(end)
+
+    def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
+        """Do what is asked; in a forked child, returns its cell."""
+        if isinstance(request, SignalCell):
+            self._signal(request.cell, request.number)
+            return None
+        try:
+            pid = _fork() if self._forks else _spawn(self._program, request)
+        except OSError as error:
+            self._client.send(CellEnded(request.cell, None, f"could not be started: {error.strerror}"))
+            return None
+        if pid == 0:
+            self._running.clear()  # its siblings are none of its business
+            return request
+        self._running[request.cell] = _Cell(pid, request.output, time.monotonic())
+        self._client.send(CellStarted(request.cell, pid))
+        return None
+
+    def _signal(self, cell: str, number: int) -> None:
+        if cell in self._running:
+            with suppress(ProcessLookupError):
+                os.killpg(self._running[cell].pid, number)
+
+    def _reap(self) -> None:
+        for name, cell in list(self._running.items()):
+            pid, status = os.waitpid(cell.pid, os.WNOHANG)
+            if pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._signal(name, signal.SIGKILL)  # what it left behind: workers, other ranks
+                del self._running[name]
+                ended = {"code": code, "duration_s": time.monotonic() - cell.began}
+                with suppress(OSError):
+                    write_whole(cell.output.with_name(ENDED_FILE), json.dumps(ended))
+                self._client.send(CellEnded(name, code))
+
+    def _kill_all(self) -> None:
+        for cell in self._running:
+            self._signal(cell, signal.SIGKILL)
+        for running in self._running.values():
+            os.waitpid(running.pid, 0)
+
+
+def _fork() -> int:
+    """A child in a group of its own; 0 in that child."""
+    torch = sys.modules.get("torch")
+    assert torch is None or not torch.cuda.is_initialized(), "a device that was touched is of no use to children"
+    pid = os.fork()
+    with suppress(OSError):  # in both, so that neither goes on before it is done
+        os.setpgid(pid, pid)
+    return pid
+
+
+def _spawn(program: str, cell: StartCell) -> int:
+    """A fresh interpreter in a group of its own."""
+    output = (os.POSIX_SPAWN_OPEN, 1, os.fspath(cell.output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    return os.posix_spawn(
+        sys.executable,
+        (sys.executable, "-m", program, *cell.arguments),
+        {**os.environ, **cell.environment},
+        file_actions=[output, (os.POSIX_SPAWN_DUP2, 1, 2)],
+        setpgroup=0,
+    )
+
+
+def _become(cell: StartCell, program: str, server_pid: int) -> int:
+    """Run the cell in this forked child as a process of its own would; returns the exit code."""
+    _die_with_parent()
+    if os.getppid() != server_pid:  # it died before
+        os._exit(1)
+    with suppress(OSError):  # where memory runs out, the system shall take the cell and not the sweep
+        Path("/proc/self/oom_score_adj").write_text("500")
+    with cell.output.open("wb") as output:
+        for end in (1, 2):
+            os.dup2(output.fileno(), end)
+    os.environ.update(cell.environment)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # the state is the server's, the same in every cell; torch's is the same everywhere anyway
+    sys.argv = [program, *cell.arguments]
+    try:
+        # Processes that the cell starts, ranks of DDP say, are started by what it sets: sys.argv and __main__.
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            return end.code
+        raise
+    return 0
+
+
+def _die_with_parent(begin: bool = True) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
+
+
+def _import(modules: Sequence[str], client: Connection) -> None:
+    """What every cell needs, once; no device is touched, and nothing computed: both start threads."""
+    _die_with_parent()  # meanwhile nobody reads that the requests have ended
+    gone = select.poll()
+    gone.register(client, 0)  # no event but that the other end is closed
+    if gone.poll(0):
+        os._exit(0)
+    quiet_libraries()
+    for module in modules:
+        import_module(module)
+    _die_with_parent(False)  # from here on, cells are killed first
+
+
+def _end(code: int) -> NoReturn:
+    """End as an interpreter does, but for taking every object apart: that copies each page that the server shares."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def main() -> int:
+    """Serve; in a forked child, run its cell."""
+    program, *modules = sys.argv[1:]
+    client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    if modules:
+        _import(modules, client)
+    server, pid = Server(client, program, bool(modules)), os.getpid()
+    cell = server.serve()
+    if cell is not None:
+        server.leave()
+        _end(_become(cell, program, pid))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What the instruments cost a loop that does next to nothing else: bare and instrumented, turn by turn.
+
+A program of its own, started by ``selftest``: ``python -m lm_profiler.cli.workers.cost [accelerator]`` prints JSON, the
+seconds of each step under ``Trainer(barebones=True)`` and under the instruments, everything on but trace and memory by
+phase, which run after all that is timed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.cli.quiet import quiet
+
+ROUNDS, STEPS, SKIPPED = 6, 300, 50
+
+
+class Toy(LightningModule):
+    """A linear layer that notes when each step begins, in a hook that any Trainer calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.began_ns: list[int] = []
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.began_ns.append(time.perf_counter_ns())
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss: torch.Tensor = self.layer(batch[0]).sum()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def tokens_in(self, batch: Any) -> int:
+        """So that tokens are counted as well."""
+        return int(batch[0].numel())
+
+    def step_seconds(self, skipped: int) -> list[float]:
+        """Seconds from step to step, without the first ``skipped``."""
+        return [(b - a) * 1e-9 for a, b in pairwise(self.began_ns[skipped:])]
+
+
+def loader(steps: int) -> DataLoader[Any]:
+    """Just as many batches of one small row."""
+    return DataLoader(TensorDataset(torch.ones(steps, 8)), batch_size=1)
+
+
+def compare(accelerator: str = "auto") -> dict[str, list[float]]:
+    """Seconds of each step, ``bare`` and ``instrumented``."""
+    seconds: dict[str, list[float]] = {"bare": [], "instrumented": []}
+    for _round in range(ROUNDS):
+        for kind in seconds:
+            with tempfile.TemporaryDirectory() as folder:
+                toy = Toy()
+                options = {"barebones": True} if kind == "bare" else _instrumented(folder)
+                trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, default_root_dir=folder, **options)
+                trainer.fit(toy, loader(SKIPPED + STEPS))
+                seconds[kind] += toy.step_seconds(SKIPPED)
+    return seconds
+
+
+def _instrumented(folder: str) -> dict[str, Any]:
+    instruments = TrainingProfiler(
+        # More steps than there are: the run ends while it is being measured.
+        StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS)),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        quiet=True,
+        log_dir=folder,
+    )
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return {"callbacks": [instruments], **dict.fromkeys(off, False)}
+
+
+def main() -> None:
+    """Print what ``compare`` found."""
+    with quiet():
+        seconds = compare(*sys.argv[1:])
+    print(json.dumps(seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""FLOPs counted around real work: every operator that runs is seen, with the shapes that it really has.
+
+Nothing is run again, and what runs computes what it always does. Backward passes are seen too, also where autograd runs
+them in threads of its own (on CUDA): it hands the caller's dispatch modes on to them (``ThreadLocalState`` in torch's
+``graph_task.h``). Not seen is what never passes torch's dispatcher: graphs that torch.compile made, replayed CUDA
+graphs, kernels of extensions that are called past torch, and threads that a step starts itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+from torch.overrides import enable_reentrant_dispatch
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from lm_profiler.measure.boundary import comes_from_outside, said
+from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
+from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, Formula, UncountableError, formula_of
+from lm_profiler.record.run import Flops
+
+_ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
+_SHAPES_ALONE = "torch._subclasses"
+"""Where fake tensors are defined, on which torch tries operators out."""
+_PLAIN = torch._C._disabled_torch_dispatch_impl
+_AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
+
+
+class FlopCounter(TorchDispatchMode):
+    """Counts the products of all operators that run while it is entered and ``counting``.
+
+    Of tensors that are made of others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) the
+    parts count that this process multiplies. Whatever goes wrong while counting makes the count unknown, and touches
+    nothing else.
+    """
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counting = True
+        self.unknown: str | None = None
+        """Why the count cannot be trusted."""
+        self._flops: Counter[str] = Counter()
+        self._formulas: dict[Any, Formula | None] = {}
+        self._composite: dict[Any, bool] = {}
+        self._thread = threading.get_ident()
+
+    def flops(self) -> Flops:
+        """What was counted so far.
+
+        Raises:
+            UncountableError: something ran whose work is unknown.
+        """
+        if self.unknown is not None:
+            raise UncountableError(self.unknown)
+        counted = self._flops
+        return Flops(forward=counted["forward"], backward=counted["backward"], recomputation=counted["recomputation"])
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
+        shapes_alone = any(kind.__module__.startswith(_SHAPES_ALONE) for kind in own)
+        if own and not shapes_alone:
+            return NotImplemented  # made of other tensors, whose operators come by
+        around: AbstractContextManager[None] = nullcontext()
+        try:
+            composite = not shapes_alone and self._is_composite(func)
+            if func.namespace not in TORCHS_OWN:
+                around = _autocast_of_caller()
+        except BaseException as error:
+            composite = False
+            self._lose(func, error)
+        if composite:
+            with enable_reentrant_dispatch(), self:  # as if it had not come by here; autocast is off otherwise
+                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        with around:
+            result = func(*args, **kwargs)
+        if self.counting and self.unknown is None and not shapes_alone:
+            try:
+                self._count(func, args, kwargs, result)
+            except BaseException as error:
+                self._lose(func, error)
+        return result
+
+    def _lose(self, func: Any, error: BaseException) -> None:
+        """What goes wrong while counting must not reach the step."""
+        if comes_from_outside(error):
+            raise error
+        self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
+
+    def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        if func not in self._formulas:
+            self._formulas[func] = formula_of(func)
+        formula = self._formulas[func]
+        if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
+            self._flops[_work(self._thread)] += flops
+
+    def _is_composite(self, func: Any) -> bool:
+        """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
+        if func not in self._composite:
+            self._composite[func] = isinstance(func, torch._ops.OpOverload) and _has(func) == [True, False, False]
+        return self._composite[func]
+
+
+def _has(func: Any) -> list[bool]:
+    keys = ("CompositeImplicitAutograd", "CPU", "CUDA")
+    return [torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys]
+
+
+def _autocast_of_caller() -> AbstractContextManager[None]:
+    """For an operator of somebody's own, which may call others: torch turns autocast off before a mode is asked."""
+    now = torch._C._dispatch_tls_local_exclude_set()
+    with enable_reentrant_dispatch():
+        off = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
+    guard: AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(
+        torch._C._dispatch_tls_local_include_set(), (now - _AUTOCAST) | off
+    )
+    return guard
+
+
+def _work(caller: int) -> str:
+    """Whose work is done now in this thread; ``caller`` is the thread that called autograd, if that is another one.
+
+    Recomputed is what ``torch.utils.checkpoint`` runs within a backward pass, and what anybody else runs there with
+    gradients on, for a backward pass runs with gradients off unless it will itself be differentiated.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        return "forward"
+    checkpointed = engine = None
+    for frame in _outwards(sys._getframe(1)):
+        if frame.f_code in _ENGINE:
+            engine = frame
+            break
+        checkpointed = checkpointed or frame.f_code.co_filename == checkpoint.__file__
+    if engine is None:  # a thread of autograd's own
+        callers = _outwards(sys._current_frames().get(caller))
+        engine = next((frame for frame in callers if frame.f_code in _ENGINE), None)
+    differentiated = engine is not None and engine.f_locals["create_graph"]
+    return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class StepFlops:
+    """Counts forward and backward of the steps of a stage that is not timed: an observer of marks.
+
+    The mode is entered where the outermost of the two begins and left where it ends; what lies in between and is
+    another part (an optimizer under manual optimization) does not count. Data, hooks and optimizers never meet it.
+
+    Args:
+        timeline: whose marks are observed.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._counter = FlopCounter()
+        self._entered = False
+
+    def __call__(self, code: int) -> None:
+        stack = self._timeline.stack
+        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        self._enter(FORWARD in stack or BACKWARD in stack)
+
+    def stop(self) -> None:
+        """Leave the mode, if a step did not end."""
+        self._enter(False)
+
+    def flops(self) -> Flops:
+        """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
+        return self._counter.flops()
+
+    def _enter(self, wanted: bool) -> None:
+        if wanted == self._entered:
+            return
+        if wanted:
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
+            self._counter.counting = False
+            return
+        self._entered = wanted

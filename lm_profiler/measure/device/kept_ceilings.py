@@ -1,0 +1,104 @@
+"""The machine's ceilings as earlier runs found them: one short look may have been at a machine that others used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+
+import torch
+
+from lm_profiler.measure.device.ceiling import Ceiling, matmul_ceiling
+from lm_profiler.measure.device.environment import cpu_name, device_name
+from lm_profiler.measure.device.precision import float32_matmul_precision
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.reading import read_json
+
+AGREE = 0.8
+"""A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""
+
+
+def cache_folder() -> Path:
+    """Where programs keep what they can find out again (XDG Base Directory Specification 0.8)."""
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
+
+
+def known_ceiling(
+    device: torch.device,
+    dtype: torch.dtype,
+    say: Callable[[str], None],
+    folder: Path | None = None,
+    probe: Callable[[torch.device, torch.dtype], Ceiling | None] = matmul_ceiling,
+) -> Ceiling | None:
+    """The ceiling of this machine: the better of what is read now and what was kept, where the two agree.
+
+    The best reading is kept in a file for each device, CPU, number of threads, dtype, precision and version of torch.
+    What cannot be read or written there is as if nothing had been kept; processes that write at once leave one whole
+    reading.
+
+    Args:
+        say: Told why the ceiling is unknown, where a reading was made that disagrees.
+        folder: Where readings are kept; ``cache_folder()`` if not given.
+        probe: Reads the ceiling.
+    """
+    reading = probe(device, dtype)
+    if reading is None:
+        return None
+    path = _file(device, reading.dtype, folder)
+    kept = None if path is None else _read(path)
+    if path is not None and (kept is None or reading.flops_per_s > kept):
+        _write(path, reading.flops_per_s)
+    if kept is None:
+        return reading
+    if min(reading.flops_per_s, kept) < AGREE * max(reading.flops_per_s, kept):
+        say(
+            f"ceiling unknown: this machine's own matrix product reached {_rate(reading.flops_per_s)} now and "
+            f"{_rate(kept)} before: something else uses it, or did; if it was changed, remove {path}"
+        )
+        return None
+    return reading if reading.flops_per_s >= kept else _at(reading, kept)
+
+
+def _at(reading: Ceiling, flops_per_s: float) -> Ceiling:
+    return Ceiling(flops_per_s, reading.dtype, reading.size, 2 * reading.size**3 / flops_per_s)
+
+
+def _file(device: torch.device, dtype: str, folder: Path | None) -> Path | None:
+    """None without a home."""
+    what = {
+        "device": device_name(device),
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "dtype": dtype,
+        "precision": float32_matmul_precision(device.type),
+        "torch": torch.__version__,
+    }
+    name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        return (folder or cache_folder()) / f"ceiling-{name}.json"
+    except RuntimeError:
+        return None
+
+
+def _read(path: Path) -> float | None:
+    try:
+        kept = float(read_json(path)["flops_per_s"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return kept if isfinite(kept) and kept > 0 else None
+
+
+def _write(path: Path, flops_per_s: float) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"flops_per_s": flops_per_s}) + "\n")
+    except OSError:
+        return
+
+
+def _rate(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e9:.3g} GFLOP/s"

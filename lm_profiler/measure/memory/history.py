@@ -1,0 +1,150 @@
+"""What the allocator remembers: the history of its blocks, its counters, and why it ran out of memory."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_profiler.measure.boundary import message_of
+from lm_profiler.measure.memory.peaks import allocator_of, available_bytes
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.run import AllocatorReading, OutOfMemory
+
+
+class MemoryHistory:
+    """CUDA's record of every allocation, with Python stacks, for https://pytorch.org/memory_viz.
+
+    Recording costs microseconds an allocation, so it has a stage of its own. Frames of C++ are left out: resolving them
+    makes a dump a hundred times slower.
+
+    Args:
+        record: ``torch.cuda.memory._record_memory_history``.
+        snapshot: ``torch.cuda.memory._snapshot``, of all devices of this process.
+        max_entries: how many of the last events are kept, several KB of the host's memory each.
+    """
+
+    def __init__(
+        self,
+        record: Callable[..., object] = torch.cuda.memory._record_memory_history,
+        snapshot: Callable[[], object] = torch.cuda.memory._snapshot,
+        max_entries: int = 100_000,
+    ) -> None:
+        self._record = record
+        self._snapshot = snapshot
+        self._max_entries = max_entries
+        self._running = False
+
+    def start(self) -> None:
+        """Record from here on."""
+        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries)
+        self._running = True
+
+    def dump(self, path: Path) -> None:
+        """Write what was recorded to ``path``, whole or not at all. After an out-of-memory error it works too.
+
+        Raises:
+            OSError: the folder cannot be written to.
+        """
+        write_whole(path, pickle.dumps(self._snapshot()))
+
+    def stop(self) -> None:
+        """Record no longer, and forget: dump before."""
+        if self._running:
+            self._running = False
+            self._record(enabled=None)
+
+
+def memory_history_of(device: torch.device) -> MemoryHistory | None:
+    """The history of ``device``'s allocator; None where it keeps none (CUDA's alone does)."""
+    return MemoryHistory() if device.type == "cuda" and torch.cuda.is_available() else None
+
+
+def allocator_facts(device: torch.device) -> AllocatorReading | None:
+    """Facts of ``device``'s allocator; None where it has none. Read them between stages, before peaks are reset."""
+    if device.type == "cpu":
+        return None
+    try:
+        stats = allocator_of(device).memory_stats(device)
+    except (AttributeError, RuntimeError):
+        return None
+    try:
+        free, total = torch.get_device_module(device).mem_get_info(device)
+    except (AttributeError, RuntimeError):
+        return facts_of(stats, None)
+    return facts_of(stats, total - free)
+
+
+def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
+    """The facts in torch's ``memory_stats``.
+
+    The peaks of allocated and reserved memory need not be of one instant, but when allocated memory peaked, no more was
+    reserved than at the reserved peak: their difference is the most that can have been reserved and not allocated then.
+    It includes blocks that were merely kept for reuse; the peak of inactive splits counts the unused pieces of partly
+    used blocks, which the allocator cannot give back.
+    """
+    allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
+    return AllocatorReading(
+        allocated_peak=allocated,
+        active_peak=stats.get("active_bytes.all.peak"),
+        reserved_peak=reserved,
+        inactive_split_peak=stats.get("inactive_split_bytes.all.peak"),
+        fragmentation=None if allocated is None or reserved is None else reserved - allocated,
+        driver_used=driver_used,
+        alloc_retries=stats.get("num_alloc_retries"),
+        ooms=stats.get("num_ooms"),
+    )
+
+
+_SIZE = r"([\d.]+) (bytes|[KMGT]i?B)"
+_UNITS = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SAID = {  # CUDA, HIP and XPU; then cudaMallocAsync; then MPS, the CPU's allocator, and numpy
+    "requested": rf"[Tt]ried to allocate {_SIZE}|Requested\s*: {_SIZE}|Unable to allocate {_SIZE}",
+    "free": rf"of which {_SIZE} is free|Free \(according to CUDA\)\s*: {_SIZE}",
+    "total": rf"total capacity of {_SIZE}|Device limit\s*: {_SIZE}",
+    "allocated": rf"{_SIZE} is allocated by PyTorch|Currently allocated\s*: {_SIZE}|MPS allocated: {_SIZE}",
+    "fragmented": rf"{_SIZE} is reserved by PyTorch but unallocated",
+    "allowed": rf"{_SIZE} allowed;|max allowed: {_SIZE}",
+}
+# The CPU's allocator raises a plain RuntimeError; CUDA's has a type of its own. cuBLAS and cuDNN name their status.
+_OUT_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "not enough memory"),
+    *("cublas_status_alloc_failed", "cudnn_status_alloc_failed"),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether ``error`` is of a device or a host that had no memory left."""
+    if isinstance(error, RuntimeError):
+        return isinstance(error, torch.OutOfMemoryError) or any(
+            words in message_of(error).lower() for words in _OUT_OF_MEMORY
+        )
+    return isinstance(error, MemoryError)
+
+
+def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
+    """Why ``error`` was raised, if it is an out-of-memory error; else None. torch prints sizes with two decimals.
+
+    On the CPU the free and total memory are read now, as the error does not say: the allocation that failed took none.
+    """
+    if not is_out_of_memory(error):
+        return None
+    message = message_of(error)
+    said = {name: _bytes(pattern, message) for name, pattern in _SAID.items()}
+    if device.type == "cpu":
+        import psutil
+
+        said |= {"free": available_bytes(device), "total": int(psutil.virtual_memory().total)}
+    return OutOfMemory(**said)
+
+
+def _bytes(pattern: str, message: str) -> int | None:
+    found = re.search(pattern, message)
+    if found is None:
+        return None
+    number, unit = (group for group in found.groups() if group is not None)
+    return round(float(number) * 1024.0 ** _UNITS[unit[0]])

@@ -1,0 +1,213 @@
+"""Memory by cause: what parameters, gradients, optimizer states and buffers hold, and what is left for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import MemoryCauses
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Bytes held on one device. Each storage counts once, for the first cause that it has in this order."""
+
+    parameters: int
+    gradients: int
+    optimizer_states: int
+    buffers: int
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer_states + self.buffers
+
+
+@dataclass(frozen=True)
+class HeldAtPeak:
+    """The peak of one part of a step in bytes (None where the device cannot say), and what was held at that time."""
+
+    peak: int | None
+    holdings: Holdings
+
+
+def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device) -> Holdings:
+    """What ``module`` and ``optimizers`` hold now on ``device``.
+
+    Tied weights and views count once, and of a sharded tensor (DTensor, FSDP) what is stored here. Parameters that an
+    optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
+    ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
+    """
+    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
+
+
+def storages_by_cause(
+    module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device
+) -> Iterator[dict[int, int]]:
+    """Bytes of each storage on ``device``, by its identity, for each cause of ``Holdings``; none occurs twice."""
+    grouped = list(_grouped(optimizers))
+    causes = (
+        module.parameters(),
+        _gradients(module, optimizers),
+        [*grouped, *(tensor for optimizer in optimizers for tensor in _inside(optimizer.state))],
+        module.buffers(),
+    )
+    seen: set[int] = set()
+    for tensors in causes:
+        new = {key: size for key, size in storages(tensors, device).items() if key not in seen}
+        seen.update(new)
+        yield new
+
+
+def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
+    """``peak_allocated`` split by what was held at that time; the rest is None where it would be negative."""
+    rest = None if peak_allocated is None else peak_allocated - held.total
+    return MemoryCauses(**asdict(held), activations_and_rest=rest if rest is None or rest >= 0 else None)
+
+
+class HoldingsReader:
+    """What was held at the peak of each part of a step: an observer of marks, for a stage that is not timed.
+
+    It must stand before ``PartPeaks`` among the observers, which resets the peak that this one reads.
+
+    Holdings are read where parts begin and end. Of the two readings around a part the larger one counts: its sum was
+    certainly held in between, so it never exceeds the peak. Gradients grow during backward, while activations shrink:
+    hooks see each one arrive and tell how many were there when the peak arose, to within one gradient. Where no such
+    hook runs (FSDP2), all gradients of the part count, and its activations are a lower bound; where a compiled backward
+    hands its gradients over at its end, those still inside of it are in the rest, which is an upper bound.
+
+    Args:
+        module: the model.
+        optimizers: the plain optimizers, without Lightning's wrapping.
+        peak: most bytes allocated since it was last reset; None where that is unknown.
+        device: whose memory.
+        part: answers for what fails in a hook.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        peak: Callable[[], int | None],
+        device: torch.device,
+        part: Part = UNGUARDED,
+    ) -> None:
+        self._guards = part
+        self._module = module
+        self._optimizers = optimizers
+        self._peak = peak
+        self._device = device
+        self._hooks: list[Any] = []
+        self._part: int | None = None
+        self._before = Holdings(0, 0, 0, 0)
+        self._arrived: dict[int, int] = {}
+        self._top: tuple[int, int] | None = None
+        self._by_part: dict[int, HeldAtPeak] = {}
+
+    def start(self) -> None:
+        """Watch gradients arrive."""
+        arrived = self._guards.guard(self._gradient_arrived)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(arrived)
+            for parameter in self._module.parameters()
+            if parameter.requires_grad and parameter.is_leaf
+        ]
+
+    def stop(self) -> None:
+        """Take the hooks out again."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def __call__(self, code: int) -> None:
+        peak = self._peak()
+        after = holdings(self._module, self._optimizers, self._device)
+        if self._part is not None:
+            self._keep(self._part, HeldAtPeak(peak, self._held(peak, after)))
+        self._part, self._before, self._top = code, after, None
+        self._arrived = storages(_gradients(self._module, self._optimizers), self._device)
+
+    def step_ended(self) -> None:
+        """What comes until the next mark is in no part."""
+        self._part = None
+
+    def by_part(self) -> dict[str, HeldAtPeak]:
+        """For each part that occurred, its highest peak over all steps observed."""
+        return {part: self._by_part[code] for code, part in enumerate(PARTS) if code in self._by_part}
+
+    def _held(self, peak: int | None, after: Holdings) -> Holdings:
+        held = max(self._before, after, key=lambda reading: reading.total)
+        if self._top is None or peak is None:
+            return held
+        top, gradients = self._top
+        # A peak that rose once more after the last hook found all that had arrived.
+        return replace(held, gradients=gradients if peak <= top else sum(self._arrived.values()))
+
+    def _keep(self, part: int, reading: HeldAtPeak) -> None:
+        best = self._by_part.get(part)
+        if part != OUTSIDE and (best is None or _order(reading) > _order(best)):
+            self._by_part[part] = reading
+
+    def _gradient_arrived(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
+            self._arrived.update(storages((parameter.grad,), self._device))
+        peak = self._peak()
+        if peak is not None and (self._top is None or peak > self._top[0]):
+            self._top = peak, sum(self._arrived.values())
+
+
+def _order(reading: HeldAtPeak) -> tuple[int, int]:
+    return reading.peak or 0, reading.holdings.total
+
+
+def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def _gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    parameters = (*module.parameters(), *_grouped(optimizers))
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _inside(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _inside(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _inside(item)
+
+
+def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of each storage on ``device``, by the storage's identity."""
+    found = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
+    return {
+        storage._cdata: storage.nbytes()
+        for storage in found
+        if storage.device.type == device.type and device.index in (None, storage.device.index)
+    }
+
+
+def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """The plain tensors in which ``tensor`` is stored in this process."""
+    if hasattr(tensor, "to_local"):  # DTensor
+        with torch.no_grad():
+            yield from _pieces(tensor.to_local())
+    elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _pieces(getattr(tensor, name))
+    elif tensor.layout is torch.sparse_coo:  # gradients of a sparse embedding
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout is torch.strided:
+        yield tensor

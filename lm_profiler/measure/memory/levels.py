@@ -1,0 +1,178 @@
+"""Memory held where forward and backward begin and end: the module, what is saved for backward, the gradients."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import graph
+from torch.optim import Optimizer
+
+from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
+from lm_profiler.measure.memory.holdings import storages, storages_by_cause
+from lm_profiler.record.run import MemoryLevels
+
+
+class LevelsReader:
+    """An observer of marks, for a stage that is not timed: keeps the levels of the last step.
+
+    Where the allocator does not say what it holds (the CPU's), the storages of parameters, gradients, optimizer states
+    and buffers are counted, and those that autograd saved for backward. Left out are outputs that nothing saved.
+
+    Args:
+        module: the model.
+        optimizers: the plain optimizers, without Lightning's wrapping.
+        held: bytes that the allocator holds now; None where it does not say.
+        device: whose memory.
+        part: answers for what fails in a hook.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizers: Sequence[Optimizer],
+        held: Callable[[], int | None],
+        device: torch.device,
+        part: Part = UNGUARDED,
+    ) -> None:
+        self._module = module
+        self._optimizers = optimizers
+        self._held = held
+        self._device = device
+        self._saved = SavedTensors(part) if held() is None else None
+        self._part: int | None = None
+        self._start: int | None = None
+        self._forward: int | None = None
+        self._backward: int | None = None
+        self.levels: MemoryLevels | None = None
+        """Of the last step that ended."""
+
+    def __call__(self, code: int) -> None:
+        if self._part is None and self._saved is not None:
+            self._saved.watch()
+        if self._part == FORWARD:
+            self._forward = _most(self._forward, self._now())
+        elif self._part == BACKWARD:
+            self._backward = _most(self._backward, self._now())
+        if code == FORWARD and self._start is None:
+            self._start = self._now()
+        self._part = code
+
+    def step_ended(self) -> None:
+        """Keep the step's levels; what comes until the next mark is in no part."""
+        self.levels = MemoryLevels(
+            start=self._start,
+            forward=self._forward,
+            backward=self._backward,
+            source="allocator" if self._saved is None else "counted",
+        )
+        self._begin_step()
+
+    def stop(self) -> None:
+        """Drop a step that did not end."""
+        self._begin_step()
+
+    @property
+    def watching(self) -> bool:
+        """Whether hooks are left in torch; ``stop`` amid a backward pass leaves them."""
+        return self._saved is not None and self._saved.seeing
+
+    def _begin_step(self) -> None:
+        if self._saved is not None:
+            self._saved.unwatch()
+        self._part = self._start = self._forward = self._backward = None
+
+    def _now(self) -> int:
+        if self._saved is None:
+            return self._held() or 0
+        found = storages(self._saved, self._device)
+        for cause in storages_by_cause(self._module, self._optimizers, self._device):
+            found.update(cause)
+        return sum(found.values())
+
+
+def _most(known: int | None, now: int) -> int:
+    return now if known is None else max(known, now)
+
+
+class _Packed:
+    """A tensor that autograd saved; lives as long as the graph needs it."""
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+class SavedTensors:
+    """The tensors that autograd keeps for backward, of those that it saved while this one watched.
+
+    It begins and ends to watch outside of any hooks of the step's own, which go before it: what they pack elsewhere
+    (activation checkpointing, ``save_on_cpu``) is not seen, as it is not saved.
+    """
+
+    def __init__(self, part: Part = UNGUARDED) -> None:
+        self._packed: WeakSet[_Packed] = WeakSet()
+        self._part = part
+        # Within a step that is compiled in part, torch.compile would compile the hook as well.
+        pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
+        hooks = graph.saved_tensors_hooks(pack, _unpack)
+        self._enter: Callable[[], object] = hooks.__enter__
+        self._exit: Callable[[], object] = hooks.__exit__
+        self.seeing = False
+        self._disable: Any = None
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (packed.tensor for packed in self._packed)
+
+    def watch(self) -> None:
+        """See what is saved from here on, in this thread."""
+        self._disable = graph.disable_saved_tensors_hooks
+        graph.disable_saved_tensors_hooks = self._aside  # type: ignore[assignment]
+        self._see(True)
+
+    def unwatch(self) -> None:
+        """See no more of it. Amid a backward pass it cannot be ended: torch puts back what was there when it began."""
+        if torch._C._current_graph_task_id() != -1:
+            return
+        self._see(False)
+        if self._disable is not None:
+            graph.disable_saved_tensors_hooks = self._disable
+            self._disable = None
+
+    def _see(self, seeing: bool) -> None:
+        # Done and noted in one line: a fault between the two would have it undone twice, or never.
+        if seeing and not self.seeing:
+            _, self.seeing = self._enter(), True
+        elif self.seeing and not seeing:
+            _, self.seeing = self._exit(), False
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Packed:
+        return self._part.run(self._keep, tensor) or tensor
+
+    def _keep(self, tensor: Tensor) -> _Packed:
+        packed = _Packed(tensor.detach())  # an operator's own output would keep the graph alive that keeps it
+        self._packed.add(packed)
+        return packed
+
+    @contextmanager
+    def _aside(self, message: str) -> Iterator[None]:
+        """``torch.func`` would refuse to differentiate under any hooks, in anybody's step: there ours step aside."""
+        disabled: AbstractContextManager[None] = self._disable(message)
+        before = self.seeing
+        self._see(False)
+        try:
+            with disabled:
+                yield
+        finally:
+            self._see(before)
+
+
+def _unpack(packed: Tensor | _Packed) -> Tensor:
+    return packed.tensor if isinstance(packed, _Packed) else packed

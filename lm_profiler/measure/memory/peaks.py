@@ -1,0 +1,173 @@
+"""Peak memory: of the device's allocator, and of the process in the machine's memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.steps import UNKNOWN, Peaks, largest
+
+# A thread has the peak of its process; asking for the process would add up the times of all its threads.
+_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024
+"""Bytes that getrusage(2) counts maximum resident set sizes in."""
+
+
+class Probe(Protocol):
+    """Reads the most memory held since the last reset."""
+
+    def reset(self) -> None:
+        """Peaks count from here on, where they can be reset at all."""
+
+    def peaks(self) -> Peaks:
+        """The most since the last reset, for each of ``MEMORY``."""
+
+    def held(self) -> int | None:
+        """Bytes that tensors hold now; None where nobody counts them."""
+
+
+def allocator_of(device: torch.device) -> Any:
+    """torch's functions about the caching allocator of ``device``; ``torch.accelerator`` has them from 2.9 on."""
+    return torch.cuda if device.type == "cuda" else torch.accelerator
+
+
+class DeviceProbe:
+    """The caching allocator of ``device``.
+
+    On CUDA it reads the nested statistics, which costs a few microseconds; the flat dictionary of ``memory_stats``
+    takes ten times that, too much for once a step.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._allocator = allocator_of(device)
+
+    def reset(self) -> None:
+        self._allocator.reset_peak_memory_stats(self._device)
+
+    def peaks(self) -> Peaks:
+        if self._device.type == "cuda":
+            stats = self._allocator.memory_stats_as_nested_dict(self._device)
+            if not stats:  # nothing was allocated yet
+                return 0, 0, None
+            return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
+        return (
+            self._allocator.max_memory_allocated(self._device),
+            self._allocator.max_memory_reserved(self._device),
+            None,
+        )
+
+    def held(self) -> int | None:
+        return int(self._allocator.memory_allocated(self._device))
+
+
+class ProcessProbe:
+    """The process's peak resident memory. Linux can reset it; elsewhere it is the peak since the process began.
+
+    ``getrusage`` costs a microsecond, but a process that was started by a larger one inherits that one's peak (it
+    survives fork and exec, getrusage(2)), which no reset takes away: then ``VmHWM`` is read, for twenty times that.
+    """
+
+    _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+    def __init__(self) -> None:
+        self.resettable = os.access(self._CLEAR, os.W_OK)
+        self._inherits = False
+
+    def reset(self) -> None:
+        if self.resettable:
+            self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
+            own = self._own_peak()
+            largest = resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
+            self._inherits = own is not None and largest > own + 2**20
+
+    def peaks(self) -> Peaks:
+        if self._inherits:
+            return None, None, self._own_peak()
+        return None, None, resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
+
+    def held(self) -> None:
+        """The CPU's allocator does not say, and pages of freed tensors may stay resident."""
+
+    def _own_peak(self) -> int | None:
+        for line in self._STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return None
+
+
+def probe_of(device: torch.device) -> Probe:
+    """The probe that has a meaning on ``device``: its allocator's where it has one, else the process's."""
+    if device.type == "cpu":
+        return ProcessProbe()
+    probe = DeviceProbe(device)
+    try:
+        probe.peaks()
+    except (AttributeError, RuntimeError):
+        return ProcessProbe()
+    return probe
+
+
+class PartPeaks:
+    """Peak memory of each part of a step: an observer of marks that reads and resets at each one.
+
+    That costs too much for a timed step; it runs in the ``memory`` stage.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._peaks: dict[int, Peaks] = {}
+        self._part: int | None = None
+        self._whole: Peaks = UNKNOWN
+
+    def __call__(self, code: int) -> None:
+        if self._part is not None:
+            peaks = self._probe.peaks()
+            self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
+            if self._part != OUTSIDE:
+                self._whole = largest((self._whole, peaks))
+        self._part = code
+        self._probe.reset()
+
+    def take_step(self) -> Peaks:
+        """Peaks of the step that has just ended."""
+        whole, self._whole, self._part = self._whole, UNKNOWN, None
+        return whole
+
+    def by_part(self) -> dict[str, Peaks]:
+        """Peaks of each part that occurred, over all steps observed."""
+        return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Bytes that a run could take on ``device`` now; of the CPU, what this machine and its control group have left."""
+    if device.type == "cpu":
+        return _available_host_bytes()
+    try:
+        return int(torch.get_device_module(device).mem_get_info(device)[0])
+    except (AttributeError, RuntimeError):
+        return None
+
+
+def _available_host_bytes() -> int | None:
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit, used = (_cgroup_bytes(name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        available = min(available, max(limit - used, 0))
+    return available
+
+
+def _cgroup_bytes(name: str) -> int | None:
+    try:
+        return int(Path("/sys/fs/cgroup", name).read_text())
+    except (OSError, ValueError):  # no control group, or "max"
+        return None

@@ -1,0 +1,286 @@
+"""Finds and reads what lies below some folders: runs, sweeps, and what is neither and ought to be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
+from lm_profiler.record.steps import StepRow, read_steps
+from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
+
+UNFINISHED = "it is still running, or its process was killed"
+"""Why a run that calls itself unfinished does so."""
+
+_LEFT_BY_A_RUN = ("steps.csv", "config.yaml")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which of the recorded steps the figures are of: ``steps`` of them after the first ``warmup``.
+
+    None: without ``warmup`` what the run itself measured, without ``steps`` all that there are.
+    """
+
+    warmup: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of any table: a run, or a cell of a sweep that may have left none.
+
+    Attributes:
+        folder: The run's, or the cell's where there is no run.
+        record: None where the cell left none (it timed out, was killed, or was a wrong call).
+        cell: None for a run that belongs to no sweep.
+        outcome: What the sweep says of the cell.
+        sweep: The sweep's folder.
+        sibling: Another cell, whose run tells what the sweep did not vary, where this one left no such facts.
+        cut: How the recorded steps were cut anew for the figures of ``record``; None for the run's own figures.
+    """
+
+    folder: Path
+    record: RunRecord | None
+    cell: Cell | None = None
+    outcome: CellOutcome | None = None
+    sweep: Path | None = None
+    sibling: Entry | None = None
+    cut: Cut | None = None
+
+    @property
+    def name(self) -> str:
+        return self.cell.id if self.cell is not None else self.record.name if self.record is not None else "unknown"
+
+    @property
+    def status(self) -> str:
+        """The sweep's word before the run's own: a run that was stopped for its time calls itself interrupted.
+
+        ``missing`` is a cell that ran and whose run is not where the sweep says, or cannot be read; ``not run`` one
+        that nobody tried yet.
+        """
+        if self.outcome is not None:
+            lost = self.outcome.run is not None and self.record is None
+            return "missing" if lost else self.outcome.status
+        return self.record.status if self.record is not None else "not run"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it did not end well."""
+        if self.outcome is not None and self.outcome.reason is not None:
+            return self.outcome.reason
+        if self.status == "unfinished":
+            return UNFINISHED
+        failure = self.record.failure if self.record is not None else None
+        if failure is not None and self.status == "refused":  # its type would say that again
+            return "; ".join(failure.message.splitlines())
+        return None if failure is None else f"{failure.type}: {failure.message}".removesuffix(": ")
+
+    @property
+    def overrides(self) -> Mapping[str, str]:
+        """The swept options of a cell; of a run without a sweep, what its command line gave."""
+        if self.cell is not None:
+            return self.cell.overrides
+        return self.record.overrides if self.record is not None else {}
+
+    def option(self, path: str) -> Any:
+        """The option ``path`` of the resolved config; of a cell without a run, what the sweep gave or did not vary."""
+        if self.config is not None:
+            return _at(self.config, path)
+        if path in self.overrides:
+            return _typed(self.overrides[path])
+        return None if self.sibling is None or path in self.sibling.overrides else self.sibling.option(path)
+
+    @property
+    def verb(self) -> str | None:
+        """What was asked for: ``fit``, say."""
+        if self.record is not None:
+            return self.record.verb
+        return self.cell.arguments[0] if self.cell is not None and self.cell.arguments else None
+
+    @property
+    def environment(self) -> Environment | None:
+        """Where it ran; where a cell that was refused before it began would have run."""
+        own = self.record.environment if self.record is not None else None
+        return own if own is not None or self.sibling is None else self.sibling.environment
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The whole resolved config; None where the run left none."""
+        return self.record.config if self.record is not None else None
+
+    @property
+    def shows_steps(self) -> bool:
+        """Whether its steps stand for something: it ended well, or nothing is known against it yet."""
+        return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
+
+    @cached_property
+    def rows(self) -> list[StepRow]:
+        """The rows of its ``steps.csv``, all ranks and stages.
+
+        Raises:
+            RecordError: it cannot be read.
+        """
+        return _rows(self.folder / "steps.csv", self.record is not None and self.record.status == "unfinished")
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for key in path.split("."):
+        if isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping):
+            value = value if key in value else value["init_args"]
+        if not isinstance(value, Mapping) or key not in value:
+            return None
+        value = value[key]
+    return value.get("class_path", value) if isinstance(value, Mapping) else value
+
+
+def _typed(given: str) -> Any:
+    """``given`` as a config would hold it, so that a cell without a run stands beside those that have one."""
+    try:
+        return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
+    except ValueError:
+        return given
+
+
+def _rows(path: Path, growing: bool) -> list[StepRow]:
+    try:
+        return read_steps(path, growing)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise RecordError(str(error) if str(path) in str(error) else f"{path}: is not text") from None
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What was found. ``problems`` name each file that could not be used, in a line."""
+
+    entries: list[Entry] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def collect(paths: Iterable[Path]) -> Collection:
+    """All runs and cells at and below ``paths``, each once, in the order of their folders. Links are not followed.
+
+    Raises:
+        FileNotFoundError: one of ``paths`` is no folder.
+    """
+    search = _Search()
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(path)
+        search.walk(path)
+    search.found.problems.extend(filter(None, map(search.missed_behind, search.links)))
+    return search.found
+
+
+class _Search:
+    """One search: what it found, the folders that it has seen, and the links that it has passed over."""
+
+    def __init__(self) -> None:
+        self.found = Collection()
+        self.links: list[Path] = []
+        self._seen: set[str] = set()
+
+    def walk(self, top: Path) -> None:
+        for here, folders, files in os.walk(top, onerror=self._unreadable):
+            folder = Path(here)
+            folders.sort(key=_by_number)
+            if PLAN_FILE in files:
+                folders.clear()
+                self._sweep(folder)
+            elif "run.json" in (*files, *folders):  # a folder of that name is told as one that cannot be read
+                folders.clear()
+                if self._first_time(folder):
+                    self._run(folder)
+            elif any(name in files for name in _LEFT_BY_A_RUN):
+                folders.clear()
+                if self._first_time(folder):
+                    self._problem(f"{folder}: no run.json: the run never ended, or is still going on")
+            else:
+                self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
+
+    def missed_behind(self, link: Path) -> str | None:
+        """Why what is behind ``link`` is in no table; None where nothing is missing."""
+        if not link.exists():
+            return f"{link}: is a link to {link.readlink()}, which does not exist"
+        is_run = any((link / name).exists() for name in (PLAN_FILE, "run.json"))
+        if is_run and os.path.realpath(link) not in self._seen:
+            return f"{link}: is a link, and links are not followed; give {link.resolve()} itself"
+        return None
+
+    def _sweep(self, folder: Path) -> None:
+        """A sweep's cells in the order of its plan; those that were not tried yet are ``not run``."""
+        if not self._first_time(folder):
+            return
+        try:
+            plan, outcomes = read_plan(folder), read_outcomes(folder)
+        except (RecordError, OSError) as error:
+            self._problem(str(error))
+            for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+                self.walk(child)
+            return
+        entries = self.found.entries
+        first = len(entries)
+        for cell in plan.cells:
+            outcome = outcomes.get(cell.id)
+            if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
+                self._problem(f"{left}: cannot be read; the cell counts as not run")
+            run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
+            if not run:
+                entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
+            elif self._first_time(run):
+                of_cell: dict[str, Any] = {"cell": cell, "outcome": outcome, "sweep": folder}
+                if not self._run(run, **of_cell):
+                    entries.append(Entry(run, None, **of_cell))
+        entries[first:] = _with_siblings(entries[first:])
+
+    def _run(self, folder: Path, **of_sweep: Any) -> bool:
+        """Whether there is a record that can be read."""
+        try:
+            record = read_run(folder)
+        except RecordError as error:
+            self._problem(str(error))
+            return False
+        self.found.entries.append(Entry(folder, record, **of_sweep))
+        return True
+
+    def _first_time(self, folder: Path) -> bool:
+        real = os.path.realpath(folder)
+        new = real not in self._seen
+        self._seen.add(real)
+        return new
+
+    def _unreadable(self, error: OSError) -> None:
+        self._problem(f"{error.filename}: cannot be read: {error.strerror}")
+
+    def _problem(self, line: str) -> None:
+        self.found.problems.append(line)
+
+
+def _begun(cell: Path) -> Path | None:
+    """The last run of a cell whose outcome is not known: it is still going on, or was killed with its sweep."""
+    runs = [path.parent for path in cell.glob("version_*/run.json") if not path.parent.is_symlink()]
+    return max(runs, key=lambda run: _by_number(run.name), default=None)
+
+
+def _by_number(name: str) -> list[str | int]:
+    """``version_2`` before ``version_10``."""
+    return [int(part) if at % 2 else part for at, part in enumerate(re.split(r"(\d+)", name))]
+
+
+def _with_siblings(cells: list[Entry]) -> list[Entry]:
+    """``cells`` of one sweep, those that know too little each with one that knows; none of a sweep over devices."""
+    knowing = [cell for cell in cells if cell.environment is not None and cell.config is not None]
+    if len({cell.environment.device_name for cell in knowing if cell.environment is not None}) != 1:
+        return cells
+    return [
+        replace(cell, sibling=knowing[0]) if cell.environment is None or cell.config is None else cell for cell in cells
+    ]

@@ -1,0 +1,152 @@
+"""Pictures of runs for documents: PNG, SVG or PDF."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.files import write_whole
+from lm_profiler.report.pictures.colours import SERIES_COLOURS
+from lm_profiler.report.pictures.drawing import STYLE, new_figure, thinned, wrapped
+from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
+from lm_profiler.report.pictures.steps_plot import steps
+from lm_profiler.report.tables.columns import COLUMNS, Column
+from lm_profiler.report.tables.groups import (
+    Groups,
+    doubling,
+    grouped,
+    label,
+    lines,
+    peak_memory,
+    per_step,
+    places,
+    shortened,
+)
+from lm_profiler.report.tables.merged import Figure as Estimate
+from lm_profiler.report.tables.merged import figure as estimated
+from lm_profiler.report.tables.table import title_with_unit
+
+if TYPE_CHECKING:  # it takes half a second to import
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+KINDS = ("phases", "steps", "memory", "attention", "tokens", "mfu")
+SUFFIXES = (".png", ".svg", ".pdf")
+
+_NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_MARKERS = "osD^vPX"
+_DASHES = ("-", "--", ":")
+
+
+def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = None) -> None:
+    """Draw ``entries`` against ``by`` into ``path``, whose suffix says the format.
+
+    ``phases``: the median step, cut into its parts; ``steps``: the time of every step, warm-up shaded; ``memory``: the
+    peak; ``attention``: what forward leaves for backward, of attention alone its scores and outputs; ``tokens`` a
+    second; ``mfu``. Bars of error are 95 % intervals. A run that has no figure stands there with the word for what
+    became of it. ``by`` is an option or a fact; where it is None, one that varies.
+
+    Raises:
+        ValueError: an unknown kind, suffix or ``by``, or nothing to draw.
+        OSError: ``path`` cannot be written.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"plot: expected one of {', '.join(KINDS)}, given {kind!r}")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"plot: expected a file ending in {', '.join(SUFFIXES)}, given {path.name!r}")
+    if not entries:
+        raise ValueError("plot: expected at least one run, given none; name a folder that holds one")
+    from matplotlib import rc_context
+
+    with rc_context(STYLE):
+        drawn = draw(kind, entries, by)
+        content = io.BytesIO()
+        drawn.savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
+    write_whole(path, content.getvalue())
+
+
+def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
+    """The figure that ``save_plot`` saves.
+
+    Raises:
+        ValueError: ``by`` is no option and no fact, or no run has the figure.
+    """
+    if kind == "phases":
+        return phases(grouped(entries, by))
+    if kind == "steps":
+        return steps(grouped(entries, by))
+    figures = {"mfu": per_step("mfu"), "tokens": per_step("tokens_per_s"), "attention": COLUMNS["saved_bytes"]}
+    return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
+
+
+_MOST_WORDS = 12
+"""Lines in a legend, and below an axis: of more there is the number."""
+_WIDTH, _MOST_TICKS = 7.2, 24
+
+
+def _figure_against(groups: Groups, figure: Column) -> Figure:
+    """``figure`` against the first column, a line for each combination of the others."""
+    assert figure.quantity is not None
+    shown = title_with_unit(figure.title, figure.quantity.shown_unit)
+    if all(estimated(group.entries, figure).value is None for group in groups.groups):
+        raise ValueError(
+            f"plot: expected runs that ended well and know their {figure.title}, given none; "
+            "`report RUNS` tells what became of each"
+        )
+    absent = _absent(groups, figure)
+    drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
+    ticks, numbers = places(groups)
+    found = lines(groups)
+    for at, (name, line) in enumerate(found.items()):
+        style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
+        points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
+        colour = SERIES_COLOURS[at % len(SERIES_COLOURS)]
+        _line(axes, points, figure.quantity.scale, colour, style, shortened(name) if at < _MOST_WORDS else "_")
+    _ticks(axes, ticks, numbers)
+    axes.set_xlabel("\n".join((wrapped(groups.columns[0].title, _WIDTH), *absent)))
+    axes.set_ylabel("\n".join(filter(None, (shown, error_bars(groups, figure)))))
+    if len(found) > 1:
+        more = f"\nand {len(found) - _MOST_WORDS} more" * (len(found) > _MOST_WORDS)
+        title = shortened(groups.columns[1].title, 24) if len(groups.columns) == 2 else ""
+        drawn.legend(loc="outside right upper", title=title + more)
+    return drawn
+
+
+def _line(
+    axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, colour: str, style: str, name: str
+) -> None:
+    """A point for each figure; on the axis, a cross where there is none."""
+    known = [(x, figure.value * scale, *errors(figure)) for x, figure in points if figure.value is not None]
+    x, y, below, above = zip(*known, strict=True) if known else ((), (), (), ())
+    around = [[error * scale for error in side] for side in (below, above)]
+    axes.errorbar(x, y, yerr=around, fmt=style, color=colour, label=name, capsize=3)
+    missing = [x for x, figure in points if figure.value is None]
+    if missing:
+        axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
+
+
+def _absent(groups: Groups, figure: Column) -> list[str]:
+    """A line for each group that has no point, or of which only some repeats speak: what became of it."""
+    words = [(group.label, group.absence(figure)) for group in groups.groups]
+    told = [f"{shortened(name)}: {word}" for name, word in words if word]
+    return told[:_MOST_WORDS] + [f"and {len(told) - _MOST_WORDS} more"] * (len(told) > _MOST_WORDS)
+
+
+def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
+    """A tick at each value that was run; doubling values stand at equal distances."""
+    if numbers and doubling(ticks.values()):
+        axes.set_xscale("log", base=2)
+    shown = [list(ticks.items())[at] for at in thinned(len(ticks), _MOST_TICKS)]
+    names = [shortened(label([value]), 32) for value, _ in shown]
+    axes.set_xticks([place for _, place in shown], names)
+    if not numbers and sum(map(len, names)) > _WIDTH * 8:
+        axes.tick_params(axis="x", labelrotation=30)
+        for tick in axes.get_xticklabels():
+            tick.set_horizontalalignment("right")
+    axes.minorticks_off()
+    axes.margins(x=0.1)
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])

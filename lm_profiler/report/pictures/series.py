@@ -1,0 +1,52 @@
+"""The steps of a run in the order of their time, as pictures show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import RecordError
+
+
+@dataclass(frozen=True)
+class Series:
+    """Seconds of each warm-up and measured step, averaged over the ranks; other stages are not timed.
+
+    The first ``warmup`` were warm-up by the options, the next ``cut`` were found to be and are in no summary either.
+    """
+
+    steps: tuple[int, ...]
+    seconds: tuple[float, ...]
+    warmup: int
+    cut: int
+
+
+def series(entry: Entry) -> Series:
+    """Of a run's ``steps.csv``. A device that died never said how long its last steps took: those are left out.
+
+    Raises:
+        RecordError: it cannot be read.
+    """
+    timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
+    rows = [row for row in mean_over_ranks(timed) if row.seconds is not None]
+    steadiness = entry.record.steadiness if entry.record is not None else None
+    return Series(
+        steps=tuple(row.step for row in rows),
+        seconds=tuple(row.time("step") for row in rows),
+        warmup=sum(row.stage == "warmup" for row in rows),
+        cut=steadiness.cut if steadiness is not None else 0,
+    )
+
+
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """What is wrong with the ``steps.csv`` of runs that finished steps, a line each: no picture shows those."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                series(entry)
+            except RecordError as error:
+                problems.append(str(error))
+    return problems

@@ -1,0 +1,107 @@
+"""The time of every step: a panel a run, or of many runs a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import RecordError
+from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
+from lm_profiler.report.pictures.series import Series, series
+from lm_profiler.report.tables.groups import Group, Groups
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WARMUP, _CUT = "#D0D0D0", "#E8E8E8"
+_WIDTH = 8.0
+_MOST_PANELS = 30
+_LINEAR = 3.0
+"""A first step that compiled is a hundred times the others: from this many medians on the axis is logarithmic."""
+
+
+def steps(groups: Groups) -> Figure:
+    """Every step that was timed, warm-up shaded; no point is left out."""
+    runs = [(group.told, entry) for group in groups.groups for entry in group.entries]
+    return _panels(runs) if len(runs) <= _MOST_PANELS else _together([entry for _, entry in runs])
+
+
+def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
+    """A panel a run, each with its own scale of time."""
+    columns = min(3, len(runs))
+    rows = -(-len(runs) // columns)
+    figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
+    for axes, (name, entry) in zip(grid.flat, runs, strict=False):
+        repeat = entry.cell.repeat if entry.cell is not None else 0
+        title = name + (f" (repeat {repeat})" if repeat else "")
+        axes.set_title(wrapped(title, _WIDTH / columns - 0.7), fontsize=9, loc="left")
+        _panel(axes, entry)
+    for axes in grid.flat[len(runs) :]:
+        axes.remove()
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("time of the step (ms)", fontsize=9)
+    cut = any(e.record is not None and e.record.steadiness is not None and e.record.steadiness.cut for _, e in runs)
+    legend(figure, [("warm-up", _WARMUP), *([("also left out: not steady yet", _CUT)] * cut)])
+    return figure
+
+
+def _series(entry: Entry) -> Series | None:
+    try:
+        found = series(entry)
+    except RecordError:
+        return None
+    return found if found.steps else None
+
+
+def _panel(axes: Axes, entry: Entry) -> None:
+    found = _series(entry)
+    if found is not None:
+        first, ms = found.steps[0] - 0.5, [s * TIMES["step"].scale for s in found.seconds]
+        axes.axvspan(first, first + found.warmup, color=_WARMUP, lw=0)
+        axes.axvspan(first + found.warmup, first + found.warmup + found.cut, color=_CUT, lw=0)
+        axes.plot(found.steps, ms, "o-", color="black", ms=2.5, lw=0.8)
+        axes.locator_params(axis="x", integer=True)
+        _scale(axes, ms)
+    if entry.status != "ok" or found is None:
+        word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble
+        axes.annotate(word, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+    if found is None:
+        axes.set_yticks([])
+
+
+def _scale(axes: Axes, ms: Sequence[float]) -> None:
+    """From 0, so that lengths can be compared; logarithmic where one step would press the others flat."""
+    if min(ms) > 0 and max(ms) > _LINEAR * median(ms):
+        from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(ms) < 100 * min(ms) else (1.0,)))
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.text(0.98, 0.96, "log scale", transform=axes.transAxes, ha="right", va="top", fontsize=7, color="#666666")
+    else:
+        axes.set_ylim(0, 1.1 * max(ms) or 1.0)
+
+
+def _together(entries: Sequence[Entry]) -> Figure:
+    """More runs than a page has room for: a thin line each, in one panel."""
+    from matplotlib.collections import LineCollection
+
+    figure, axes = new_figure(_WIDTH, 5.0)
+    found = [run for entry in entries if (run := _series(entry)) is not None]
+    scale = TIMES["step"].scale
+    lines = [[(step, s * scale) for step, s in zip(run.steps, run.seconds, strict=True)] for run in found]
+    opacity = max(0.03, min(1.0, 20 / max(1, len(lines))))
+    axes.add_collection(LineCollection(lines, colors="black", alpha=opacity, linewidths=0.6, rasterized=True))
+    axes.autoscale_view()
+    if lines:
+        _scale(axes, [ms for line in lines for _, ms in line])
+    rest = len(entries) - len(found)
+    axes.set_xlabel("step" + (f"\n{rest} of {len(entries)} runs have no step to show" if rest else ""))
+    axes.set_ylabel("time of the step (ms)")
+    axes.set_title(f"{len(found)} runs, a line each, warm-up included", fontsize=9, loc="left")
+    return figure

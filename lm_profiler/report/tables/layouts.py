@@ -1,0 +1,205 @@
+"""Tables as published reports lay them out, column names included."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import TimeSummary
+from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
+from lm_profiler.report.tables.merged import HOW_MERGED, Merged, by_facts, distinct, fact
+from lm_profiler.report.tables.pivot import value_cell
+from lm_profiler.report.tables.recut import steps_after
+from lm_profiler.report.tables.rows import apart_by, called, fact_cell, naming, notes, same_in_all, told
+from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text
+
+_OF_MODEL = ("size", *DIMENSIONS, "parameters")
+
+
+def model_name(entry: Entry) -> str:
+    """The size, with the dimensions that are not the preset's; the run's name for a module without sizes."""
+    size = COLUMNS["size"].get(entry)
+    if size is None:
+        return entry.name
+    given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
+    own = [f"{name} {value}" for name, value in given.items() if value != getattr(preset_of(size), name, None)]
+    return f"{size} ({', '.join(own)})" if own else str(size)
+
+
+def names(entries: Sequence[Entry]) -> list[str]:
+    """What each entry is called: its model, the other facts that tell it from the rest, and its run if none do."""
+    apart = [found for found in apart_by([[entry] for entry in entries]) if found.name not in _OF_MODEL]
+    found = [
+        ", ".join([model_name(entry), *filter(None, (told(found, found.get(entry)) for found in apart))])
+        for entry in entries
+    ]
+    alike = Counter(found)
+    return [
+        f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
+        for name, entry in zip(found, entries, strict=True)
+    ]
+
+
+def wide(entries: Sequence[Entry]) -> Table:
+    """One wide row a run: means and standard deviations in seconds; of attention alone, what it holds as well.
+
+    A sweep's repeats are rows of their own, told apart by a last column; so are training and the forward pass alone,
+    and what was cut anew after several warm-ups.
+    """
+    types, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
+    verbs = ["verb"] * (len({COLUMNS["verb"].get(entry) for entry in entries}) > 1)
+    cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
+    repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
+    body = []
+    for entry in entries:
+        row = _wide_facts(entry, types, alone) | _facts(entry, (*verbs, *cut)) | _wide_times(entry)
+        row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
+        body.append(row | _facts(entry, repeat))
+    words = ("device", "compile", "model", "dtype", "verb", "status")
+    headings = [Heading(title, title, title not in words) for title in body[0]]
+    each = [[entry] for entry in entries]
+    return Table(headings, [list(row.values()) for row in body], below=notes(each, called(naming(each))))
+
+
+def _facts(entry: Entry, names: Sequence[str]) -> dict[str, Cell]:
+    return {name: fact_cell([entry], COLUMNS[name]) for name in names}
+
+
+def _is_attention_alone(entry: Entry) -> bool:
+    return COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
+
+
+def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, Cell]:
+    device, compiled = types[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
+    model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
+    facts = {
+        "device": Cell(device, device),
+        "batch_size": fact_cell([entry], COLUMNS["batch_size"]),
+        "compile": Cell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
+        "model": Cell(model, model),
+    }
+    if alone:
+        facts["d_model"] = fact_cell([entry], COLUMNS["d_model"])
+    facts["context_length"] = fact_cell([entry], COLUMNS["context_length"])
+    return facts | {"dtype": fact_cell([entry], COLUMNS["precision"])}
+
+
+def _wide_times(entry: Entry) -> dict[str, Cell]:
+    cells: dict[str, Cell] = {}
+    for part, title in (("forward", "fwd"), ("backward", "back"), ("forward_backward", "fwd & back")):
+        mean, std = _mean_std(entry.record.time.get(part) if entry.record is not None else None)
+        cells |= {f"{title} avg (sec)": _six_figures(mean), f"{title} std (sec)": _six_figures(std)}
+    return cells
+
+
+def _held(entry: Entry) -> dict[str, Cell]:
+    """Memory of the module, after forward and after backward, and what each of the two added."""
+    memory = entry.record.memory if entry.record is not None else None
+    held = memory.held if memory is not None else None
+    start, forward, backward = (held.start, held.forward, held.backward) if held is not None else (None, None, None)
+    levels = {"model mem": start, "model+fwd mem": forward, "model+fwd+back mem": backward}
+    added = {"fwd mem": _less(forward, start), "back mem": _less(backward, forward)}
+    return {name: _mebibytes(value) for name, value in (levels | added).items()}
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _mebibytes(count: int | None) -> Cell:
+    return Cell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
+
+
+def _mean_std(time: TimeSummary | None) -> tuple[float | None, float | None]:
+    return (time.mean, time.std) if time is not None and time.max else (None, None)
+
+
+def _six_figures(value: float | None) -> Cell:
+    return Cell(value, "" if value is None else f"{value:.6g}")
+
+
+def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
+    """For each device its type, such as ``cuda``; its name where several are of one type."""
+    of = COLUMNS["device"]
+    types: dict[str | None, str] = {}
+    for entry in entries:
+        types[of.get(entry)] = entry.environment.device_type if entry.environment is not None else "unknown"
+    kinds = list(types.values())
+    return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
+
+
+def devices(entries: Sequence[Entry]) -> Table:
+    """Sizes down, devices across: median forward, and forward and backward.
+
+    Where a size ran the forward pass alone as well, `forward` is that, and training's own forward pass is not mixed in.
+    """
+    cut = ["warmup_steps"] * any(entry.cut is not None for entry in entries)
+    down = [COLUMNS[name] for name in ("size", *DIMENSIONS, *cut)]
+    rows, across = by_facts(entries, down), by_facts(entries, [COLUMNS["device"]])
+    cells = by_facts(entries, [*down, COLUMNS["device"]])
+    types = device_names(entries)
+    titles = [_short(types[fact(group, COLUMNS["device"])]) for group in across.values()]
+    headings = [
+        *(Heading(name, name, figures=name != "Size") for name in ("Size", *DIMENSIONS, *cut)),
+        Heading("num_params", "num_params"),
+        *(Heading(f"{title} {part}", f"{title} {part}", True) for title in titles for part in _DEVICE_TIMES),
+    ]
+    body = [
+        [
+            *(fact_cell(group, found) for found in down),
+            _parameters(group),
+            *(_milliseconds(cells.get((*row, *key), ()), of) for key in across for of in _DEVICE_TIMES.values()),
+        ]
+        for row, group in rows.items()
+    ]
+    groups = list(cells.values())
+    shown = [*down, COLUMNS["device"]]
+    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "medians"]
+    same = same_in_all(groups, [*shown, COLUMNS["parameters"]])
+    return Table(headings, body, same, [*how, *notes(groups, shown)])
+
+
+_DEVICE_TIMES = {
+    "forward": COLUMNS[TIMES["forward"].name],
+    "forward+backward": COLUMNS[TIMES["forward_backward"].name],
+}
+
+
+def _short(device: str) -> str:
+    """Types of device as people write them: CPU, CUDA, MPS."""
+    return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
+
+
+def _milliseconds(group: Merged, of: Column) -> Cell:
+    alone = [entry for entry in group if COLUMNS["verb"].get(entry) != "fit"]
+    trained = [entry for entry in group if entry not in alone]
+    of_forward = of.name == TIMES["forward"].name
+    cell = value_cell((alone or trained) if of_forward else trained, of, interval=False)
+    if cell.value is None:
+        return cell
+    return Cell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
+
+
+def _parameters(group: Merged) -> Cell:
+    counts = distinct(parameters(entry, embedding=False) for entry in group)
+    return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
+
+
+def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
+    """A row for each entry, pass and setting of its warm-up: seconds on average, and their standard deviation."""
+    titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
+    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
+    body = []
+    for (entry, settings), name in zip(runs, names([entry for entry, _ in runs]), strict=True):
+        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
+        for part in ("forward", "forward_backward"):
+            if part == "forward_backward" and not any(times["backward"].max for _, times in cuts):
+                continue
+            for setting, times in cuts:
+                forward_only, time = part == "forward", times[part]
+                facts = [Cell(name, name), Cell(forward_only, str(forward_only))]
+                counts = [Cell(count, str(count)) for count in (setting, time.n)]
+                body.append([*facts, *counts, *map(_six_figures, (time.mean, time.std))])
+    return Table(headings, body)

@@ -1,0 +1,155 @@
+"""Entries that one row stands for, repeats of a cell or whatever has the same facts, and what they say together."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
+from lm_profiler.models.config import PRESETS
+from lm_profiler.record.collection import Entry
+from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, column, preset_of
+
+Merged = Sequence[Entry]
+"""The entries of one row: at least one."""
+
+HOW_MERGED = "n > 1: the median of n runs' medians [the lowest, the highest]; n = 1: the run's median [95 % interval]"
+WORDS = {"oom": "OOM"}
+
+_ALIKE = ("verb", "device", "size", *DIMENSIONS, "precision", "batch_size", "context_length", "compile", "attention")
+"""Facts in which runs must not differ whose figures are brought together without a word."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Of ``n`` runs, in SI: one run's own figure and 95 % interval, or the median of several with their extremes."""
+
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+
+def counted(row: Merged) -> Merged:
+    """The runs that figures are of: those that ended well, or a single one however it ended."""
+    return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
+
+
+def figure(row: Merged, of: Column) -> Figure:
+    """The figure ``of`` the runs that count."""
+    known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
+    if not known:
+        return Figure()
+    if len(known) == 1:
+        [(entry, value)] = known
+        low, high = of.interval(entry) or (None, None)
+        return Figure(value, low, high, 1)
+    values = [value for _, value in known]
+    return Figure(statistics.median(values), min(values), max(values), len(values))
+
+
+def fact(row: Merged, of: Column) -> Any:
+    """What the entries have in common; where they differ, what there is, as text; None where nothing is known."""
+    values = distinct(map(of.get, row))
+    if len(values) > 3:
+        return f"{values[0]} and {len(values) - 1} more"
+    return values[0] if len(values) == 1 else ", ".join(map(str, values)) or None
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """The known ones of ``values``, each once, in order."""
+    return list({repr(value): value for value in values if value is not None}.values())
+
+
+def differs(entries: Merged, of: Column) -> bool:
+    """Whether ``entries`` differ in a fact. An option left open is a difference, a value that nobody knows is none."""
+    known = distinct(map(of.get, entries))
+    return len(known) > 1 or (bool(known) and any(unset(entry, of) for entry in entries))
+
+
+def set_apart(entries: Merged) -> list[str]:
+    """Options that all configs have, not all with the same value; which of them have one at all, their classes say."""
+    configs = [flat(entry.config) for entry in entries if entry.config is not None]
+    shared = [path for path in (configs[0] if configs else ()) if all(path in config for config in configs)]
+    told = [path for path in shared if path not in OF_EACH_RUN | SEEDS]
+    return [path for path in told if any(config[path] != configs[0][path] for config in configs)]
+
+
+def unset(entry: Entry, of: Column) -> bool:
+    """Whether ``of`` is an option that the run is known not to have set."""
+    return of.option is not None and entry.config is not None and of.get(entry) is None
+
+
+def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
+    """Whether ``of`` is a dimension that follows from the size of a preset, as the size itself is shown."""
+    if of.name == "parameters":
+        return all(told_by_size(groups, COLUMNS[name]) for name in DIMENSIONS)
+    pairs = [(fact(group, COLUMNS["size"]), fact(group, of)) for group in groups]
+    return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
+
+
+def status(row: Merged) -> str:
+    """``ok``, or how many ended in which way."""
+    return _in_common([entry.status for entry in row])
+
+
+def status_text(row: Merged) -> str:
+    """The same for people."""
+    return _in_common(_words(row))
+
+
+def how_many(row: Merged) -> str:
+    """How many ended in which way, for people: ``1 OOM, 2 failed``."""
+    return _counts(_words(row))
+
+
+def _words(row: Merged) -> list[str]:
+    return [WORDS.get(entry.status, entry.status) for entry in row]
+
+
+def _in_common(words: list[str]) -> str:
+    return words[0] if len(set(words)) == 1 else _counts(words)
+
+
+def _counts(words: list[str]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+
+
+def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
+    """One row a cell of a sweep, with all its repeats; one a run elsewhere."""
+    found: dict[object, list[Entry]] = {}
+    for entry in entries:
+        key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
+        found.setdefault(key, []).append(entry)
+    return list(found.values())
+
+
+def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
+    """Entries with the same values of ``columns``, ordered by them, under a key of those values."""
+    found: dict[tuple[str, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
+        # Options may be lists and mappings, which nothing can be looked up by.
+        found.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
+    return found
+
+
+def rank(value: Any) -> tuple[int, float, str]:
+    """Where ``value`` stands in a table: numbers by size, presets from the smallest, words by letter, None last."""
+    if isinstance(value, (int, float)):
+        return 0, value, ""
+    if preset_of(value) is not None:
+        return 1, list(PRESETS).index(value), ""
+    return (3, 0, "") if value is None else (2, 0, str(value))
+
+
+def unlike(row: Merged) -> list[str]:
+    """In which facts, which figures depend on, the entries differ: their titles."""
+    if len(row) < 2:
+        return []
+    given = dict.fromkeys(name for entry in row for name in entry.overrides)
+    options = map(column, (*given, *set_apart(row)))
+    columns = {found.name: found for found in (*(COLUMNS[name] for name in _ALIKE), *options)}
+    return [found.title for found in columns.values() if differs(row, found)]

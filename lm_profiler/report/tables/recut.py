@@ -1,0 +1,178 @@
+"""The recorded steps cut anew: what the same run would have said after another warm-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
+from lm_profiler.record.collection import Cut, Entry
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
+from lm_profiler.report.tables.table import Cell, Heading, Table, figure_text, title_with_unit
+
+WARMUPS = (0, 1, 2, 5)
+"""The settings that reports in this field compare."""
+
+_STAGES = ("warmup", "measure")
+_PARTS = ("forward", "backward", "forward_backward", "step")
+_TIME = TIMES["step"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A run's steps, each a mean over the ranks, and the summary of their parts on the device's clock.
+
+    ``left_out`` are the recorded steps before them.
+    """
+
+    rows: Sequence[StepRow]
+    times: Mapping[str, TimeSummary]
+    left_out: Sequence[StepRow]
+
+
+def steps_after(entry: Entry, warmup: int | None = None, count: int | None = None) -> Steps:
+    """``count`` (all) recorded steps after the first ``warmup``; as ``entry`` is cut where neither is given.
+
+    Without any cut: the measured steps that the run's own figures are of.
+
+    Raises:
+        RecordError: its ``steps.csv`` cannot be read.
+    """
+    if warmup is None and count is None and entry.cut is not None:
+        warmup, count = entry.cut.warmup, entry.cut.steps
+    rows = mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
+    first = _own_warmup(entry, rows) if warmup is None else warmup
+    kept = rows[first:] if count is None else rows[first : first + count]
+    return Steps(kept, summaries(kept, "device"), rows[:first])
+
+
+def _own_warmup(entry: Entry, rows: Sequence[StepRow]) -> int:
+    steadiness = entry.record.steadiness if entry.record is not None else None
+    return sum(row.stage == "warmup" for row in rows) + (steadiness.cut if steadiness is not None else 0)
+
+
+def cut_anew(
+    entries: Sequence[Entry], settings: Sequence[int | None], count: int | None
+) -> tuple[list[Entry], list[str]]:
+    """Each of ``entries`` once for each warm-up, with figures of ``count`` (all) steps after it, and what is wrong.
+
+    Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
+    figures of unlike numbers of steps would stand side by side.
+    """
+    found, problems = [], []
+    for entry in entries:
+        for setting in settings:
+            try:
+                found.append(_cut(entry, Cut(setting, count)))
+            except RecordError as error:
+                problems.append(str(error))
+    return found, list(dict.fromkeys(problems))
+
+
+def _cut(entry: Entry, cut: Cut) -> Entry:
+    record, new = entry.record, replace(entry, cut=cut)
+    if record is None or not record.time:
+        return new
+    new.__dict__["rows"] = entry.rows  # read once for all settings
+    steps = steps_after(new)
+    if len(steps.rows) < (cut.steps or 1):
+        raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
+    samples = record.throughput.samples_per_step if record.throughput is not None else None
+    facts = {
+        "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
+        "time": dict(steps.times),
+        "host_time": summaries(steps.rows, "host"),
+        "throughput": throughput(steps.rows, steps.times, samples),
+        "utilisation": _scaled(record, steps.times),
+        "steadiness": None,  # what was said of the run's own cut
+        "verdict": None,
+    }
+    return replace_record(new, record.model_copy(update=facts))
+
+
+def replace_record(entry: Entry, record: RunRecord) -> Entry:
+    """``entry`` with another record, and the rows that it has read."""
+    new = replace(entry, record=record)
+    new.__dict__.update({name: value for name, value in entry.__dict__.items() if name == "rows"})
+    return new
+
+
+def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
+    """Shares of a peak go by the inverse of the median step."""
+    use, before, after = record.utilisation, record.time["step"].median, times["step"].median
+    if use is None or not before or not after:
+        return None
+    shares = ("mfu", "hfu", "of_ceiling")
+    scaled = {name: None if (share := getattr(use, name)) is None else share * before / after for name in shares}
+    return use.model_copy(update=scaled)
+
+
+def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Those of ``entries`` that have steps to cut, and what is wrong with the others, a line each."""
+    good, problems = [], []
+    for entry in entries:
+        try:
+            if entry.record is not None and entry.record.steps and steps_after(entry, 0).rows:
+                good.append(entry)
+            else:
+                problems.append(f"{entry.folder}: no steps to cut ({entry.status})")
+        except RecordError as error:
+            problems.append(str(error))
+    return good, problems
+
+
+def long_enough(
+    entries: Sequence[Entry], settings: Sequence[int], count: int | None
+) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
+    """Each of ``entries`` with those of ``settings`` after which ``count`` (any) steps are left, and what is not."""
+    found, problems = [], []
+    for entry in entries:
+        recorded = len({row.step for row in entry.rows if row.stage in _STAGES and row.seconds is not None})
+        left = {setting: max(0, recorded - setting) for setting in settings}
+        problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
+        if enough := [setting for setting, n in left.items() if n >= (count or 1)]:
+            found.append((entry, enough))
+    return found, problems
+
+
+def _too_few(entry: Entry, warmup: int | None, asked: int | None, found: int) -> str:
+    after = "" if warmup is None else f" after {warmup} of warm-up"
+    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {found}"
+
+
+def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
+    """For each entry and part, the same steps after each of its settings of warm-up, one below the other."""
+    alone = [[entry] for entry, _ in runs]
+    names = naming(alone)
+    body = []
+    for entry, settings in runs:
+        facts = [fact_cell([entry], found) for found in names]
+        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
+        for part in _PARTS:
+            if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
+                title = Cell(part, TIMES[part].title)
+                body += [[*facts, title, *_cells(setting, times[part])] for setting, times in cuts]
+    headings = [*(heading(found, alone) for found in names), Heading("part", "part"), *_HEADINGS]
+    return Table(headings, body, same_in_all(alone, names), [_MEANING])
+
+
+_MEANING = "warm-up: that many of the recorded steps left out, from the first; the same steps otherwise"
+_HEADINGS = (
+    Heading("warmup_steps", "warm-up", figures=True),
+    Heading("steps", "steps", figures=True),
+    *(Heading(f"{name}_s", title_with_unit(name, _TIME.shown_unit), figures=True) for name in ("mean", "std")),
+    Heading("cv", "CV", figures=True),
+    Heading("median_s", f"median [95 % interval] ({_TIME.shown_unit})", figures=True),
+)
+
+
+def _cells(setting: int, time: TimeSummary) -> list[Cell]:
+    def shown(value: float | None, low: float | None = None, high: float | None = None) -> Cell:
+        return Cell(value, "" if value is None else figure_text(_TIME, value, low, high), low, high)
+
+    cv = Cell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
+    counts = [Cell(count, str(count)) for count in (setting, time.n)]
+    return [*counts, shown(time.mean), shown(time.std), cv, shown(time.median, time.ci_low, time.ci_high)]

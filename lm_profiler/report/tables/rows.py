@@ -1,0 +1,225 @@
+"""The table of runs: a row a run (or a cell with its repeats, or a group), a column a fact or figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lm_profiler.record.quantities import MEMORY, MFU, TIMES, TOKENS_PER_S
+from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, SPREAD, Column, column
+from lm_profiler.report.tables.merged import (
+    HOW_MERGED,
+    WORDS,
+    Merged,
+    counted,
+    differs,
+    distinct,
+    fact,
+    figure,
+    status,
+    status_text,
+    told_by_size,
+    unlike,
+    unset,
+)
+from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, figure_text, title_with_unit
+
+_FACTS = ("verb", "device", "size", *DIMENSIONS, "parameters", "precision", "batch_size", "context_length")
+_MORE_FACTS = ("compile", "attention", "optimizer", "warmup_steps", "steadiness")
+_FIGURES = (
+    *(TIMES[part].name for part in ("step", "forward", "backward", "optimizer")),
+    TOKENS_PER_S.name,
+    MFU.name,
+)
+_MOST_REASONS, _MOST_NAMES = 20, 3
+
+
+def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
+    """A table for people: ``columns``, or what tells the rows apart, the main figures and how each ended.
+
+    ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
+    """
+    usual = _figures(groups)
+    figures = usual_figures(groups)
+    names = by or naming(groups)
+    shown = columns or [*names, *figures, COLUMNS["status"]]
+    short = {found.name for found in figures[1:]} if columns is None else set()
+    table = _table(groups, shown, lambda found: found.name not in short)
+    unknown = (
+        [found.title for found in usual if found not in figures and not _is_time(found)] if columns is None else []
+    )
+    above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
+    return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
+
+
+def apart_by(groups: Sequence[Merged]) -> list[Column]:
+    """The facts that tell the rows apart."""
+    return [found for found in _known_facts(groups) if _differs(groups, found) and not told_by_size(groups, found)]
+
+
+def naming(groups: Sequence[Merged]) -> list[Column]:
+    """The facts that tell the rows apart, behind the runs' names unless the rows are cells that these facts tell."""
+    apart = apart_by(groups)
+    told = {tuple(fact_text(fact(group, found)) for found in apart) for group in groups}
+    if apart and len(told) == len(groups) and all(group[0].cell is not None for group in groups):
+        return apart
+    name = COLUMNS["name"]
+    one_each = len(distinct(fact(group, name) for group in groups)) == len(groups)
+    return [name if one_each else COLUMNS["folder"], *apart]
+
+
+def called(names: Sequence[Column]) -> Sequence[Column]:
+    """What a message calls a row by, of which ``naming`` gave ``names``: its run alone where that is shown."""
+    return names[:1] if names[0].name in ("name", "folder") else names
+
+
+def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
+    """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
+    everything = [entry for group in groups for entry in group]
+    facts = [found for found in _known_facts(groups) if found not in shown and not differs(everything, found)]
+    in_all, in_some = [], []
+    for found in facts:
+        text = f"{found.title} {_text(fact(everything, found), found)}"
+        rows = sum(all(found.get(entry) is not None for entry in group) for group in groups)
+        if rows == len(groups):
+            in_all.append(text)
+        else:
+            in_some.append(f"{text} ({rows} of {len(groups)} rows)")
+    lines = {"in all rows": in_all, "where known": in_some}
+    return [f"{which}: {', '.join(texts)}" for which, texts in lines.items() if texts]
+
+
+def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
+    """The same for programs: nothing that is known is left out because all rows share it."""
+    if columns is None:
+        facts = [COLUMNS[name] for name in ("name", "folder", "status", "reason")] + _known_facts(groups)
+        spread = [found for found in SPREAD if _known(groups, found)]
+        columns = [*by, *(found for found in facts if found not in by), *_figures(groups), *spread]
+    return _table(groups, columns, lambda found: True)
+
+
+def label(group: Merged, apart: Sequence[Column]) -> str:
+    """What a message calls the row of ``group``: the facts that tell it apart, or its run."""
+    return " ".join(filter(None, (told(found, fact(group, found)) for found in apart))) or group[0].name
+
+
+def told(of: Column, value: Any) -> str:
+    """A fact that stands alone: numbers and truth values say what they are of."""
+    return fact_text(value) if value is None or isinstance(value, str) else f"{of.title} {fact_text(value)}"
+
+
+def fact_cell(group: Merged, of: Column) -> Cell:
+    """A fact of ``group``."""
+    if of.name == "status":
+        return Cell(status(group), status_text(group))
+    value = fact(group, of)
+    return Cell(value, _text(value, of))
+
+
+def _text(value: Any, of: Column) -> str:
+    return f"{value:,}" if of.name == "parameters" and isinstance(value, int) else fact_text(value)
+
+
+def figure_cell(group: Merged, of: Column, interval: bool = True) -> Cell:
+    """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
+    found = figure(group, of)
+    if of.quantity is None or found.value is None:
+        return Cell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
+    ends = (found.low, found.high) if interval else (None, None)
+    return Cell(found.value, figure_text(of.quantity, found.value, *ends), found.low, found.high)
+
+
+def heading(of: Column, groups: Sequence[Merged]) -> Heading:
+    """The heading of a column of facts or figures, numbers to the right."""
+    if of.quantity is not None:
+        return Heading(of.name, title_with_unit(of.title, of.quantity.shown_unit), figures=True)
+    values = [value for group in groups if (value := fact(group, of)) is not None]
+    numbers = bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
+    return Heading(of.name, of.title, figures=numbers)
+
+
+def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
+    """What a reader must know: which rows bring unlike runs together, and why some have no figures."""
+    mixed: dict[str, list[str]] = {}
+    for group in groups:
+        if differ := unlike(group):
+            mixed.setdefault(", ".join(differ), []).append(label(group, apart))
+    lines = [f"note: one figure for runs that differ in {facts}: {_some(rows)}" for facts, rows in mixed.items()]
+    reasons = list(
+        dict.fromkeys(
+            f"{label(group, apart)}: {WORDS.get(entry.status, entry.status)}: {entry.reason}"
+            for group in groups
+            for entry in group
+            if entry.reason is not None
+        )
+    )
+    if len(reasons) > _MOST_REASONS:
+        more = len(reasons) - _MOST_REASONS
+        reasons[_MOST_REASONS:] = [f"and {more} more; --columns name,status,reason shows all"]
+    return lines + reasons
+
+
+def _some(words: Sequence[str]) -> str:
+    more = len(words) - _MOST_NAMES
+    return "; ".join(words[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _table(groups: Sequence[Merged], columns: Sequence[Column], interval: Callable[[Column], bool]) -> Table:
+    headings = [heading(found, groups) for found in columns]
+    cells = [
+        [
+            fact_cell(group, found) if found.quantity is None else figure_cell(group, found, interval(found))
+            for found in columns
+        ]
+        for group in groups
+    ]
+    if any(len(group) > 1 for group in groups):
+        headings.append(Heading("n", "n", figures=True))
+        for group, row in zip(groups, cells, strict=True):
+            n = sum(entry.status == "ok" for entry in counted(group))
+            row.append(Cell(n, str(n)))
+    return Table(headings, cells)
+
+
+def _known_facts(groups: Sequence[Merged]) -> list[Column]:
+    """Facts that any run has, swept options among them."""
+    swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
+    usual = [COLUMNS[name] for name in (*_FACTS, *_MORE_FACTS)]
+    own = [found for found in swept if found.name not in COLUMNS]
+    return [found for found in (*usual[:-1], *own, usual[-1]) if _known(groups, found)]
+
+
+def usual_figures(groups: Sequence[Merged]) -> list[Column]:
+    """The main figures that any run knows."""
+    return [found for found in _figures(groups) if _known(groups, found)]
+
+
+def _figures(groups: Sequence[Merged]) -> list[Column]:
+    """The main figures, with the peaks of memory that mean most here."""
+    allocated, _, resident = (COLUMNS[quantity.name] for quantity in MEMORY.values())
+    on_host = any(e.status == "ok" and allocated.get(e) is None for group in groups for e in group)
+    memory = [allocated] * _known(groups, allocated) + [resident] * (on_host or not _known(groups, allocated))
+    return [*(COLUMNS[name] for name in _FIGURES), *memory]
+
+
+def _is_time(of: Column) -> bool:
+    """Whether None means that a run has no such phase, rather than that nobody knows."""
+    return of.quantity is not None and of.quantity.unit == "s"
+
+
+def _known(groups: Sequence[Merged], of: Column) -> bool:
+    return any(of.get(entry) is not None for group in groups for entry in group)
+
+
+def _differs(groups: Sequence[Merged], of: Column) -> bool:
+    """As ``differs``, of what each group has in common: those that hold the same mixture do not differ."""
+    known = distinct(fact(group, of) for group in groups)
+    return len(known) > 1 or (bool(known) and any(fact(group, of) is None and unset(group[0], of) for group in groups))
+
+
+def _how(groups: Sequence[Merged], table: Table) -> list[str]:
+    if any(len(group) > 1 for group in groups):
+        return [HOW_MERGED]
+    return ["[ ]: 95 % interval of the median"] * any(
+        "[" in cell.text and cell.low for row in table.rows for cell in row
+    )

@@ -1,1 +1,0 @@
-"""A tab of its own in TensorBoard."""

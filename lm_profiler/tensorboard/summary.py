@@ -1,0 +1,225 @@
+"""What TensorBoard shows of a run beside its steps: HPARAMS, the summary under TEXT, and a layout of CUSTOM SCALARS.
+
+Written with TensorBoard's own pieces, without torch, so that a cell that never began can be written as well.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.run import RunRecord
+from lm_profiler.report.run.terminal import headline, summary_lines, time_table
+from lm_profiler.report.tables.columns import COLUMNS, OPTIONS
+from lm_profiler.report.tables.formats import fenced, plain
+from lm_profiler.report.tables.groups import COMPARED
+
+SUFFIX = ".summary"
+"""Of the file, which lies beside that of the run's steps: in a folder of its own it would be a second run."""
+
+GROUP = "Summary"
+"""Of the main figures' tags. TensorBoard takes every scalar of a run for a metric of it, and shows the first few by the
+alphabet until it is asked for others: capitals come before the groups of the steps."""
+
+_MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
+_FIGURES = {
+    "median_step_ms": TIMES["step"],
+    "median_forward_ms": TIMES["forward"],
+    "median_backward_ms": TIMES["backward"],
+    "mfu_percent": MFU,
+    "tokens_per_s": TOKENS_PER_S,
+}
+"""By names of which the step's is among the first five: TensorBoard shows no more until it is asked."""
+
+
+def write_hparams(entry: Entry) -> None:
+    """Write ``entry`` for TensorBoard into a file of its own in its folder, in the place of what an earlier try left.
+
+    What else is written there has to be written before: TensorBoard reads a folder's files one after the other.
+
+    The session's settings are all options of the resolved config and the device; its metrics the main figures, medians
+    over the measured steps. A run that did not end well is a failed session, one that did not end a running one.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    for old in entry.folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+        old.unlink()
+    last = sum(entry.record.steps.get(stage, 0) for stage in ("warmup", "measure")) if entry.record else 0
+    write_events(entry.folder, ((last, summary) for summary in _summaries(entry)), SUFFIX)
+
+
+def write_events(folder: Path, summaries: Iterable[tuple[int, Any]], suffix: str = "") -> None:
+    """Write ``summaries``, each with its step, into an event file of their own in ``folder``.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    writer = EventFileWriter(str(folder), filename_suffix=suffix)
+    try:
+        for step, summary in summaries:
+            writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+    finally:
+        writer.close()
+
+
+def scalars_summary(values: Mapping[str, float]) -> Any:
+    """Scalars by their tags, as TensorBoard takes them."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+
+
+def settings(entry: Entry) -> dict[str, bool | float | str]:
+    """Options by their path, the device, and the words for its steps: what is known, whoever set it."""
+    facts = [COLUMNS[name] for name in COMPARED]
+    found = {fact.option or fact.name: fact.get(entry) for fact in facts}
+    for path, value in flat(entry.config or {}).items():
+        if found.get(path) is None and path not in OF_EACH_RUN:
+            found[path] = value
+    found["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
+    for path, given in entry.overrides.items():
+        value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
+        found[path] = value if isinstance(value, (bool, int, float, str)) else given
+    return {plain(path): _setting(value) for path, value in found.items() if value not in (None, [], {})}
+
+
+def _setting(value: Any) -> bool | float | str:
+    """What TensorBoard can hold: it knows no lists, and no number that is not finite as a float."""
+    if isinstance(value, bool) or (isinstance(value, (int, float)) and abs(value) <= sys.float_info.max):
+        return value
+    return plain(str(value))
+
+
+def figures(entry: Entry) -> dict[str, float]:
+    """The main figures by their tags, in the units that those say; what is unknown is left out."""
+    reading = "allocated_peak" if COLUMNS[MEMORY["allocated_peak"].name].get(entry) is not None else "resident_peak"
+    quantities = {**_FIGURES, f"{reading}_gib": MEMORY[reading]}
+    known = ((name, quantity, COLUMNS[quantity.name].get(entry)) for name, quantity in quantities.items())
+    return {f"{GROUP}/{name}": value * quantity.scale for name, quantity, value in known if value is not None}
+
+
+def markdown(entry: Entry) -> str:
+    """The table at the end of a run, and the lines below it, as Markdown."""
+    record = entry.record
+    if record is None:
+        return _plain(f"{entry.status}: {entry.reason or 'it left no record'}")
+    blocks = []
+    if record.time and record.time["step"].n:
+        columns = [[str(column.header), *map(str, column.cells)] for column in time_table(record).columns]
+        head, *body = (f"| {' | '.join(map(_plain, cells))} |" for cells in zip(*columns, strict=True))
+        ruler = "| :-- " + "| --: " * (len(columns) - 1) + "|"
+        blocks += [f"**{_plain(headline(record))}**", "\n".join((head, ruler, *body))]
+    blocks.append("\n".join(f"- {_plain(line)}" for line in summary_lines(record)))
+    return "\n\n".join((*blocks, *fenced(record.command.splitlines())))
+
+
+def _plain(text: str) -> str:
+    """``text`` in which Markdown finds nothing of its own, nor HTML; controls are spelled out."""
+    return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
+
+
+def _summaries(entry: Entry) -> Iterator[Any]:
+    from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+    from tensorboard.plugins.text.summary_v2 import text_pb
+
+    record = entry.record
+    started = _started(record)
+    # Its name is the session's folder: given one, sessions of the same name would be averaged.
+    yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
+    yield scalars_summary(figures(entry))
+    yield text_pb("summary", markdown(entry))
+    if charts := _charts(record):
+        yield _layout(charts)
+    if entry.status != "unfinished":
+        yield _session_end(entry.status == "ok", started + (record.duration_s if record is not None else 0.0))
+
+
+def _started(record: RunRecord | None) -> float:
+    """When the run began, in seconds since 1970; where its record does not say, now."""
+    try:
+        return datetime.fromisoformat(record.started).timestamp() if record is not None else time.time()
+    except (ValueError, OverflowError):
+        return time.time()
+
+
+def _session_end(ok: bool, ended: float) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams import metadata
+    from tensorboard.plugins.hparams.api_pb2 import Status
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
+
+    status = Status.STATUS_SUCCESS if ok else Status.STATUS_FAILURE
+    data = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))
+    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, tensor=metadata.NULL_TENSOR)
+    value.metadata.CopyFrom(metadata.create_summary_metadata(data))
+    return Summary(value=[value])
+
+
+def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
+    """TensorBoard merges the runs' layouts: charts of one category, equal ones once."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.custom_scalar import layout_pb2, metadata
+    from tensorboard.util.tensor_util import make_tensor_proto
+
+    layout = layout_pb2.Layout()
+    for title, in_category in charts.items():
+        category = layout.category.add(title=title)
+        for name, tags in in_category.items():
+            category.chart.add(title=name).multiline.tag.extend(f"{tag}$" for tag in tags)
+    value = Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, tensor=make_tensor_proto(layout.SerializeToString()))
+    value.metadata.CopyFrom(metadata.create_summary_metadata())
+    return Summary(value=[value])
+
+
+def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
+    """Tags by chart, charts by category: of the series that this run has, so that no chart stays empty.
+
+    Equal for runs of one kind of device, and never of one title with other tags: TensorBoard would show both.
+    """
+    if record is None or not record.time or not record.time["step"].n:
+        return {}
+    tags = {part: [str(TIMES[part].tag), str(HOST_TIMES[part].tag)] for part in TIMES}
+    categories = {
+        "Where the step's time goes": {"all parts (ms)": [tags[part][0] for part in PARTS]},
+        "Memory": _memory_charts(record),
+        "Throughput": _rate_charts(record),
+    }
+    if record.environment is None or record.environment.device_type != "cpu":  # there the two clocks are one
+        categories["Where the step's time goes"]["all parts, on the host (ms)"] = [tags[part][1] for part in PARTS]
+        categories["Device against host"] = {f"{TIMES[part].title} (ms)": both for part, both in tags.items()}
+    return {title: charts for title, charts in categories.items() if charts}
+
+
+def _memory_charts(record: RunRecord) -> dict[str, list[str]]:
+    known = {} if record.memory is None else record.memory.measured.model_dump(exclude_none=True)
+    charts = {
+        "peaks on the device (GiB)": ("allocated_peak", "reserved_peak"),
+        "peak resident (GiB)": ("resident_peak",),
+    }
+    return {
+        title: [str(MEMORY[reading].tag) for reading in readings]
+        for title, readings in charts.items()
+        if known.keys() & set(readings)
+    }
+
+
+def _rate_charts(record: RunRecord) -> dict[str, list[str]]:
+    rate, use = record.throughput, record.utilisation
+    known = {
+        "tokens/s": (TOKENS_PER_S, rate and rate.tokens_per_s),
+        "MFU (%)": (MFU, use and use.mfu),
+    }
+    return {title: [str(quantity.tag)] for title, (quantity, value) in known.items() if value is not None}

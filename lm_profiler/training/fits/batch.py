@@ -1,0 +1,83 @@
+"""What a forward pass of our Transformer leaves for backward, from its dimensions alone: an estimate, without torch.
+
+Counted from what autograd saves in each layer (tests/training/test_activations.py counts it anew). Fused kernels save
+less, workspaces and the allocator's gaps come on top.
+"""
+
+from __future__ import annotations
+
+from lm_profiler.models.config import TransformerConfig
+from lm_profiler.record.precision import full_name
+from lm_profiler.training.fits.states import OptimizerName, bytes_per_value, bytes_per_weight, footprint, gib
+
+_PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
+"""Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
+q, k, v, the attention's output and its copy. Of F: gate, its silu, up and their product. A norm computes in float32."""
+
+_IDS_PER_TOKEN = 16
+"""Bytes: a token and its target, int64 each."""
+
+
+def activation_bytes(
+    config: TransformerConfig,
+    batch_size: int,
+    context_length: int,
+    precision: str | int | None = "32-true",
+    training: bool = True,
+) -> int:
+    """Bytes that activations need at their peak, when the loss has been computed.
+
+    Args:
+        config: The model's dimensions, attention and checkpointing.
+        batch_size: Sequences at once (B).
+        context_length: Tokens in a sequence (T).
+        precision: Lightning's name of the precision, such as `bf16-mixed`; None is its default, 32-true.
+        training: False for the forward pass alone, which keeps no more than a layer's.
+
+    Raises:
+        ValueError: unknown precision.
+    """
+    size = bytes_per_weight(precision)
+    mixed = full_name(precision).endswith("-mixed")
+    of_d, of_f = _PER_TOKEN["mixed" if mixed else "16-bit" if size == 2 else "32-true"]
+    scale = size / 4 if size == 8 else 1
+    scores = config.num_heads * context_length * bytes_per_value(precision) if config.attention == "math" else 0
+    layer = (of_d * config.d_model + of_f * config.d_ff) * scale + scores
+    layers = config.num_layers * layer
+    if not training:
+        layers = layer
+    elif config.activation_checkpointing:
+        layers = config.num_layers * config.d_model * size + layer
+    logits = 3 * config.vocab_size * size  # the logits, their log-softmax, and the gradient of one of them
+    copies = 2 * config.num_parameters() if mixed else 0  # autocast keeps the weights it has cast
+    return round(batch_size * context_length * (layers + logits)) + copies
+
+
+def batch_refusal(
+    config: TransformerConfig,
+    batch_size: int,
+    context_length: int,
+    precision: str | int | None,
+    optimizer: OptimizerName,
+    training: bool,
+    available_bytes: int,
+) -> str | None:
+    """Why one batch cannot fit beside the weights, and what would, in two lines; None if what is certain does fit.
+
+    Certain are the weights, the optimizer's states, the token ids and one copy of the logits; what would fit is
+    reckoned by ``activation_bytes``.
+    """
+    tokens = batch_size * context_length
+    batch_bytes = tokens * (_IDS_PER_TOKEN + config.vocab_size * bytes_per_value(precision))
+    held = footprint(config, precision, optimizer, training)
+    room = available_bytes - held.weights_bytes - held.optimizer_bytes
+    if batch_bytes <= room:
+        return None
+    fixed, with_one = (activation_bytes(config, n, context_length, precision, training) for n in (0, 1))
+    sequences = (room - fixed) // (with_one - fixed)
+    fitting = f"--data.batch_size={sequences}" if sequences > 0 else "a shorter context"
+    return (
+        f"memory: expected at most the {gib(room)} that are free beside the model, given {gib(batch_bytes)} of "
+        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {config.vocab_size:,})\n"
+        f"would fit: {fitting}; --check_memory=false tries all the same"
+    )

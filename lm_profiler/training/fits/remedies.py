@@ -1,0 +1,151 @@
+"""After a run that did not fit: the command that would, to be pasted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lm_profiler.models.config import TransformerConfig, preset
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.command import command_line
+from lm_profiler.record.precision import full_name
+from lm_profiler.training.fits.batch import activation_bytes
+from lm_profiler.training.fits.states import OptimizerName, footprint
+
+_ROOM = 0.9
+"""Share of a device's memory that a plan may fill: the rest is the driver's context, workspaces and gaps."""
+
+_MOST = 5
+"""Runs that a table ends with advice for."""
+
+_REFUSAL = re.compile(r"would fit: (--.*?);")
+_SHARDED = ("fsdp", "deepspeed", "model_parallel")
+
+
+def remedies(entries: Sequence[Entry]) -> list[str]:
+    """For each of ``entries`` that did not fit, a command that would, and the options that would do in its place.
+
+    What a refusal says is reckoned from known bytes; after a real out-of-memory activations are estimated, by no less
+    than what the failure shows.
+    """
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if lines := _remedies(entry):
+            found.setdefault(lines[0], [f"{entry.name}:", *lines])  # repeats end alike
+    shown = [line for lines in list(found.values())[:_MOST] for line in lines]
+    return shown + [f"{len(found) - _MOST} more did not fit"] * (len(found) > _MOST)
+
+
+def _remedies(entry: Entry) -> list[str]:
+    if entry.status == "refused":
+        found = _REFUSAL.search(entry.reason or "")
+        options, sure = found[1].split(" or ") if found else [], "activations aside"
+    elif entry.status == "oom":
+        options, sure = _after_oom(entry), "by an estimate of the activations"
+    else:
+        return []
+    if not options:
+        return []
+    lines = [f"  would fit, {sure}: {_command(entry)} {options[0]}"]
+    return lines + [f"  or instead: {' or '.join(options[1:])}"] * (len(options) > 1)
+
+
+def _command(entry: Entry) -> str:
+    """The call of ``entry``, to be run on its own: what a sweep adds to keep its cells apart is left out."""
+    if entry.cell is None:
+        return entry.record.command if entry.record is not None else ""
+    own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
+    return command_line(own)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What decides how much memory a run of our own model needs."""
+
+    config: TransformerConfig
+    batch_size: int
+    context_length: int
+    precision: str
+    optimizer: OptimizerName
+    training: bool
+
+    def known_bytes(self) -> int:
+        return footprint(self.config, self.precision, self.optimizer, self.training).total_bytes
+
+    def activation_bytes(self) -> int:
+        return activation_bytes(self.config, self.batch_size, self.context_length, self.precision, self.training)
+
+
+def _after_oom(entry: Entry) -> list[str]:
+    """Options of which each alone would fit."""
+    room = _room_bytes(entry)
+    try:
+        plan = _plan(entry)
+        return [] if plan is None or room is None else _fitting(plan, room)
+    except (TypeError, ValueError):  # dimensions or a precision that this version does not know
+        return []
+
+
+def _fitting(plan: _Plan, room: int) -> list[str]:
+    # It did not fit, so activations took at least what known bytes leave of the device.
+    factor = max(1.0, (room - plan.known_bytes()) / plan.activation_bytes())
+
+    def fits(other: _Plan) -> bool:
+        return other.known_bytes() + factor * other.activation_bytes() <= _ROOM * room
+
+    found = []
+    for ways in _ways(plan):
+        found += [text for text, other in ways if fits(other)][:1]
+    return found
+
+
+def _ways(plan: _Plan) -> Iterator[list[tuple[str, _Plan]]]:
+    """Ways to need less, each from the least change to the greatest."""
+    yield [(f"--data.batch_size={n}", replace(plan, batch_size=n)) for n in _halves(plan.batch_size)]
+    yield [(f"--data.context_length={n}", replace(plan, context_length=n)) for n in _halves(plan.context_length)]
+    if plan.precision in ("32-true", "bf16-mixed", "16-mixed"):
+        names = ["bf16-true"] if plan.precision != "32-true" else ["bf16-mixed", "bf16-true"]
+        yield [(f"--trainer.precision={name}", replace(plan, precision=name)) for name in names]
+    if plan.training and not plan.config.activation_checkpointing:
+        less = replace(plan, config=replace(plan.config, activation_checkpointing=True))
+        yield [("--model.activation_checkpointing=true", less)]
+
+
+def _halves(number: int) -> Sequence[int]:
+    return [number >> shift for shift in range(1, number.bit_length())]
+
+
+def _plan(entry: Entry) -> _Plan | None:
+    """None for a model that is not ours, or that is split over devices."""
+    if not str(entry.option("model.class_path") or "").startswith("lm_profiler.training."):
+        return None
+    if any(name in str(entry.option("trainer.strategy")) for name in _SHARDED):
+        return None
+    of_size = vars(preset(size)) if isinstance(size := entry.option("model.size"), str) else {}
+    dimensions: dict[str, Any] = {}
+    for field in fields(TransformerConfig):
+        given = entry.option(f"model.{field.name}")
+        dimensions[field.name] = of_size.get(field.name) if given is None else given
+    batch_size, context_length = (entry.option(f"data.{name}") for name in ("batch_size", "context_length"))
+    optimizer = entry.option("model.optimizer")
+    if None in (*dimensions.values(), batch_size, context_length, optimizer):
+        return None
+    return _Plan(
+        config=TransformerConfig(**dimensions),
+        batch_size=batch_size,
+        context_length=context_length,
+        precision=full_name(entry.option("trainer.precision")),
+        optimizer=optimizer,
+        training=entry.verb == "fit",
+    )
+
+
+def _room_bytes(entry: Entry) -> int | None:
+    """What the device has, or was allowed to use."""
+    failure = entry.record.failure if entry.record is not None else None
+    said = failure.out_of_memory if failure is not None else None
+    if said is not None and (said.allowed or said.total):
+        return said.allowed or said.total
+    return entry.environment.device_bytes if entry.environment is not None else None

@@ -1,0 +1,394 @@
+"""What a comparison says of runs made by hand, and how often it is wrong about runs that do not differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
+
+from benchmarks.simulation import KINDS, spiky
+from lm_profiler.analysis.compare.comparison import Comparison, compare
+from lm_profiler.analysis.compare.ratio import ratio_interval, repeats_interval
+from lm_profiler.analysis.compare.sides import NotComparable
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import (
+    Failure,
+    MemoryFacts,
+    MemoryReading,
+    RecordError,
+    Steadiness,
+    Throughput,
+)
+from lm_profiler.report.run.comparison import as_terminal
+
+TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
+
+
+def one(folder: str, scale: float = 1.0, **changes: Any) -> Entry:
+    return entry(folder, rows({"forward": [scale * s for s in TEN_MS]}), **changes)
+
+
+def one_against_one(changes_a: dict[str, Any], changes_b: dict[str, Any]) -> Comparison:
+    return compare([one("a", **changes_a)], [one("b", **changes_b)])
+
+
+# --- what is measured
+
+
+def test_only_steady_measured_steps_count_and_ranks_are_averaged() -> None:
+    steady = Steadiness(word="steady", cut=2, drift=0, lag1=0, bias_of_mean=0, evidence="", recompilations=0)
+    of_rank = [
+        rows({"forward": [9.0, 9.0, *(scale * s for s in TEN_MS)]}, warmup_s=[99.0], rank=rank)
+        for rank, scale in enumerate((1.0, 3.0))
+    ]
+    found = compare([entry("a", [*of_rank[0], *of_rank[1]], steadiness=steady)], [one("b")])
+    assert found.step.a_s == pytest.approx(0.0200)
+    assert found.step.b_s == pytest.approx(0.0100)
+
+
+def test_differences_are_by_hand_and_ranked_by_what_they_do_to_the_step() -> None:
+    def run(folder: str, forward: float, backward: float, transfer: float) -> Entry:
+        parts = {"forward": forward, "backward": backward, "transfer": transfer}
+        return entry(folder, rows({part: [s] * 9 for part, s in parts.items()}))
+
+    found = compare([run("a", 0.040, 0.060, 0.0001)], [run("b", 0.038, 0.030, 0.0002)])
+    assert [row.part for row in found.phases] == ["backward", "forward", "transfer"]
+    assert (found.step.difference_s, found.step.verdict) == (pytest.approx(-0.0319), "FASTER")
+    assert found.forward_backward.interval.ratio == pytest.approx(68 / 100)
+    backward, _, transfer = found.phases
+    assert backward.of_step == pytest.approx(-30 / 100.1)
+    assert transfer.verdict == "SLOWER"  # twice as long
+    assert transfer.of_step == pytest.approx(0.1 / 100.1)  # and yet nothing
+
+
+def test_a_phase_that_one_side_does_not_have_is_said_to_be_the_others() -> None:
+    clipped = entry("b", rows({"forward": TEN_MS, "clip": [0.001] * 9}))
+    found = compare([one("a")], [clipped])
+    (clip,) = [row for row in found.phases if row.part == "clip"]
+    assert (clip.verdict, clip.interval, clip.difference_s) == ("ONLY B", None, pytest.approx(0.001))
+    assert {row.part for row in found.phases} == {"forward", "clip"}
+
+
+def test_repeats_give_the_ratio_of_geometric_means() -> None:
+    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 1.1, 1.2))]
+    b = [one(f"b{i}", scale) for i, scale in enumerate((2.0, 2.3))]
+    found = compare(a, b)
+    assert found.step.a_s == pytest.approx(0.01 * (1.0 * 1.1 * 1.2) ** (1 / 3))
+    assert found.step.interval.ratio == pytest.approx(found.step.b_s / found.step.a_s)
+    assert found.step.interval.ratio == pytest.approx((2.0 * 2.3) ** 0.5 / (1.0 * 1.1 * 1.2) ** (1 / 3))
+
+
+def test_tokens_a_second_follow_the_step_and_the_tokens() -> None:
+    half = Throughput(tokens_per_step=256, tokens_per_s=None, samples_per_step=4)
+    found = one_against_one({}, {"scale": 0.4, "throughput": half})
+    assert found.tokens.a_per_s == pytest.approx(51_200)
+    assert found.tokens.interval.ratio == pytest.approx(0.5 / 0.4)
+    assert found.tokens.interval.low < 1.25 < found.tokens.interval.high
+    assert found.tokens.verdict == "FASTER"  # a token takes less, as the step does
+    slower = one_against_one({}, {"scale": 0.8, "throughput": half})
+    assert (slower.step.verdict, slower.tokens.verdict) == ("FASTER", "SLOWER")
+    unknown = Throughput(tokens_per_step=None, tokens_per_s=None)
+    assert one_against_one({}, {"throughput": unknown}).tokens is None
+
+
+@pytest.mark.parametrize(
+    "reading,gib_a,gib_b,word",
+    [
+        ("allocated_peak", 1.0, 1.02, "MORE"),
+        ("allocated_peak", 1.0, 0.9, "LESS"),
+        ("allocated_peak", 1.0, 1.005, "SAME"),
+        ("resident_peak", 1.0, 1.02, "UNCLEAR"),  # two processes of one program differ by as much
+        ("resident_peak", 1.0, 1.2, "MORE"),
+    ],
+)
+def test_memory_has_its_own_words(reading: str, gib_a: float, gib_b: float, word: str) -> None:
+    def peak(gib: float) -> dict[str, Any]:
+        return {"memory": MemoryFacts(measured=MemoryReading(**{reading: round(gib * 2**30)}), parts={})}
+
+    (found,) = one_against_one(peak(gib_a), peak(gib_b)).memory
+    assert (found.reading, found.verdict) == (reading, word)
+
+
+def test_a_peak_that_a_run_does_not_know_is_not_compared() -> None:
+    found = one_against_one({}, {"memory": None})
+    assert found.memory == []
+
+
+# --- may they be compared?
+
+
+def with_options(**options: Any) -> dict[str, Any]:
+    return {**CONFIG, "model": {"class_path": "LM", "init_args": {"attention": "sdpa", **options}}}
+
+
+@pytest.mark.parametrize(
+    "change,path",
+    [
+        ({"verb": "predict"}, "verb"),
+        ({"environment": ENVIRONMENT.model_copy(update={"device_name": "NVIDIA L4"})}, "device"),
+        ({"environment": ENVIRONMENT.model_copy(update={"world_size": 2})}, "ranks"),
+        ({"model": MODEL.model_copy(update={"parameters": 1100})}, "parameters"),
+        ({"throughput": Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)}, "tokens per step"),
+        ({"throughput": Throughput(tokens_per_step=512, tokens_per_s=None, samples_per_step=8)}, "samples per step"),
+    ],
+)
+def test_other_work_or_another_device_is_unlike(change: dict[str, Any], path: str) -> None:
+    assert [difference.path for difference in one_against_one({}, change).unlike] == [path]
+
+
+def test_what_people_compare_is_no_unlikeness() -> None:
+    newer = ENVIRONMENT.model_copy(update={"versions": {"torch": "2.14.0"}, "driver": "560", "git_commit": "def"})
+    bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
+    found = one_against_one({}, {"environment": newer, "model": bf16, "config": with_options(attention="math")})
+    assert found.unlike == []
+    assert [(d.path, d.a, d.b) for d in found.config] == [("model.attention", "sdpa", "math")]
+    assert [(d.path, d.a) for d in found.environment] == [
+        ("versions.torch", "2.13.0"),
+        ("driver", "550"),
+        ("git_commit", "abc"),
+    ]
+
+
+def test_surroundings_that_a_killed_run_did_not_tell_are_unknown_and_no_difference() -> None:
+    found = one_against_one({}, {"environment": None})
+    assert found.environment is None
+    printed = as_terminal(found)
+    assert "environments: of A or B unknown" in printed
+    assert "environments differ" not in printed
+
+
+def test_without_a_config_the_module_tells_what_differs() -> None:
+    bf16 = MODEL.model_copy(update={"precision": "bf16-mixed"})
+    found = one_against_one({}, {"config": None, "model": bf16})
+    assert [(d.path, d.b) for d in found.config] == [("module.precision", "bf16-mixed")]
+
+
+def test_an_option_that_one_config_lacks_differs() -> None:
+    (found,) = one_against_one({}, {"config": with_options(fused=True)}).config
+    assert (found.path, found.a, found.b) == ("model.fused", None, True)
+
+
+def test_the_runs_of_a_side_must_be_repeats() -> None:
+    other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
+    compare([one("a0"), one("a1", config=other_seed)], [one("b")])
+    with pytest.raises(
+        NotComparable, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa\n.*one cell"
+    ):
+        compare([one("a0"), one("a1", config=with_options(attention="math"))], [one("b")])
+    more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
+    with pytest.raises(NotComparable, match="tokens per step"):
+        compare([one("a0"), one("a1", throughput=more)], [one("b")])
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    with pytest.raises(NotComparable, match="on both"):
+        compare([one("x/../a")], [one("a"), one("b")])
+
+
+# --- what a reader must know
+
+
+def test_doubts_about_a_run_are_said() -> None:
+    slowing = Steadiness(
+        word="slowing", cut=0, drift=0.1, lag1=0, bias_of_mean=0, evidence="it slows", recompilations=0
+    )
+    oom = Failure(phase="backward", step=12, type="OutOfMemoryError", message="CUDA out of memory")
+    moved = ENVIRONMENT.model_copy(update={"git_commit": "def"})
+    found = compare(
+        [one("a0", steadiness=slowing), *(one(f"a{i}", environment=moved) for i in (1, 2))],
+        [one("b", status="oom", failure=oom)],
+    )
+    assert found.notes[:3] == [
+        "A: a0 was slowing: it slows",
+        "A: its runs differ in git_commit",
+        "B: b ended oom (OutOfMemoryError: CUDA out of memory); the steps that it measured count",
+    ]
+
+
+def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
+    empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
+    found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
+    assert found.a == ["a0"]
+    assert found.notes[:2] == [
+        "A: a1 is left out: it has no measured step (failed)",
+        "A: a2 is left out: it has no measured step (not run)",
+    ]
+    with pytest.raises(NotComparable, match=r"A: a1: it has no measured step \(failed\)"):
+        compare([empty], [one("b")])
+
+
+def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
+    why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
+    refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
+    with pytest.raises(NotComparable, match=r"it has no measured step \(refused, it cannot fit; would fit: less\)"):
+        compare([one("a")], [refused])
+
+
+@pytest.mark.parametrize(
+    "a,b,said",
+    [
+        (1, 1, "one run against one: equal processes are taken to differ by 1% (std); use repeats"),
+        (1, 3, "A is a single run: taken to scatter as the other side's do"),
+        (2, 3, "two runs say little about how runs scatter: with three a side intervals are several times narrower"),
+        (3, 3, None),
+    ],
+)
+def test_how_far_so_many_runs_carry_is_said(a: int, b: int, said: str | None) -> None:
+    found = compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)])
+    assert found.notes == ([said] if said else [])
+
+
+# --- an interval that says nothing
+
+
+def test_repeats_that_tell_nothing_are_called_that() -> None:
+    """Two runs a side that differ a hundredfold: their interval would be [0.000, 7.42e+22]."""
+    a = [one(f"a{i}", scale) for i, scale in enumerate((1.0, 100.0))]
+    b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
+    found = compare(a, b)
+    assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
+    said = as_terminal(found)
+    assert "cannot be told, repeat" in said.splitlines()[7]
+    assert "verdict: UNCLEAR: cannot be told from so few or so unlike steps, repeat" in said
+    assert not re.search(r"e[+]\d|inf|nan", said)
+
+
+def test_repeats_beyond_what_a_number_holds_are_told_nothing_of() -> None:
+    assert repeats_interval([1e-300, 1e300], [1e-300, 1e300]) is None
+
+
+@pytest.mark.parametrize("spread, told", [(0.1, True), (3.0, False)])
+def test_one_run_against_one_tells_something_or_nothing(spread: float, told: bool) -> None:
+    steps = np.exp(np.linspace(-spread, spread, 12)) * 0.01
+    rng = np.random.default_rng(0)
+    assert (ratio_interval(rng.permutation(steps), rng.permutation(steps)) is not None) is told
+
+
+# --- compiled against eager
+
+
+def ran(folder: str, compiled: bool | None, first_s: float, scale: float, config: Any = CONFIG) -> Entry:
+    """A first step of ``first_s`` before steady ones of 10 ms times ``scale``."""
+    steps = rows({"forward": [scale * s for s in TEN_MS]}, warmup_s=[first_s, scale * 0.01])
+    model = MODEL.model_copy(update={"compiled": compiled})
+    return entry(folder, steps, model=model, config=config)
+
+
+def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)])
+    compilation = found.compilation
+    assert compilation is not None
+    assert compilation.compiled == "B"
+    assert compilation.cost_s == pytest.approx(30.1 - 0.1)
+    assert compilation.saved_s == pytest.approx(0.002)
+    assert found.step.interval is not None
+    ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
+    assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
+    (said,) = [line for line in as_terminal(found).splitlines() if line.startswith("compilation: ")]
+    assert said.startswith("compilation: B's first steps cost 30 s more than A's; at 2.000 ms saved a step")
+    assert "paid back after 15,000 steps [" in said
+
+
+def test_the_compiled_side_may_be_the_first() -> None:
+    turned = compare([ran("a", True, 30.108, 0.8)], [ran("b", False, 0.11, 1.0)]).compilation
+    assert turned is not None
+    assert turned.compiled == "A"
+    assert turned.paid_back_steps is not None
+    assert turned.paid_back_steps[0] == pytest.approx(15_000)
+    assert turned.paid_back_steps[1] < 15_000 < turned.paid_back_steps[2]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1.2])
+def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
+    assert found.compilation is not None
+    assert found.compilation.paid_back_steps is None
+    assert "neither is when it is paid back" in as_terminal(found)
+
+
+def test_a_compilation_that_was_paid_elsewhere_has_no_cost_here() -> None:
+    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)])
+    assert "compilation: B's first steps took no longer than A's" in as_terminal(found)
+
+
+@pytest.mark.parametrize("a, b", [(True, True), (False, False), (None, None), (None, True)])
+def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | None) -> None:
+    found = compare([ran("a", a, 0.11, 1.0)], [ran("b", b, 30.0, 0.8)])
+    assert found.compilation is None
+    assert "compilation:" not in as_terminal(found)
+
+
+def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:
+    configs = [
+        {**CONFIG, "model": {"class_path": "LM", "init_args": {"compile": compiled}}} for compiled in (False, True)
+    ]
+    found = compare([ran("a", None, 0.11, 1.0, configs[0])], [ran("b", None, 30.0, 0.8, configs[1])])
+    assert found.compilation is not None
+    assert found.compilation.compiled == "B"
+
+
+def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
+    def runs(side: str, *minutes: int) -> list[Entry]:
+        return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
+
+    assert "all of B ran before A" in compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes[-1]
+    assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
+
+
+def test_times_that_are_no_number_name_the_file() -> None:
+    with pytest.raises(RecordError, match=r"a/steps.csv: holds times that are no number"):
+        compare([entry("a", rows({"forward": [0.01, float("nan")] * 5}))], [one("b")])
+
+
+# --- how often is it wrong?
+
+PAIRS = 200
+Times = Callable[[np.random.Generator], list[float]]
+
+
+def called_different(runs_a: Times, runs_b: Times, repeats: int, pairs: int = PAIRS) -> float:
+    """Share of comparisons whose step is called FASTER or SLOWER."""
+    rng = np.random.default_rng(20261121)
+    words = []
+    for _ in range(pairs):
+        a = [entry_of_steps(f"a{i}", runs_a(rng)) for i in range(repeats)]
+        b = [entry_of_steps(f"b{i}", runs_b(rng)) for i in range(repeats)]
+        words.append(compare(a, b).step.verdict)
+    return float(np.mean([word in ("FASTER", "SLOWER") for word in words]))
+
+
+@pytest.mark.parametrize("kind", ["independent, 15 %", "AR(1), 0.3", "AR(1), 0.6", "one-sided spikes", "eager warm-up"])
+def test_one_run_against_an_equal_one_is_seldom_called_different(kind: str) -> None:
+    def times(rng: np.random.Generator) -> list[float]:
+        return list(KINDS[kind](rng, 20).times_s)
+
+    assert called_different(times, times, 1) < 0.05
+
+
+def run_of_a_process(rng: np.random.Generator, scale: float = 1.0) -> list[float]:
+    """Processes differ by 2 %, as they do on machines that are shared; steps are spiky."""
+    return list(scale * float(np.exp(0.02 * rng.standard_normal())) * spiky(rng, 15).times_s)
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+def test_repeats_of_an_equal_program_are_seldom_called_different(repeats: int) -> None:
+    assert called_different(run_of_a_process, run_of_a_process, repeats) < 0.05
+
+
+def test_a_real_change_is_found_with_repeats() -> None:
+    assert called_different(run_of_a_process, lambda rng: run_of_a_process(rng, 1.1), 5, 40) > 0.9
+
+
+def test_ten_phases_do_not_add_up_their_false_alarms() -> None:
+    rng, parts = np.random.default_rng(7), ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+    alarms = 0
+    for _ in range(PAIRS):
+        a, b = ({part: 0.01 * np.exp(0.1 * rng.standard_normal(20)) for part in parts} for _side in "ab")
+        found = compare([entry("a", rows(a))], [entry("b", rows(b))])
+        alarms += any(row.verdict in ("FASTER", "SLOWER") for row in (found.forward_backward, *found.phases))
+    assert alarms / PAIRS < 0.05

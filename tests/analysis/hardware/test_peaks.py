@@ -1,0 +1,138 @@
+"""Dense figures for exactly the device that reports itself; nothing for any other."""
+
+import math
+
+import pytest
+
+from lm_profiler.analysis import device_peaks, matmul_dtype, peak
+from lm_profiler.analysis.hardware.peak_table import ROWS
+
+# (name as torch.cuda.get_device_name gives it, dtype, dense TFLOP/s), from the datasheets by hand
+KNOWN = [
+    ("NVIDIA H200", "bfloat16", 989.4),
+    ("NVIDIA H200 NVL", "bfloat16", 835.5),
+    ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+    ("NVIDIA H100 80GB HBM3", "tf32", 494.7),
+    ("NVIDIA H100 80GB HBM3", "float32", 66.9),
+    ("NVIDIA H100 80GB HBM3", "fp8", 1978.9),
+    ("NVIDIA H100 PCIe", "bfloat16", 756.0),
+    ("NVIDIA H100 NVL", "bfloat16", 835.5),
+    ("NVIDIA H100 NVL", "float32", 60.0),
+    ("NVIDIA B200", "bfloat16", 2250.0),
+    ("NVIDIA GB200", "bfloat16", 2500.0),
+    ("NVIDIA GH200 480GB", "bfloat16", 989.4),
+    ("NVIDIA A100-SXM4-40GB", "bfloat16", 312.0),
+    ("NVIDIA A100-SXM4-80GB", "tf32", 156.0),
+    ("NVIDIA A100-PCIE-40GB", "float32", 19.5),
+    ("NVIDIA A100 80GB PCIe", "float16", 312.0),
+    ("NVIDIA L4", "bfloat16", 121.0),
+    ("NVIDIA L40S", "bfloat16", 362.05),
+    ("NVIDIA A10G", "bfloat16", 70.0),
+    ("NVIDIA A10", "bfloat16", 125.0),
+    ("Tesla T4", "float16", 65.0),
+    ("Tesla V100-SXM2-16GB", "float16", 125.0),
+    ("Tesla V100-PCIE-32GB", "float16", 112.0),
+    ("NVIDIA RTX 6000 Ada Generation", "bfloat16", 364.2),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bfloat16", 503.8),
+    ("NVIDIA GeForce RTX 3090", "bfloat16", 71.0),
+    ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
+    ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", 85.8),
+    ("NVIDIA GeForce RTX 5090", "bfloat16", 209.5),
+    ("Apple M1", "float32", 2.6),
+]
+
+
+@pytest.mark.parametrize("name, dtype, tera", KNOWN)
+def test_dense_peak_of_a_known_device(name, dtype, tera):
+    found = peak(name, dtype)
+    assert found.flops_per_s == pytest.approx(tera * 1e12)
+    assert found.dtype == dtype
+    assert found.source
+
+
+def test_the_two_names_that_lightnings_table_gets_wrong():
+    """Lightning 2.6 has no figure for the one, and the sparse figure of another product for the other."""
+    assert peak("NVIDIA H200", "bfloat16").flops_per_s < 1e15
+    assert peak("NVIDIA H100 NVL", "bfloat16").flops_per_s < 0.9e15
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H100",  # the name of two chips
+        "NVIDIA H800",
+        "NVIDIA A100",
+        "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 3090 Laptop GPU",
+        "NVIDIA L4 Something",
+        "H100",
+        "Tesla V100",
+        "cpu",
+        "",
+    ],
+)
+def test_near_misses_are_unknown(name):
+    assert device_peaks(name) is None
+    assert peak(name, "bfloat16") is None
+
+
+@pytest.mark.parametrize("name", ["A100-SXM4-40GB", " nvidia  a100-sxm4-40gb ", "NVIDIA A100-SXM4-40GB"])
+def test_spelling_of_old_drivers_does_not_matter(name):
+    assert device_peaks(name) == device_peaks("NVIDIA A100-SXM4-40GB")
+
+
+def test_no_figure_where_the_hardware_has_none():
+    assert peak("Tesla T4", "bfloat16") is None
+    assert peak("NVIDIA A100-SXM4-80GB", "fp8") is None
+    assert peak("Apple M1", "bfloat16") is None
+    assert peak("Apple M4", "float32") is None  # Apple names none
+
+
+def test_tf32_is_float32_where_the_chip_has_no_such_mode():
+    assert peak("Tesla T4", "tf32").flops_per_s == peak("Tesla T4", "float32").flops_per_s
+    assert peak("NVIDIA RTX PRO 6000 Blackwell Server Edition", "tf32") is None  # unknown is not the same
+
+
+def test_a_misspelt_dtype_is_an_error():
+    with pytest.raises(ValueError, match="dtype must be one of float32, tf32"):
+        peak("NVIDIA H200", "bf16")
+
+
+def test_bandwidth_is_in_bytes_per_second():
+    assert device_peaks("NVIDIA H200").bytes_per_s == 4.8e12
+    assert device_peaks("Tesla T4").bytes_per_s == 320e9
+
+
+def test_the_table_is_consistent():
+    names = [name for row in ROWS for name in row.names]
+    assert len(names) == len(set(names))
+    for row in ROWS:
+        assert row.source, row.names
+        for name in row.names:
+            found = device_peaks(name)
+            assert found.name == name
+            assert all(math.isfinite(v) and 1e12 < v < 1e16 for v in found.flops_per_s.values()), name
+            rising = [found.flops_per_s.get(d) for d in ("float32", "tf32", "bfloat16", "fp8")]
+            known = [v for v in rising if v is not None]
+            assert known == sorted(known), name
+            # Dense ratios of NVIDIA's tensor cores: fp8 is twice bf16 (and sparse would be four times).
+            if row.fp8 and row.bfloat16:
+                assert row.fp8 / row.bfloat16 == pytest.approx(2.0, rel=0.02), name
+
+
+@pytest.mark.parametrize(
+    "precision, setting, dtype",
+    [
+        ("32-true", "highest", "float32"),
+        ("32-true", "high", "tf32"),
+        ("32", "medium", "tf32"),
+        ("bf16-mixed", "highest", "bfloat16"),
+        ("bf16-true", "highest", "bfloat16"),
+        ("16-mixed", "highest", "float16"),
+        ("64-true", "highest", None),
+        ("transformer-engine", "highest", None),
+    ],
+)
+def test_precision_names_the_dtype_of_the_products(precision, setting, dtype):
+    assert matmul_dtype(precision, setting) == dtype

@@ -1,0 +1,98 @@
+"""Figures from rows, against the statistics of the standard library."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, scalars, summaries, throughput
+from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.steps import UNKNOWN, StepRow
+
+
+def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options: object) -> StepRow:
+    """Forward, backward, and 2 ms of other; on the host a tenth of it."""
+    ms = {"forward": forward_ms, "backward": backward_ms, "other": 2.0}
+    seconds = [ms.get(part, 0.0) * 1e-3 for part in PARTS]
+    seconds.append(sum(seconds))
+    host = tuple(s / 10 for s in seconds)
+    return StepRow(step, **{"stage": "measure", "seconds": tuple(seconds), "host_seconds": host, **options})
+
+
+def test_a_summary_is_that_of_the_parts_values() -> None:
+    forwards = [3.0, 4.0, 8.0, 3.5, 3.25]
+    rows = [row(n, forward) for n, forward in enumerate(forwards, 1)]
+    device, host = summaries(rows, "device"), summaries(rows, "host")
+    assert set(device) == {*TIMED, "forward_backward"}
+    assert device["forward"].n == 5
+    assert device["forward"].mean == pytest.approx(statistics.mean(forwards) * 1e-3)
+    assert device["forward"].median == pytest.approx(3.5e-3)
+    assert device["forward"].std == pytest.approx(statistics.stdev(forwards) * 1e-3)
+    assert device["forward_backward"].median == pytest.approx(8.5e-3)
+    assert device["step"].max == pytest.approx(15e-3)
+    assert host["forward"].median == pytest.approx(0.35e-3)
+
+
+def test_steps_without_the_devices_time_count_on_the_host_alone() -> None:
+    rows = [row(1), row(2), row(3, seconds=None)]
+    assert summaries(rows, "device")["step"].n == 2
+    assert summaries(rows, "host")["step"].n == 3
+
+
+def test_ranks_are_averaged_so_that_the_parts_still_add_up() -> None:
+    rows = [
+        row(2, 3.0, tokens=10, memory=(5, None, 1), rank=0),
+        row(1, 1.0, tokens=10, rank=1),
+        row(2, 7.0, tokens=30, memory=(4, None, 2), rank=1),
+        row(1, 2.0, tokens=None, rank=0),
+    ]
+    first, second = mean_over_ranks(rows)
+    assert (first.step, second.step) == (1, 2)
+    assert second.time("forward") == pytest.approx(5e-3)
+    assert sum(second.time(part) for part in PARTS) == pytest.approx(second.time("step"), abs=1e-12)
+    assert (second.tokens, first.tokens) == (40, None)  # unknown on one rank is unknown
+    assert second.memory == (5, None, 2)
+
+
+def test_a_rank_whose_device_died_makes_the_steps_time_unknown() -> None:
+    (step,) = mean_over_ranks([row(1), row(1, seconds=None, rank=1)])
+    assert step.seconds is None
+    assert step.host_time("step") == pytest.approx(1e-3)
+
+
+def test_each_rank_has_its_median() -> None:
+    rows = [row(n, forward, rank=rank) for rank, forward in ((1, 13.0), (0, 3.0)) for n in (1, 2, 3)]
+    assert rank_medians(rows) == pytest.approx([1e-3, 2e-3])
+    assert rank_medians([]) == []
+
+
+def test_scalars_are_in_the_units_of_their_tags() -> None:
+    values = scalars(row(1, tokens=50, memory=(2**30, None, 2**29)))
+    assert values["time_ms/forward"] == pytest.approx(3.0)
+    assert values["host_time_ms/forward_backward"] == pytest.approx(0.8)
+    assert values["time_ms/step"] == pytest.approx(10.0)
+    assert values["memory_gib/allocated_peak"] == 1.0
+    assert values["memory_gib/resident_peak"] == 0.5
+    assert "memory_gib/reserved_peak" not in values
+    assert values["throughput/tokens_per_s"] == pytest.approx(5000)
+
+
+def test_what_is_unknown_is_no_scalar() -> None:
+    values = scalars(row(1, seconds=None, tokens=50, memory=UNKNOWN))
+    assert all(tag.startswith("host_time_ms/") for tag in values)
+    assert "throughput/tokens_per_s" not in scalars(row(1))
+
+
+def test_throughput_is_tokens_over_the_median_step() -> None:
+    rows = [row(1, tokens=100), row(2, 43.0, tokens=100), row(3, tokens=100)]
+    found = throughput(rows, summaries(rows, "device"))
+    assert found.tokens_per_step == 100
+    assert found.tokens_per_s == pytest.approx(100 / 10e-3)
+
+
+def test_unknown_tokens_have_no_throughput() -> None:
+    rows = [row(1), row(2)]
+    found = throughput(rows, summaries(rows, "device"))
+    assert found.tokens_per_step is None
+    assert found.tokens_per_s is None

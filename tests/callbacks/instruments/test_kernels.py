@@ -1,0 +1,198 @@
+"""The table of a real run's trace: what people ask of it, and that it can lose nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from lm_profiler.analysis.trace.events import trace_events
+from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.outcome.hardware import without_kernels
+from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
+from lm_profiler.record.run import read_run
+from lm_profiler.training import FakeTokens, LanguageModel
+
+LAYERS, TRACED = 3, 2
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingProfiler:
+    """A small language model whose attention is written out."""
+    profiler = instruments(1, 2, trace=TRACED)
+    model = LanguageModel(d_model=32, d_ff=64, num_layers=LAYERS, num_heads=2, vocab_size=50, attention="math")
+    data = FakeTokens(context_length=16, batch_size=2, vocab_size=50)
+    trainer_with([profiler], tmp_path_factory.mktemp("lm"), gradient_clip_val=1.0).fit(model, data)
+    return profiler
+
+
+@pytest.fixture(scope="module")
+def table(run: TrainingProfiler) -> KernelTable:
+    (file,) = kernel_files(run.folder)
+    return read_kernels(file)
+
+
+def calls(table: KernelTable, phase: str, name: str, module: str | None) -> float:
+    """How often ``name`` runs for ``module`` in one step."""
+    rows = [row for row in table.rows if (row.phase, row.name, row.module) == (phase, name, module)]
+    return sum(row.count for row in rows) / table.steps
+
+
+def test_busy_and_idle_add_up_to_the_traced_steps(table: KernelTable) -> None:
+    assert (table.source, table.steps) == ("operators", TRACED)
+    assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
+    assert {"data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer"} <= set(table.phases)
+
+
+def test_how_often_a_kernel_is_called_and_whether_that_changes_with_the_backward_pass(table: KernelTable) -> None:
+    for linear in ("attention.query", "attention.output", "feed_forward.gate"):
+        module = f"model.blocks.*.{linear}"
+        assert calls(table, "forward", "aten::mm", module) == LAYERS
+        assert calls(table, "backward", "aten::mm", module) == 2 * LAYERS  # of the input, and of the weight
+        assert {row.module_type for row in table.rows if row.module == module} == {"Linear"}
+    assert calls(table, "forward", "aten::mm", "model.head") == 1
+
+
+def test_what_share_matrix_products_have_in_the_forward_pass_and_in_the_step(table: KernelTable) -> None:
+    products = {name: p.kinds["matmul"].count for name, p in table.phases.items() if "matmul" in p.kinds}
+    # Seven of weights and two of attention in a layer, and the head; the backward pass has two for each.
+    forward = 9 * LAYERS + 1
+    assert products == {"forward": TRACED * forward, "backward": TRACED * 2 * forward}
+    phase = table.phases["forward"]
+    assert 0 < phase.kinds["matmul"].total_s < phase.busy_s
+
+
+def test_softmax_against_matrix_products_inside_attention(table: KernelTable) -> None:
+    inside = [row for row in table.rows if row.module == "model.blocks.*.attention" and row.phase == "forward"]
+    counts = {kind: sum(row.count for row in inside if row.kind == kind) for kind in ("softmax", "matmul")}
+    assert counts == {"softmax": LAYERS * TRACED, "matmul": 2 * LAYERS * TRACED}
+    assert calls(table, "backward", "aten::_softmax_backward_data", "model.blocks.*.attention") == LAYERS
+
+
+def test_the_optimizer_is_no_modules(table: KernelTable) -> None:
+    assert calls(table, "optimizer", "aten::_fused_adamw_", None) == 1
+
+
+def test_times_and_calls_are_those_that_the_profiler_itself_adds_up(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    two = schedule(wait=0, warmup=1, active=2, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=two, acc_events=True) as profiled:
+        for _ in range(3):
+            model(torch.ones(32, 64)).softmax(-1).mean().backward()
+            optimizer.step()
+            profiled.step()
+    path = tmp_path / "rank0.pt.trace.json.gz"
+    profiled.export_chrome_trace(str(path))
+
+    ours: Counter[str] = Counter()
+    own_us: Counter[str] = Counter()
+    for row in kernel_table(trace_events(path)).rows:
+        ours[row.name] += row.count
+        own_us[row.name] += row.total_s * 1e6
+    theirs = {average.key: average for average in profiled.key_averages() if average.key in ours}
+    assert len(theirs) == len(ours) > 20
+    assert {name: average.count for name, average in theirs.items()} == ours
+    for name, average in theirs.items():
+        assert own_us[name] == pytest.approx(average.self_cpu_time_total, abs=0.1), name
+
+
+def test_on_the_cpu_it_tells_no_share_of_a_device(run: TrainingProfiler, table: KernelTable) -> None:
+    assert (table.memory_bound_share, table.communication_share) == (None, None)
+    assert run.record is not None
+    assert not [note for note in run.record.notes if "kernels" in note]
+
+
+def test_the_module_is_left_without_hooks(tmp_path: Path) -> None:
+    module = BoringModel()
+    trainer_with([instruments(1, 2, trace=1)], tmp_path).fit(module)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in module.modules())
+
+
+def test_measured_steps_run_without_hooks(tmp_path: Path) -> None:
+    class Watched(BoringModel):
+        hooked: list[bool] = []  # noqa: RUF012 - one test's
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.hooked.append(bool(self.layer._forward_pre_hooks))
+            return super().training_step(batch, batch_idx)
+
+    trainer_with([instruments(2, 3, memory=1, trace=1)], tmp_path).fit(Watched())
+    assert Watched.hooked[:8] == [False] * 6 + [True] * 2  # the trace's last two: the profiler's own and one
+
+
+# -- it may fail --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interrupts_as_before() -> Iterator[None]:
+    """Lightning ignores SIGINT from the first KeyboardInterrupt on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(events: Any) -> None:
+        raise KeyError("args")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", broken)
+    profiler = instruments(1, 2, trace=1)
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.verdict is not None
+    assert "kernels unknown: KeyError: 'args'" in record.notes
+
+
+@pytest.mark.usefixtures("interrupts_as_before")
+def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def impatient(events: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", impatient)
+    profiler = instruments(1, 5, trace=1)
+    with pytest.raises(SystemExit):  # what Lightning makes of it
+        trainer_with([profiler], tmp_path).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert (record.status, record.steps["measure"]) == ("ok", 5)
+    assert record.time["step"].median is not None
+
+
+@pytest.mark.gpu
+def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, trace=TRACED)
+    model = LanguageModel(d_model=256, d_ff=512, num_layers=LAYERS, num_heads=4, vocab_size=50, attention="math")
+    data = FakeTokens(context_length=128, batch_size=4, vocab_size=50)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(model, data)
+    table = read_kernels(kernel_files(profiler.folder)[0])
+    assert (table.source, table.steps) == ("kernels", TRACED)
+    assert sum(p.busy_s + p.idle_s for p in table.phases.values()) == pytest.approx(table.window_s)
+    assert table.communication_share == 0
+    assert table.memory_bound_share is not None
+    assert 0 < table.memory_bound_share < 1
+    products = {(row.phase, row.module) for row in table.rows if row.kind == "matmul"}
+    for phase in ("forward", "backward"):
+        assert (phase, "model.blocks.*.feed_forward.gate") in products
+    torch.cuda.synchronize()
+
+
+def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
+    (note,) = without_kernels(torch.device("cuda", 0), table)
+    assert note.startswith("the trace has PyTorch's operators and no kernel: the driver of this cuda device")
+    assert without_kernels(torch.device("cpu"), table) == []
+    assert without_kernels(torch.device("cuda", 0), None) == []
+    assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []

@@ -1,0 +1,132 @@
+"""Ranges around forward passes: nested, closed whatever happens, gone afterwards, and never a recompilation."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
+
+
+class Block(nn.Module):
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.up, self.down, self.fails = nn.Linear(4, 8), nn.Linear(8, 4), fails
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(self.up(x))
+        if self.fails:
+            raise KeyError("wrong")
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+        self.recompute = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.recompute else block(x)
+        return x
+
+
+def traced(model: nn.Module, backward: bool = False) -> list[tuple[str, float, float]]:
+    """Name, begin and end of the ranges of one pass."""
+    ranges = ModuleRanges()
+    ranges.attach(model)
+    try:
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiled:
+            try:
+                y = model(torch.ones(2, 4))
+            except KeyError:
+                y = torch.ones(())
+            if backward:
+                y.sum().backward()
+            torch.ones(1).mul(2)
+    finally:
+        ranges.detach()
+    events = profiled.events() or []
+    return [
+        (e.name, e.time_range.start, e.time_range.end) for e in events if e.name.startswith(("module: ", "aten::mul"))
+    ]
+
+
+def names(ranges: list[tuple[str, float, float]]) -> Counter[str]:
+    return Counter(name for name, *_ in ranges if name.startswith("module"))
+
+
+def parts(number: int, times: int = 1) -> dict[str, int]:
+    block = f"module: blocks.{number}"
+    return {f"{block} (Block)": times, f"{block}.up (Linear)": times, f"{block}.down (Linear)": times}
+
+
+def hooked(model: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_every_module_that_is_called_has_a_range_inside_its_parents() -> None:
+    model = Model(Block(), Block())
+    ranges = traced(model)
+    assert names(ranges) == parts(0) | parts(1)
+    spans = {name: (begin, end) for name, begin, end in ranges}
+    for number in (0, 1):
+        outer = spans[f"module: blocks.{number} (Block)"]
+        up, down = (spans[f"module: blocks.{number}.{part} (Linear)"] for part in ("up", "down"))
+        assert outer[0] <= up[0] <= up[1] <= down[0] <= down[1] <= outer[1]
+    assert not hooked(model)
+
+
+def test_an_exception_closes_the_ranges_that_it_leaves() -> None:
+    model = Model(Block(), Block(fails=True))
+    ranges = traced(model)
+    assert names(ranges) == parts(0) | parts(1)
+    after = next(begin for name, begin, _ in ranges if name == "aten::mul")
+    assert all(end <= after for name, _, end in ranges if name.startswith("module"))
+    assert not hooked(model)
+
+
+def test_a_range_that_an_interrupt_left_open_is_closed_with_its_parent() -> None:
+    class Interrupted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt  # Module.__call__ runs no hook on it
+
+    class Goes(Block):
+        def forward(self, x: Tensor) -> Tensor:
+            with pytest.raises(KeyboardInterrupt):
+                self.inner(x)
+            return super().forward(x)
+
+    block = Goes()
+    block.inner = Interrupted()
+    ranges = traced(Model(block, Block()))
+    spans = {name: (begin, end) for name, begin, end in ranges}
+    assert spans["module: blocks.0.inner (Interrupted)"][1] <= spans["module: blocks.1 (Block)"][0]
+
+
+def test_what_is_recomputed_is_in_its_modules_range_again() -> None:
+    model = Model(Block(), Block())
+    model.recompute = True
+    assert names(traced(model, backward=True)) == parts(0, 2) | parts(1, 2)
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_compiled_modules_are_left_alone_and_not_compiled_again(how: str) -> None:
+    torch.compiler.reset()
+    counters.clear()
+    inner = Block()
+    if how == "in place":
+        inner.compile(backend="eager")
+    model = Model(torch.compile(inner, backend="eager") if how == "wrapped" else inner, Block())
+    model(torch.ones(2, 4))
+    frames = counters["frames"]["total"]
+    assert frames > 0
+    assert names(traced(model)) == parts(1)
+    assert counters["frames"]["total"] == frames

@@ -1,0 +1,341 @@
+"""Work, machine and everything else that is looked at after the run: right where it is known, harmless where not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from lightning.pytorch.loggers import CSVLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+from zoo import Compiled, CompiledOutside, CompiledWithValues
+
+from lm_profiler.analysis import transformer_flops_per_token
+from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.instruments import instruments as parts
+from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.record.run import RunRecord, Verb, read_run
+from lm_profiler.record.steps import read_steps
+from lm_profiler.training import FakeTokens, LanguageModel
+
+BATCH, CONTEXT = 2, 8
+TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+
+def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
+    profiler = profiler or instruments(1, 3, memory=1, verb=verb)
+    data = FakeTokens(batch_size=BATCH, context_length=CONTEXT) if isinstance(module, LanguageModel) else None
+    getattr(trainer_with([profiler], folder, **options), verb)(module, datamodule=data)
+    record = read_run(profiler.folder)
+    assert record == profiler.record
+    assert record.status == "ok"
+    assert record.time["step"].n
+    return record
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have compiled something, after which no step would be looked into."""
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.recompilations", lambda: 0)
+
+
+def on_paper(module: LanguageModel, backward: bool) -> float:
+    """By the closed form, for one batch."""
+    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
+    products = sum(p.numel() for p in module.parameters() if id(p) not in embeddings and p.ndim == 2)
+    return BATCH * CONTEXT * transformer_flops_per_token(products, 2, 16, CONTEXT, backward=backward)
+
+
+@pytest.mark.parametrize("verb, batches", [("fit", 4), ("validate", 1), ("predict", 1)])
+def test_only_training_accumulates(tmp_path: Path, verb: Verb, batches: int) -> None:
+    assert batches_per_step(trainer_with([], tmp_path, accumulate_grad_batches=4), verb) == batches
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_flops_of_a_fit_step_are_the_closed_form_of_its_batches(tmp_path: Path, accumulate: int) -> None:
+    module = LanguageModel(**TINY)
+    use = run(module, tmp_path, accumulate_grad_batches=accumulate).utilisation
+    assert use is not None
+    assert use.flops.forward == accumulate * on_paper(module, backward=False)
+    assert use.flops.forward + use.flops.backward == accumulate * on_paper(module, backward=True)
+    assert use.flops.recomputation == 0
+
+
+def test_validation_counts_the_forward_pass_alone(tmp_path: Path) -> None:
+    module = LanguageModel(**TINY)
+    use = run(module, tmp_path, "validate").utilisation
+    assert use is not None
+    assert (use.flops.forward, use.flops.backward) == (on_paper(module, backward=False), 0)
+
+
+BORING = 2 * 32 * 2
+"""FLOPs of the one layer of ``BoringModel``, on one row."""
+
+
+class OnlyOnce(BoringModel):
+    """Knows when it sees a batch again, or one without values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch.is_meta or batch_idx in self.seen:
+            raise KeyError("again")
+        self.seen.add(batch_idx)
+        batch.sum().item()
+        return super().training_step(batch, batch_idx)
+
+
+def test_the_step_is_not_called_again_to_be_counted(tmp_path: Path) -> None:
+    module = OnlyOnce()
+    record = run(module, tmp_path)
+    assert record.utilisation is not None
+    assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
+    assert len(module.seen) == 1 + 3 + 1
+    assert record.notes == []
+
+
+def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
+    class Growing(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch.repeat(batch_idx, 1), batch_idx)
+
+    record = run(Growing(), tmp_path, profiler=instruments(1, 3, memory=3))
+    assert record.utilisation is not None
+    assert record.utilisation.flops.forward == (4 + 5 + 6) / 3 * BORING
+
+
+def test_without_a_memory_stage_they_are_unknown(tmp_path: Path) -> None:
+    record = run(BoringModel(), tmp_path, profiler=instruments(1, 3))
+    assert record.utilisation is None
+    assert record.notes == []
+
+
+@torch.library.custom_op("lm_profiler_work_tests::product", mutates_args=())
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    return left @ right
+
+
+class OfNoFormula(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        product(batch.detach(), batch.detach().t())
+        return super().training_step(batch, batch_idx)
+
+
+def test_an_operator_of_unknown_work_makes_the_step_unknown_and_says_why(tmp_path: Path) -> None:
+    record = run(OfNoFormula(), tmp_path)
+    assert record.utilisation is None
+    told = "has no formula; torch.utils.flop_counter.register_flop_formula gives it one"
+    assert record.notes == [f"FLOPs unknown: lm_profiler_work_tests::product {told}"]
+
+
+def test_an_error_while_counting_does_not_reach_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(operator: Any) -> Any:
+        raise KeyError("mine")
+
+    monkeypatch.setattr("lm_profiler.measure.counts.flops.formula_of", broken)
+    record = run(BoringModel(), tmp_path)
+    assert record.utilisation is None
+    (note,) = record.notes
+    assert note.startswith("FLOPs unknown: aten.")
+    assert note.endswith("KeyError: 'mine'")
+
+
+def test_a_batch_that_cannot_be_described_counts(tmp_path: Path) -> None:
+    class Stubborn(torch.Tensor):
+        def to(self, *args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError("stays here")
+
+    class Feeds(BoringModel):
+        def transfer_batch_to_device(self, batch: Any, *args: Any) -> Any:
+            return batch.as_subclass(Stubborn)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch.as_subclass(torch.Tensor), batch_idx)
+
+    record = run(Feeds(), tmp_path)
+    assert record.utilisation is not None
+    assert record.utilisation.flops.forward == BORING
+    assert record.notes == []
+
+
+# -- compiled steps ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compilations are real here, and gone afterwards."""
+    monkeypatch.undo()
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler about itself
+@pytest.mark.parametrize(
+    "make", [Compiled, partial(Compiled, "aot_eager"), CompiledOutside], ids=["whole", "traced", "not at all"]
+)
+def test_a_compiled_step_is_counted_elsewhere_and_not_compiled_again(make: Any, tmp_path: Path) -> None:
+    alone = make()
+    before = recompilations()
+    trainer_with([], tmp_path, max_steps=6).fit(alone)
+    graphs = recompilations() - before
+    torch._dynamo.reset()
+    module = make()
+    profiler = instruments(1, 2, memory=1, stop_when_done=False)
+    before = recompilations()
+    trainer_with([profiler], tmp_path, max_steps=6).fit(module)
+    assert recompilations() - before == graphs
+    assert module.calls == alone.calls == 6
+    record = read_run(profiler.folder)
+    assert record.utilisation is not None, record.notes
+    flops = record.utilisation.flops
+    assert (flops.forward, flops.backward, flops.recomputation) == module.paper(4)
+
+
+@pytest.mark.usefixtures("compiling")
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_step_that_needs_values_is_unknown_and_says_so(tmp_path: Path) -> None:
+    module = CompiledWithValues()
+    record = run(module, tmp_path)
+    assert record.utilisation is None
+    (note,) = record.notes
+    assert note.startswith("FLOPs unknown: on a copy without data the step fails: RuntimeError")
+    assert module.calls == 1 + 3 + 1
+
+
+# -- nothing that is looked at beside the times can lose them ---------------------------------------------------
+
+
+def no(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("no such driver")
+
+
+WATCH = "instruments.instruments.CompileWatch."
+
+
+@pytest.mark.parametrize(
+    "where,told",
+    [
+        ("outcome.hardware.known_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("outcome.recorder.judge", "verdict unknown: OSError: no such driver"),
+        ("outcome.recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
+        ("outcome.recorder.model_facts", "model unknown: OSError: no such driver"),
+        ("outcome.recorder.environment", "environment unknown: OSError: no such driver"),
+        ("outcome.recorder.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
+        (
+            "instruments.instruments.CompileWatch.end",
+            "recompilations failed and was taken out: OSError: no such driver",
+        ),
+        (
+            "instruments.instruments.CompileWatch.begin",
+            "recompilations failed and was taken out: OSError: no such driver",
+        ),
+    ],
+)
+def test_what_fails_beside_the_times_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, told: str
+) -> None:
+    monkeypatch.setattr(f"lm_profiler.callbacks.{where}", no)
+    profiler = instruments(1, 3, memory=1)
+    record = run(BoringModel(), tmp_path, profiler=profiler)
+    assert told in record.notes
+    assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4, 5]
+    assert record.time["step"].n == 3
+
+
+def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts.TelemetryWatch, "begin", no)
+    record = run(BoringModel(), tmp_path, profiler=instruments(1, 3, memory=1, trace=1))
+    assert record.memory is not None
+    assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}
+    assert list(tmp_path.rglob("*.pt.trace.json.gz"))
+
+
+def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lm_profiler.callbacks.outcome.hardware.known_ceiling", interrupt)
+    profiler = instruments(1, 3)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer_with([profiler], tmp_path).fit(BoringModel())
+    record = read_run(profiler.folder)
+    assert record == profiler.record
+    assert (record.status, record.time["step"].n) == ("ok", 3)
+    assert len(read_steps(profiler.folder / "steps.csv")) == 4
+
+
+def test_a_logger_that_would_fail_is_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = CSVLogger(tmp_path, name="theirs")
+    monkeypatch.setattr(logger, "log_metrics", no)
+    found = run(BoringModel(), tmp_path, logger=logger, log_every_n_steps=50)
+    assert (found.status, found.notes) == ("ok", [])
+
+
+def test_an_unlike_module_facts_do_not_hide_how_the_run_died(tmp_path: Path) -> None:
+    class Lazy(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.late = torch.nn.LazyLinear(2)
+
+        def configure_optimizers(self) -> Any:
+            raise KeyError("mine")
+
+    profiler = instruments(1, 3, memory=1)
+    with pytest.raises(KeyError, match="mine"):
+        trainer_with([profiler], tmp_path).fit(Lazy())
+    assert read_run(profiler.folder).status == "failed"
+
+
+# -- MFU in TensorBoard -----------------------------------------------------------------------------------------
+
+
+def mfus(folder: Path) -> dict[int, float]:
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    tag = "throughput/mfu"
+    return {e.step: e.value for e in events.Scalars(tag)} if tag in events.Tags()["scalars"] else {}
+
+
+def fitted(folder: Path, peak: float | None, make: Callable[[], LightningModule]) -> TrainingProfiler:
+    profiler = instruments(1, 4, memory=1, peak_flops_per_s=peak)
+    run(make(), folder, profiler=profiler)
+    return profiler
+
+
+def test_mfu_of_each_measured_step_is_in_tensorboard(tmp_path: Path) -> None:
+    module = LanguageModel(**TINY)
+    profiler = fitted(tmp_path, 2e9, lambda: module)
+    rows = {row.step: row for row in read_steps(profiler.folder / "steps.csv") if row.stage == "measure"}
+    ideal_s = on_paper(module, backward=True) / 2e9
+    assert mfus(profiler.folder) == pytest.approx({n: 100 * ideal_s / r.time("step") for n, r in rows.items()}, 1e-5)
+
+
+@pytest.mark.parametrize("peak,make", [(None, lambda: LanguageModel(**TINY)), (2e9, OfNoFormula)])
+def test_an_unknown_mfu_has_no_tag(tmp_path: Path, peak: float | None, make: Callable[[], LightningModule]) -> None:
+    profiler = fitted(tmp_path, peak, make)
+    assert mfus(profiler.folder) == {}
+
+
+def test_samples_are_the_rows_of_a_step(tmp_path: Path) -> None:
+    profiler = instruments(warmup=0, measure=3)
+    trainer = trainer_with([profiler], tmp_path, accumulate_grad_batches=2)
+    trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), batch_size=4))
+    rate = read_run(profiler.folder).throughput
+    assert rate is not None
+    assert (rate.tokens_per_step, rate.samples_per_step) == (None, 8)
+    step_s = read_run(profiler.folder).time["step"].median
+    assert rate.samples_per_s == pytest.approx(8 / step_s)

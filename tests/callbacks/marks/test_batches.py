@@ -1,0 +1,109 @@
+"""Tokens and samples of a batch: right, or unknown."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import Tensor
+from torch.utils.data import DataLoader
+from zoo import GraphNet, Masked, batches
+
+from lm_profiler.callbacks.marks.batches import Tokens, samples_in
+from lm_profiler.record.run import RunRecord, read_run
+
+IDS = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2)}
+
+
+@pytest.mark.parametrize(
+    "batch, tokens",
+    [(IDS, 10), (UserDict(IDS), 10), ([IDS, torch.ones(3)], 10), ({"a": IDS, "b": IDS}, 20), (torch.ones(3), None)],
+)
+def test_tokens_are_what_is_called_input_ids(batch: Any, tokens: int | None) -> None:
+    count = Tokens(torch.nn.Linear(1, 1))
+    assert [count(batch), count(batch)] == [tokens, tokens]
+
+
+@pytest.mark.parametrize(
+    "batch, samples",
+    [
+        ({"a": torch.ones(3, 2), "b": torch.ones(3)}, 3),
+        ([torch.ones(3), torch.ones(5)], None),
+        ("words", None),
+        (SimpleNamespace(num_graphs=4, x=torch.ones(9, 2)), 4),
+        (SimpleNamespace(batch_size=torch.Size([4, 2])), 8),
+        (SimpleNamespace(batch_size=6), 6),
+        (SimpleNamespace(batch_size=None), None),
+    ],
+)
+def test_samples_are_told_only_where_the_batch_tells_them(batch: Any, samples: int | None) -> None:
+    assert samples_in(batch, combined=False) == samples
+
+
+@pytest.mark.parametrize(
+    "batch, samples",
+    [
+        ({"labelled": [torch.ones(4, 2), torch.ones(4)], "bare": torch.ones(16, 2)}, 20),
+        ([torch.ones(4), torch.ones(4)], 8),
+        ([torch.ones(4), None], 4),
+        ([torch.ones(4), "words"], None),
+    ],
+)
+def test_samples_of_several_loaders_add_up(batch: Any, samples: int | None) -> None:
+    assert samples_in(batch, combined=True) == samples
+
+
+def run(module: Any, folder: Path, **options: Any) -> RunRecord:
+    profiler = instruments(1, 3)
+    trainer_with([profiler], folder).fit(module, **options)
+    return read_run(profiler.folder)
+
+
+def test_a_run_tells_tokens_without_being_told_how(tmp_path: Path) -> None:
+    rate = run(Masked(), tmp_path).throughput
+    assert rate is not None
+    assert rate.tokens_per_step == 2 * Masked.tokens
+
+
+def test_a_run_tells_graphs(tmp_path: Path) -> None:
+    rate = run(GraphNet(), tmp_path).throughput
+    assert rate is not None
+    assert (rate.tokens_per_step, rate.samples_per_step) == (None, 2)
+
+
+def test_a_run_of_several_loaders_tells_all_their_samples(tmp_path: Path) -> None:
+    class Both(BoringModel):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(torch.cat([batch["a"], batch["b"]]), batch_idx)
+
+        def train_dataloader(self) -> Any:
+            def loader(rows: int) -> DataLoader[Tensor]:
+                return batches(lambda g, i: torch.randn(rows, 32, generator=g))
+
+            return {"a": loader(4), "b": loader(3)}
+
+    rate = run(Both(), tmp_path).throughput
+    assert rate is not None
+    assert rate.samples_per_step == 7
+
+
+@pytest.mark.parametrize("given", [None, float("nan"), -1, 2.5, "7"])
+def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(given: Any, tmp_path: Path) -> None:
+    class Unsure(BoringModel):
+        batches = 0
+
+        def tokens_in(self, batch: Any) -> Any:
+            self.batches += 1
+            return given if self.batches == 3 else 5
+
+    record = run(Unsure(), tmp_path)
+    assert record.status == "ok"
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_s is None
+    assert any(note.startswith("tokens_in failed and was taken out: ") for note in record.notes)

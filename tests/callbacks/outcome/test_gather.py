@@ -1,0 +1,153 @@
+"""Several ranks measure, and rank 0 writes the one record."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from ddp_run import SLOWER_S
+from known_loop import TRUTH_S
+from scripts import SUPPORT
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.callbacks.outcome.gather import Exchange, merge
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.recorder import _telemetry
+from lm_profiler.record.quantities import TIMED
+from lm_profiler.record.run import Telemetry, read_run
+from lm_profiler.record.steps import StepRow, read_steps
+
+
+def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SUPPORT / "ddp_run.py"), str(folder), fails]
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_two_ranks_make_one_record(tmp_path: Path) -> None:
+    done = start(tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    record = read_run(folder)
+    rows = read_steps(folder / "steps.csv")
+
+    stages = ["warmup"] + ["measure"] * 5 + ["memory"] + ["trace"] * 2
+    assert [(row.step, row.rank, row.stage) for row in rows] == [
+        (step, rank, stage) for step, stage in enumerate(stages, 1) for rank in (0, 1)
+    ]
+    assert record.status == "ok"
+    assert record.environment is not None
+    assert record.environment.world_size == 2
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_step == 10 + 11
+    assert len(record.rank_step_s) == 2
+    # Neither can run ahead of the other: their steps are equally long, and the difference is in the backward pass.
+    assert record.rank_step_s[0] == pytest.approx(record.rank_step_s[1], rel=0.15)
+    step_s = sum(TRUTH_S.values()) + SLOWER_S
+    assert step_s <= record.rank_step_s[1] < 3 * step_s
+    measured = [row for row in rows if row.stage == "measure"]
+    for rank in (0, 1):
+        # The shortest: two busy processes leave no core to anything else, which has to interrupt them.
+        forward = min(row.time("forward") for row in measured if row.rank == rank)
+        assert forward == pytest.approx(TRUTH_S["forward"] + rank * SLOWER_S, rel=0.25)
+    assert record.steadiness is not None
+    kept = [row for row in measured if row.step > 1 + record.steadiness.cut]
+    assert record.time["forward"].n == len(kept) / 2
+    assert record.time["forward"].mean == pytest.approx(sum(row.time("forward") for row in kept) / len(kept))
+    files = ("pt.trace.json.gz", "kernels.json")
+    assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
+
+
+def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
+    done = start(tmp_path, "fails")
+    assert done.returncode != 0
+    assert "rank 1 gives up" in done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    rows = read_steps(folder / "steps.rank1.csv")
+    assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
+
+
+def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
+    done = start(tmp_path, "breaks")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    record = read_run(folder)
+    assert record.status == "ok"
+    assert any(note.startswith("rank 1: the profiler failed") for note in record.notes)
+    rows = read_steps(folder / "steps.csv")
+    assert [row.step for row in rows if row.rank == 0] == list(range(1, 10))
+    assert [row.step for row in rows if row.rank == 1] == [1, 2]
+
+
+def measured(rank: int, peak: int) -> Measured:
+    row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
+    return Measured(
+        rows=[row],
+        part_peaks={"forward": (peak, None, None)},
+        planned={"measure": 1},
+        between_steps_s=0.5 + rank,
+        device_idle=None,
+        recompilations=1,
+        notes=["of all", f"of {rank}"],
+    )
+
+
+def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
+    merged = merge([measured(0, 5), measured(1, 7)])
+    assert [row.rank for row in merged.rows] == [0, 1]
+    assert merged.part_peaks == {"forward": (7, None, None)}
+    assert merged.notes == ["of all", "of 0", "of 1"]
+    assert merged.between_steps_s == 0.5
+
+
+def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
+    store = torch.distributed.HashStore()
+    first, second, silent = (Exchange(store, rank, 3, patience_s=0.2) for rank in range(3))
+    first._run = second._run = silent._run  # each rank counts in a process of its own
+    assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
+    merged = first.gather(measured(0, 5))
+    assert [row.rank for row in merged.rows] == [0, 1]
+    assert merged.notes[-1] == "rank 2 did not say what it measured: its steps are missing"
+
+
+def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
+    with pytest.raises(RuntimeError, match="imeout"):
+        Exchange(torch.distributed.HashStore(), 1, 2, patience_s=0.2).of_first("folder", str)
+
+
+def test_nobody_waits_so_long_that_the_groups_own_limit_runs_out(tmp_path: Path) -> None:
+    where = {"init_method": (tmp_path / "group").as_uri(), "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=10), **where)
+    try:
+        assert Exchange.of_process_group()._patience_s == 5
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
+    """Eight cards of 500 W, whose ranks make 1000 tokens in a step of 150 ms: 0.6 J a token."""
+    facts = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 3.0, "energy_j": 1500.0}
+    ranks = []
+    for rank in range(8):
+        gpu = Telemetry(**{**facts, "energy_source": "counter", "gpus": [f"GPU-{rank}"]})
+        seconds = tuple(0.15 if part in ("step", "forward", "forward_backward") else 0.0 for part in TIMED)
+        rows = [StepRow(step, "measure", seconds, seconds, tokens=125, rank=rank) for step in range(1, 21)]
+        ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
+    merged = merge(ranks)
+    steps = mean_over_ranks(merged.rows)
+    found = _telemetry(merged.telemetry, steps, steps[0].tokens)
+    assert found is not None
+    assert found.energy_per_token_j == pytest.approx(0.6)
+    assert found.energy_per_step_j == pytest.approx(600)

@@ -1,0 +1,277 @@
+"""What a run's figures may say when its steps are noisy, or one of them is odd."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from recorded import FLOPS, LEVEL, ceiling_of, lines
+
+from lm_profiler.callbacks.outcome.hardware import Hardware
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.measure.device.contention import CpuUse
+from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.tables.columns import COLUMNS
+
+HALF_OF_THE_CEILING = Hardware(FLOPS, ceiling_of(72_000.0))
+"""Of steps of 10 ms."""
+
+
+def recorded(folder: Path, steps: Sequence[Mapping[str, float]], **found: Any) -> RunRecord:
+    """The record of measured steps, each given by the milliseconds of its parts."""
+    rows = []
+    for number, parts in enumerate(steps, 1):
+        seconds = tuple(parts.get(part, 0.0) * 1e-3 for part in PARTS)
+        rows.append(StepRow(number, "measure", (*seconds, sum(seconds)), (*seconds, sum(seconds))))
+    values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
+    measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
+    recorder = Recorder(folder, Launch(), trainer_with([], folder), BoringModel(), "fit")
+    recorder.complete(measured, recorder.first(measured, "ok", None), HALF_OF_THE_CEILING)
+    return read_run(folder)
+
+
+def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
+    """Twenty steps of 4 % data, 31 % forward, 65 % backward, of which one takes ``ms`` more in ``part``."""
+    steps = [{"data": 0.04 * t, "forward": 0.31 * t, "backward": 0.65 * t} for t in (*LEVEL, *LEVEL[:4])]
+    steps[at][part] += ms
+    return steps
+
+
+@pytest.mark.parametrize("part", ["forward", "data", "other"])
+def test_one_odd_step_steers_neither_shares_nor_verdict(tmp_path: Path, part: str) -> None:
+    found = recorded(tmp_path, one_odd(part, 14, 400.0) if part != "other" else _in_other())
+    assert found.shares["forward"] == pytest.approx(0.31, abs=1e-6)
+    assert found.shares["backward"] == pytest.approx(0.65, abs=1e-6)
+    assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "compute"
+    assert "96% of the step is forward, backward" in found.verdict.evidence
+    text = lines(found)
+    assert text["forward"][0].endswith("31.0%")
+
+
+def _in_other() -> list[dict[str, float]]:
+    steps = one_odd("forward", 14, 0.0)
+    steps[14]["other"] = 400.0
+    return steps
+
+
+def test_the_odd_step_is_told_with_its_phase_and_how_much(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 14, 6700.0))
+    (odd,) = found.odd_steps
+    assert (odd.step, odd.part) == (15, "forward")
+    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
+    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
+    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
+    assert lines(found)["odd:"] == ["step 15: 6.7 s, 671 x the median, +6.7 s in forward"]
+
+
+def test_a_step_that_was_passed_over_is_odd_too(tmp_path: Path) -> None:
+    steps = one_odd("forward", 14, 0.0)
+    steps[7] = {"data": 0.4}
+    assert lines(recorded(tmp_path, steps))["odd:"] == ["step 8: 0.4 ms, 0.04 x the median, -6.5 ms in backward"]
+
+
+def test_of_many_odd_steps_the_worst_three_are_told(tmp_path: Path) -> None:
+    steps = [*one_odd("forward", 0, 0.0), *one_odd("forward", 0, 0.0)]
+    for n, at in enumerate((6, 12, 18, 24, 30), 1):
+        steps[at]["data"] += 10.0 * n
+    found = recorded(tmp_path, steps)
+    assert [odd.step for odd in found.odd_steps] == [31, 25, 19, 13, 7]
+    (said,) = lines(found)["odd:"]
+    assert [part.split(":")[0] for part in said.split("; ")] == ["step 31", "step 25", "step 19", "and 2 more steps"]
+
+
+def test_a_stall_that_comes_back_belongs_to_the_step(tmp_path: Path) -> None:
+    steps = one_odd("forward", 0, 0.0)
+    for at in (4, 9, 14, 19):
+        steps[at]["data"] += 40.0
+    found = recorded(tmp_path, steps)
+    data = sum(step["data"] for step in steps)
+    assert found.shares["data"] == pytest.approx(data / sum(sum(step.values()) for step in steps))
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "input"
+
+
+def test_level_steps_have_no_odd_one(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0))
+    assert found.odd_steps == []
+    assert "odd:" not in lines(found)
+    for part in ("forward", "data"):
+        mean, whole = found.time[part].mean, found.time["step"].mean
+        assert mean is not None
+        assert whole is not None
+        assert found.shares[part] == pytest.approx(mean / whole)
+
+
+# -- noisy ------------------------------------------------------------------------------------------------------------
+
+
+def noisy(forward: float, data: float, seed: int = 1) -> list[dict[str, float]]:
+    """Twenty steps whose length varies by more than their median is known, with these shares of them."""
+    factors = np.exp(0.6 * np.random.default_rng(seed).standard_normal(20))
+    return [{"forward": forward * 10 * f, "data": data * 10 * f} for f in factors.tolist()]
+
+
+def test_a_noisy_run_is_called_that_first_and_told_how_to_be_sure(tmp_path: Path) -> None:
+    found = recorded(tmp_path, noisy(0.97, 0.03))
+    assert found.steadiness is not None
+    assert found.steadiness.word == "noisy"
+    (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
+    assert said.startswith("noisy: the median step is known to ±")
+    assert "steady" not in said
+    assert advised.startswith("Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses")
+
+
+def test_a_cause_that_all_the_noise_leaves_standing_is_named(tmp_path: Path) -> None:
+    verdict = recorded(tmp_path, noisy(0.5, 0.5)).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.certain) == ("input", True)
+    assert ". Then: " in verdict.advice
+
+
+def test_a_cause_that_may_be_this_runs_luck_is_not_named(tmp_path: Path) -> None:
+    steps = noisy(1.0, 0.0)
+    for at in (3, 8, 11, 15):
+        steps[at]["data"] = 30.0  # four in twenty: a third of the whole, more or less
+    found = recorded(tmp_path, steps)
+    assert found.verdict is not None
+    assert (found.verdict.bound_by, found.verdict.share, found.verdict.certain) == (None, None, False)
+    (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
+    assert said.endswith("; what binds it is not known: the steps differ too much to tell")
+    assert "Then" not in advised
+
+
+def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
+    found = recorded(tmp_path, [{"forward": 10.0}] * 5)
+    assert found.verdict is not None
+    assert not found.verdict.certain
+    said = lines(found)  # of steps that do not differ at all
+    words = "noisy: the median step is not known from so few steps"
+    assert said["verdict:"] == [f"{words}; what binds it is not known: 5 steps cannot tell, however alike they are"]
+    assert said["next:"] == ["Measure more steps (--stages.measure_steps=20)."]
+
+
+def test_one_recompilation_is_one(tmp_path: Path) -> None:
+    one, two = (lines(recorded(tmp_path, one_odd("data", 0, 0.0), recompilations=n))["verdict:"][0] for n in (1, 2))
+    assert one.endswith("; 1 recompilation while measuring")
+    assert two.endswith("; 2 recompilations while measuring")
+
+
+# -- shared -----------------------------------------------------------------------------------------------------------
+
+READING = CpuReading(
+    at_s=0.0, machine="a", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
+    pressure_s=None, throttled_s=None, switches=None,
+)  # fmt: skip
+
+
+def beside(others: float, waited: float) -> CpuUse:
+    """Ten seconds of two CPUs; what we had for 5.9 seconds others wanted too."""
+    busy = {"busy_s": 5.9 + others + 0.03, "own_s": {7: 5.9}, "waited_s": {7: waited}}
+    return CpuUse(READING, replace(READING, at_s=10.0, **busy))
+
+
+def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(4.1, 4.1)])
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)
+    assert found.words == ["steady", "shared"]
+    assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
+    said = lines(found)
+    words = "steady; something else used this machine: 41% of the wanted CPU time was not had"
+    assert said["verdict:"] == [f"{words}; what binds it is not known: the times are of a machine that was shared"]
+    assert said["next:"] == ["Measure again while nothing else uses this machine."]
+
+
+def test_others_that_took_nothing_from_us_are_told_and_change_nothing(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(4.0, 0.0)])
+    assert found.words == ["steady"]
+    (said,) = lines(found)["verdict:"]
+    assert said.startswith("steady; something else used 20% of this machine's CPU time; bound by compute: ")
+
+
+def test_an_idle_machine_is_not_spoken_of(tmp_path: Path) -> None:
+    found = recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[beside(0.1, 0.1)])
+    assert lines(found)["verdict:"][0].startswith("steady; bound by compute: ")
+
+
+def test_a_limit_that_held_the_run_back_is_told(tmp_path: Path) -> None:
+    limited = beside(0.0, 3.0)
+    use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
+    said = lines(recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[use]))["verdict:"][0]
+    assert said.startswith("steady; the CPU limit of its control group held this run back for 3.0 s; bound by")
+
+
+def test_a_run_reads_the_machine_around_its_measured_steps_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    class Counting(BoringModel):
+        steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            return super().training_step(batch, batch_idx)
+
+    module = Counting()
+
+    def read() -> CpuReading:
+        seen.append(module.steps)
+        use = beside(4.1, 4.1)
+        return use.begin if len(seen) == 1 else use.end
+
+    monkeypatch.setattr("lm_profiler.measure.device.contention.cpu_reading", read)
+    profiler = instruments(2, 6, memory=1)
+    trainer_with([profiler], tmp_path).fit(module)
+    assert seen == [2, 8]
+    found = read_run(profiler.folder)
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)
+
+
+class Multiplies(BoringModel):
+    """Steps of some 10 ms of matrix products, on as many threads as there are CPUs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = torch.ones(512, 512)
+        for _ in range(20):
+            x = x @ x / 512
+        return super().training_step(batch, batch_idx)
+
+
+def test_beside_a_hog_on_every_cpu_no_run_is_steady_without_a_word_of_it(tmp_path: Path) -> None:
+    # Orphans, so that they are not this run's own processes; each would end by itself.
+    start = "timeout 100 sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $!"
+    hogs = [int(subprocess.check_output(["sh", "-c", start])) for _ in os.sched_getaffinity(0)]
+    profiler = instruments(1, 20)
+    try:
+        trainer_with([profiler], tmp_path).fit(Multiplies())
+    finally:
+        for hog in hogs:
+            os.kill(hog, signal.SIGTERM)
+    record = read_run(profiler.folder)
+    assert record.contention is not None
+    assert record.contention.not_had is not None
+    assert record.contention.not_had > 0.05
+    assert record.words[-1] == "shared"
+    said = lines(record)
+    assert "; something else used this machine: " in said["verdict:"][0]
+    assert "bound by" not in said["verdict:"][0]
+    assert said["next:"] == ["Measure again while nothing else uses this machine."]

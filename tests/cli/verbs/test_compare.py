@@ -1,0 +1,170 @@
+"""`compare` as it is called: what it refuses, prints and writes, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compared import CONFIG, MODEL, rows, write
+
+from lm_profiler.cli.main import main
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.verbs.compare import run
+
+TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
+
+
+def write_run(folder: Path, scale: float = 1.0, **changes: Any) -> str:
+    return str(write(folder, rows({"forward": [scale * s for s in TEN_MS]}), **changes))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[str, str]:
+    """B takes a fifth longer."""
+    return write_run(tmp_path / "before"), write_run(tmp_path / "after", 1.2)
+
+
+@pytest.mark.parametrize(
+    "options,scale,code",
+    [([], 1.2, 0), (["--fail_on", "slower"], 1.2, 1), (["--fail_on=slower"], 0.8, 0), (["--fail_on=slower"], 1.01, 0)],
+)
+def test_only_slower_fails_and_only_where_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], scale: float, code: int
+) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b", scale)
+    assert main(["compare", a, b, *options]) == code
+    said = capsys.readouterr().err
+    assert ("SLOWER: B's step against A's +20.0%" in said) == bool(code)
+
+
+def test_what_differs_comes_first_then_the_table_then_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    math = {**CONFIG, "model": {"class_path": "LM", "init_args": {"attention": "math"}}}
+    run([write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.2, config=math)])
+    lines = capsys.readouterr().out.splitlines()
+    places = [
+        next(i for i, line in enumerate(lines) if line.startswith(start))
+        for start in (
+            "A:",
+            "  model.attention: sdpa → math",
+            "environments: the same",
+            "step  ",
+            "forward  ",
+            "verdict:",
+        )
+    ]
+    assert places == sorted(places)
+    step = lines[places[3]].split()
+    assert step[:6] == ["step", "10.000", "12.000", "+2.000", "+20.0%", "1.200"]
+    assert step[-1] == "SLOWER"
+    assert lines[places[-1]].endswith("of A's step: forward +20.0%")
+
+
+def test_where_it_is_unclear_it_says_what_could_be_told_and_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rough = [0.010, 0.012, 0.014, 0.009, 0.011, 0.013, 0.0105]
+    sides = [str(write(tmp_path / side, rows({"forward": rough}))) for side in "ab"]
+    assert run([*sides, "--fail_on", "slower"]) == 0
+    found = json.loads(_printed(capsys, [*sides, "--format", "json"]))
+    said = _printed(capsys, sides).splitlines()[-1]
+    assert said.startswith(
+        f"next: runs like these would tell a change of {found['detectable']:.1%} or more; to tell less"
+    )
+    assert "repeat both" in said
+
+
+def _printed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    capsys.readouterr()
+    run(arguments)
+    return capsys.readouterr().out
+
+
+def test_several_runs_a_side_by_folder_or_by_name_are_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = [write_run(tmp_path / "a" / f"version_{i}", scale) for i, scale in enumerate((1.0, 1.02))]
+    b = [write_run(tmp_path / "b" / f"version_{i}", scale) for i, scale in enumerate((1.1, 1.12))]
+    by_folder = _printed(capsys, [str(tmp_path / "a"), str(tmp_path / "b")])
+    assert by_folder == _printed(capsys, ["--a", *a, "--b", *b])
+    assert f"A: 2 runs: {a[0]}, {a[1]}" in by_folder
+
+
+def test_unlike_runs_are_refused_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = write_run(tmp_path / "a")
+    b = write_run(tmp_path / "b", model=MODEL.model_copy(update={"parameters": 2000}))
+    with pytest.raises(UsageError, match=r"given parameters 1000 and 2000\n.*--unlike"):
+        run([a, b])
+    assert run([a, b, "--unlike"]) == 0
+    assert "  parameters: 1000 → 2000" in capsys.readouterr().out
+
+
+def test_wrong_calls_are_told_in_two_lines(pair: tuple[str, str], tmp_path: Path) -> None:
+    a, b = pair
+    (tmp_path / "empty").mkdir()
+    for arguments, said in (
+        ([], "expected two folders, or --a RUN ... --b RUN ..., given none"),
+        ([a], "expected two folders"),
+        ([a, b, "--a", a], "expected two folders"),
+        ([a, str(tmp_path / "nowhere")], "B: expected a folder, given .*nowhere"),
+        ([a, str(tmp_path / "empty")], "B: expected runs, found none"),
+        ([a, b, "--fail_on", "faster"], "expected slower, given 'faster'"),
+        ([a, b, "--format", "html"], "expected terminal or markdown or json, given 'html'"),
+        ([a, b, "--output", str(tmp_path / "no" / "where")], "output: expected a file that can be written"),
+        ([a, a], "on both"),
+    ):
+        with pytest.raises(UsageError, match=said) as error:
+            run(arguments)
+        assert len(str(error.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("file,content", [("run.json", "{"), ("steps.csv", "step\n1\n"), ("steps.csv", None)])
+def test_a_damaged_folder_is_named(pair: tuple[str, str], file: str, content: str | None) -> None:
+    damaged = Path(pair[1]) / file
+    damaged.unlink()
+    if content is not None:
+        damaged.write_text(content)
+    assert main(["compare", *pair]) == 2
+    with pytest.raises(UsageError, match=str(damaged)):
+        run(pair)
+
+
+def test_markdown_takes_nothing_for_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = {**CONFIG, "model": {"attention": "<script>alert(1)</script>|`x` [bold]\x1b[31m\nnext"}}
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b|*c*", config=hostile)
+    markdown = _printed(capsys, [a, b, "--format", "markdown"])
+    assert "<script>" not in markdown
+    assert "\\|\\`x\\` \\[bold\\]" in markdown
+    assert "/b\\|\\*c\\*" in markdown
+    table = [line for line in markdown.splitlines() if line.startswith("|")]
+    assert {line.count(" | ") for line in table} == {6}
+    assert "[bold]\\x1b[31m\\nnext" in _printed(capsys, [a, b])
+
+
+def test_a_file_gets_what_the_terminal_would(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in ("terminal", "markdown", "json"):
+        printed = _printed(capsys, [*pair, "--format", form])
+        assert _printed(capsys, [*pair, "--format", form, "--output", str(tmp_path / form)]) == ""
+        assert (tmp_path / form).read_text(encoding="utf-8") == printed
+    found = json.loads((tmp_path / "json").read_text(encoding="utf-8"))
+    assert found["step"]["interval"]["ratio"] == pytest.approx(1.2)
+    assert [row["verdict"] for row in found["memory"]] == ["SAME", "UNCLEAR"]
+
+
+def test_it_loads_nothing_that_is_slow(pair: tuple[str, str], tmp_path: Path) -> None:
+    again = write_run(tmp_path / "again")
+    slow = ("torch", "lightning", "pandas", "matplotlib", "scipy.stats")
+    code = (
+        "import sys; from lm_profiler.cli.main import main\n"
+        f"main(['compare', '--a', {pair[0]!r}, {again!r}, '--b', {pair[1]!r}])\n"
+        f"print([name for name in {slow} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

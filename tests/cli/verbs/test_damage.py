@@ -1,0 +1,258 @@
+"""Whatever damage is done to one run's files, a report tells it and shows the other runs: no traceback, ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_entry
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest, write_kernels
+
+SEED, ROUNDS = 20260102, 16
+TABLES = (
+    [],
+    ["--format", "csv"],
+    ["--format", "markdown"],
+    ["--format", "json"],
+    ["--format", "latex"],
+    ["--pivot", "size", "precision"],
+    ["--group_by", "size"],
+    ["--columns", "name,size,parameters,step_s,allocated_peak_bytes,model.size,status"],
+    ["--layout", "wide"],
+    ["--layout", "devices"],
+    ["--layout", "blocks"],
+    ["--layout", "warmups"],
+    ["--warmup", "0", "2"],
+    ["--kernels"],
+    ["--kernels", "--format", "csv"],
+)
+PICTURES = ("phases", "steps", "memory", "mfu", "html")
+EVIL = "\x1b]0;evil\x07\x9b31m\u202e"
+VALUES: tuple[Any, ...] = (
+    *(0, -1, 1, 2.5, 1e308, -1e308, 10**400, 2**63, -0.0, 5e-324, None, True, "", "x", EVIL, "0"),
+    *([], {}, [1, 2], ["a"], {"a": 1}, [[]], "=1+1", "a|b", "a\rb", "\udcff".encode("utf-8", "replace").decode()),
+)
+
+
+def kernels() -> KernelTable:
+    times = PhaseKernels(busy_s=0.6, idle_s=0.4, overlap_s=0.0, kinds={"matmul": KindTime(count=8, total_s=0.6)})
+    row = KernelRow(
+        phase="forward",
+        kind="matmul",
+        name="mm",
+        operator="aten::mm",
+        module="a",
+        module_type="Attention",
+        count=8,
+        total_s=0.6,
+    )
+    rest = Rest(rows=0, count=0, total_s=0.0)
+    shares = {"memory_bound_share": None, "communication_share": None}
+    return KernelTable(
+        source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], rest=rest, **shares
+    )
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """Three runs: one to be damaged, between two that stay whole."""
+    for name in ("first", "middle", "second"):
+        folder = tmp_path / "logs" / name
+        made_entry(folder, {"model.size": "small", "trainer.precision": "32-true"}, name=name)
+        (folder / "trace").mkdir()
+        write_kernels(folder / "trace" / "rank0.kernels.json", kernels())
+    return tmp_path / "logs"
+
+
+def flipped(content: bytes, rng: random.Random) -> bytes:
+    at = rng.randrange(len(content))
+    return content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :]
+
+
+def cut(content: bytes, rng: random.Random) -> bytes:
+    return content[: rng.randrange(len(content))]
+
+
+def leaves(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The way to each value within ``value``, containers included."""
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield (*way, key)
+        yield from leaves(below, (*way, key))
+
+
+def replaced(content: bytes, rng: random.Random) -> bytes:
+    """Another value somewhere: in JSON anywhere, in a table in any field."""
+    if not content.startswith(b"{"):
+        rows = [line.split(",") for line in content.decode().splitlines()]
+        row = rng.choice(rows)
+        row[rng.randrange(len(row))] = str(rng.choice(VALUES))
+        return "\n".join(map(",".join, rows)).encode("utf-8", "replace")
+    found = json.loads(content)
+    every = list(leaves(found))
+    first = rng.choice([*sorted({way[0] for way in every}), *["config"] * 10])  # the configuration as often as the rest
+    *way, last = rng.choice([way for way in every if way[0] == first] or every)
+    at = found
+    for key in way:
+        at = at[key]
+    if rng.random() < 0.2 and isinstance(at, dict):
+        del at[last]
+    else:
+        at[last] = rng.choice(VALUES)
+    return json.dumps(found).encode()
+
+
+DAMAGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (flipped, cut, replaced, replaced)
+
+
+def damage(logs: Path, rng: random.Random) -> str:
+    """Damage one file of the middle run; what was done, for the message of a test that fails."""
+    path = logs / "middle" / rng.choice(["run.json", "run.json", "steps.csv", "trace/rank0.kernels.json"])
+    before, how = path.read_bytes(), rng.choice(DAMAGES)
+    path.write_bytes(after := how(before, rng))
+    differ = next((at for at, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), len(after))
+    return f"{how.__name__} {path.name} at {differ}: {after[max(0, differ - 60) : differ + 60]!r}"
+
+
+def shown(logs: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    code = main(["report", str(logs), *options])
+    out, err = capsys.readouterr()
+    assert code in (0, 2), err
+    assert "csv" in options or not any(c in out + err for c in "\x1b\x07\x9b\u202e")
+    return out
+
+
+@pytest.mark.parametrize("round_", range(ROUNDS))
+def test_a_damaged_run_hides_no_other(logs: Path, round_: int, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(SEED + round_)
+    whole = {path: path.read_bytes() for path in (logs / "middle").rglob("*") if path.is_file()}
+    for options in TABLES:
+        what = damage(logs, rng)
+        try:
+            out = shown(logs, options, capsys)
+        except Exception as error:
+            raise AssertionError(f"{options} after {what}") from error
+        by_fact = {"--pivot", "--group_by", "devices", "wide"} & set(options)
+        missing = [name for name in ("first", "second") if name not in out and not by_fact]
+        missing += ["one of the others"] * ("wide" in options and out.count("0.0079985") < 2)
+        assert not missing, f"{missing} after {what}: {out}"
+        for path, content in whole.items():
+            path.write_bytes(content)
+
+
+@pytest.mark.parametrize("kind", PICTURES)
+def test_a_damaged_run_is_no_picture_less(
+    logs: Path, tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    what = damage(logs, random.Random(SEED + PICTURES.index(kind)))
+    output = tmp_path / ("a.html" if kind == "html" else "a.svg")
+    shown(logs, ["--output", str(output), *(["--plot", kind] if kind != "html" else [])], capsys)
+    assert output.stat().st_size > 1000, what
+
+
+@pytest.mark.parametrize(
+    "way, value",
+    [
+        (("config", "model", "size"), ["a list"]),
+        (("config", "model", "size"), {}),
+        (("time", "step", "median"), 1e308),
+        (("time", "step", "median"), -1e308),
+        (("time", "step", "n"), 10**400),
+        (("config", "data", "batch_size"), 10**400),
+        (("steps", "measure"), 0),
+    ],
+)
+def test_values_that_ended_a_report(
+    logs: Path, way: tuple[str, ...], value: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = logs / "middle" / "run.json"
+    found = at = json.loads(path.read_bytes())
+    for key in way[:-1]:
+        at = at[key]
+    at[way[-1]] = value
+    path.write_text(json.dumps(found))
+    for options in TABLES:
+        assert main(["report", str(logs), *options]) == 0
+        err = capsys.readouterr().err
+        assert "Traceback" not in err
+        if way[0] == "time":
+            assert f"{path}: not a run record of version 1: file: {'.'.join(way)}: expected a number below 1e+30" in err
+
+
+def test_counts_of_no_steps_are_told(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = logs / "middle" / "trace" / "rank0.kernels.json"
+    path.write_text(path.read_text().replace('"steps": 2', '"steps": 0'))
+    assert main(["report", str(logs), "--kernels"]) == 0
+    assert (
+        f"{path}: not a table of kernels of version 1: steps: Input should be greater than 0" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    "whole, damaged",
+    [('"forward": {', '"fosward": {'), ('"busy_s": 0.6,\n   "idle_s": 0.4', '"busy_s": 0,\n   "idle_s": 0')],
+)
+def test_kernels_of_a_phase_that_took_no_time_are_told(
+    logs: Path, whole: str, damaged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = logs / "middle" / "trace" / "rank0.kernels.json"
+    assert whole in path.read_text()
+    path.write_text(path.read_text().replace(whole, damaged))
+    assert main(["report", str(logs), "--kernels"]) == 0
+    out, err = capsys.readouterr()
+    assert "second" in out
+    assert f"{path}: not a table of kernels of version 1: file: rows: expected phases that took time" in err
+
+
+def test_a_damaged_line_of_steps_is_told_by_its_number(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = logs / "middle" / "steps.csv"
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3].replace("0.", "\x1b.", 1)
+    path.write_text("\n".join(lines))
+    assert main(["report", str(logs), "--warmup", "0"]) == 0
+    assert f"{path}: line 4 is damaged: could not convert string to float: '\\x1b." in capsys.readouterr().err
+
+
+def test_no_order_of_a_record_reaches_a_terminal(
+    logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = logs / "middle" / "run.json"
+    found = json.loads(path.read_bytes())
+    found |= {"name": EVIL, "status": "failed", "notes": [EVIL]}
+    found["failure"] = {"phase": EVIL, "step": 1, "type": EVIL, "message": EVIL}
+    path.write_text(json.dumps(found))
+    for top, *options in ((logs, *t) for t in TABLES if "--kernels" not in t):
+        with monkeypatch.context() as patch:
+            if "csv" in options:
+                patch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+            assert main(["report", str(top), *options]) == 0
+        out, err = capsys.readouterr()
+        assert not any(c in out + err for c in "\x1b\x07\x9b\u202e"), options
+    assert main(["report", str(logs / "middle")]) == 0
+    assert "\\x1b]0;evil\\x07\\x9b31m\\u202e" in (out := capsys.readouterr().out)
+    assert not any(c in out for c in "\x1b\x07\x9b\u202e")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with names are POSIX's")
+@pytest.mark.parametrize("name", ["run.json", "steps.csv", "trace/rank0.kernels.json"])
+def test_nobody_waits_for_a_pipe_in_the_place_of_a_file(
+    logs: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = logs / "middle" / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    for options in (["--warmup", "0"], ["--kernels", "--format", "csv"], ["--layout", "blocks"]):
+        assert main(["report", str(logs), *options]) == 0
+        out, err = capsys.readouterr()
+        assert "first" in out
+        assert "second" in out
+        if name == "run.json":
+            assert f"{pipe}: cannot be read: it is no plain file" in err
+    shutil.rmtree(logs / "middle")

@@ -1,0 +1,291 @@
+"""``report`` as a person calls it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tabled import write, write_sweep
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.kernels import (
+    KernelRow,
+    KernelTable,
+    KindTime,
+    PhaseKernels,
+    Rest,
+    kernels_file,
+    write_kernels,
+)
+from lm_profiler.record.run import read_run, write_run
+
+FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A run, and a sweep of two precisions twice, of which one ran out of memory and one was never tried."""
+    logs = tmp_path / "logs"
+    write(logs / "alone" / "version_0", SLOW, name="alone", size="medium")
+    sweep = logs / "sweep"
+    cells = []
+    for at, precision in enumerate(("32-true", "bf16-mixed", "32-true", "bf16-mixed")):
+        options = {"precision": precision, "failed": ("oom", "no memory left") if at == 1 else ("ok", None)}
+        run = write(sweep / f"cell{at}" / "version_0", [] if at == 1 else FAST, **options) if at < 3 else None
+        status = "missing" if at == 3 else "oom" if at == 1 else "ok"
+        cells.append(({"trainer.precision": precision}, at // 2, status, run))
+    write_sweep(sweep, cells)
+    return logs
+
+
+def report(*arguments: object) -> int:
+    return main(["report", *map(str, arguments)])
+
+
+def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs) == 0
+    out, err = capsys.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert ["alone", "medium", "32-true", "70.00", "[70.00,", "70.00]", "20.00", "50.00", "ok", "1"] in rows
+    assert ["cell0,", "cell2", "small", "32-true", "30.00", "[30.00,", "30.00]", "10.00", "20.00", "ok", "2"] in rows
+    assert ["cell1,", "cell3", "small", "bf16-mixed", "1", "OOM,", "1", "not", "run", "0"] in rows
+    assert err == ""
+
+
+def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs, "--group_by", "size", "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["size"], float(row["step_s"]), row["n"]) for row in rows] == [
+        ("small", 0.03, "2"),
+        ("medium", 0.07, "1"),
+    ]
+    assert report(logs, "--pivot", "size", "precision", "--value", "forward_s", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["bf16-mixed_status"] == "oom"
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.parquet"])
+def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    begins = {".txt": b"in all rows", ".md": b"in all rows", ".csv": b"name,folder", ".json": b"[\n {", ".tex": b"% in"}
+    assert report(logs, "--output", tmp_path / name) == 0
+    assert (tmp_path / name).read_bytes().startswith(begins.get(Path(name).suffix, b"PAR1"))
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
+@pytest.mark.parametrize("kind", ["terminal", "markdown", "csv", "json", "latex"])
+def test_every_layout_goes_with_every_format(logs: Path, layout: str, kind: str, capsys: pytest.CaptureFixture[str]):
+    assert report(logs, "--layout", layout, "--format", kind) == 0
+    assert "small" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layout", ["blocks", "wide", "devices", "warmups"])
+def test_every_layout_goes_with_any_warm_ups_and_equal_numbers_of_steps(
+    logs: Path, layout: str, capsys: pytest.CaptureFixture[str]
+):
+    assert report(logs, "--layout", layout, "--warmup", 0, 2, "--steps", 4, "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    if layout in ("wide", "warmups"):
+        cuts = {(row["warmup_steps"], row["benchmark_steps"]) for row in rows if row.get("status", "ok") == "ok"}
+        assert cuts == {("0", "4"), ("2", "4")}
+    assert len(rows) >= 4
+
+
+def test_the_names_of_all_columns_are_listed_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report("--columns", "help") == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
+    assert {"forward_mean_s", "backward_std_s", "step_cv", "step_p95_s", "first_step_s"} <= {*names}
+    assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
+    header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
+
+
+def test_the_spread_of_the_steps_can_be_shown_and_is_in_files_for_programs(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    names = "forward_mean_s,step_cv,backward_over_forward"
+    assert report(logs / "alone", "--columns", names, "--format", "markdown") == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert [cell.strip() for cell in line.split("|")[1:-1]] == ["20.00", "0.0", "2.50"]
+    assert report(logs / "alone", "--format", "csv") == 0
+    [row] = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["forward_backward_mean_s"]) == pytest.approx(0.07)
+    assert float(row["step_std_s"]) == pytest.approx(0, abs=1e-9)
+    assert float(row["backward_over_forward"]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("options", [[], ["--layout", "blocks"], ["--layout", "wide"], ["--warmup", "0"]])
+def test_an_unfinished_run_is_shown_as_that(logs: Path, options: list[str], capsys: pytest.CaptureFixture[str]):
+    folder = logs / "alone" / "version_0"
+    nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "status": "unfinished"}
+    write_run(folder, read_run(folder).model_copy(update=nothing))
+    for top in (logs, logs / "alone"):
+        assert report(top, *options) == 0
+        out, err = capsys.readouterr()
+        assert err == "" or top == logs
+        assert any(figure in out for figure in ("70.00", "0.070", "0.07 "))
+        assert "unfinished" in out or options == ["--warmup", "0"]
+
+
+def test_not_run_missing_and_refused_are_told_apart(logs: Path, capsys: pytest.CaptureFixture[str]):
+    (logs / "sweep" / "cell0" / "version_0" / "run.json").unlink()
+    assert report(logs / "sweep", "--group_by", "folder", "--columns", "folder,status", "--format", "csv") == 0
+    rows = dict(csv.reader(io.StringIO(capsys.readouterr().out)))
+    said = {Path(folder).relative_to(logs / "sweep").parts[0]: word for folder, word in rows.items() if "/" in folder}
+    assert said == {"cell0": "missing", "cell1": "oom", "cell2": "ok", "cell3": "not run"}
+
+
+def test_a_single_run_is_shown_as_at_its_end(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs / "alone") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("alone: 6 steps of fit")
+    assert "forward + backward" in out
+
+
+def test_options_may_stand_between_the_runs(logs: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(logs / "alone", "--columns", "name,status", logs / "sweep" / "cell0", "--format", "csv") == 0
+    assert capsys.readouterr().out == "name,status\nalone,ok\nrun,ok\n"
+
+
+def test_damaged_folders_are_warnings_and_the_rest_is_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "run.json"
+    damaged.write_text("{")
+    assert report(logs) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"lm_profiler: warning: {damaged}: not a run record")
+    assert report(logs / "alone") == 1
+
+
+def test_damaged_steps_are_a_warning_where_steps_are_needed(logs: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--warmup", 0, 1) == 0
+    out, err = capsys.readouterr()
+    assert f"warning: {damaged}: is not text" in err
+    assert "alone" not in out
+    assert report(logs / "alone", "--warmup", 0) == 1
+
+
+@pytest.mark.parametrize("layout", [[], ["--layout", "warmups"], ["--layout", "wide"]])
+def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
+    layout: list[str], logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    alone = logs / "alone" / "version_0"  # six steps
+    assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
+    assert f"warning: {alone}: expected any steps after 99 of warm-up, found 0" in err
+    assert report(logs / "alone", *layout, "--warmup", 0, 1, "--steps", 6, "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
+    assert f"warning: {alone}: expected 6 steps after 1 of warm-up, found 5" in err
+    assert report(logs / "alone", *layout, "--warmup", 99) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+
+
+def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    damaged = logs / "alone" / "version_0" / "steps.csv"
+    damaged.write_bytes(b"\xff")
+    assert report(logs, "--output", tmp_path / "page.html") == 0
+    assert f"warning: {damaged}: is not text" in capsys.readouterr().err
+    assert f">{damaged}: is not text" in (tmp_path / "page.html").read_text()
+    assert report(logs, "--plot", "steps", "--output", tmp_path / "steps.svg") == 0
+    assert f"warning: {damaged}: is not text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ([], "RUNS: expected folders of runs, given none"),
+        (["nowhere"], "RUNS: expected folders, given nowhere, which is no folder"),
+        (
+            ["{logs}", "--formt", "csv"],
+            "formt: expected an option that exists, given none of that name; did you mean format?",
+        ),
+        (["{logs}", "--form", "csv"], "form: expected an option that exists"),
+        (["{logs}", "--format", "xml"], "format: expected one of terminal, markdown"),
+        (["{logs}", "--columns", "stepp_s"], "given 'stepp_s'; did you mean step_s?"),
+        (["{logs}", "--output", "table.xml"], "output: expected a file ending in .txt"),
+        (["{logs}", "--output", "{logs}/nowhere/t.csv"], "(No such file or directory)"),
+        (["{logs}", "--format", "parquet"], "format: expected --output FILE for parquet"),
+        (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option to tell runs apart by"),
+        (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
+        (["{logs}", "--warmup", "-1"], "warmup: expected"),
+        (["{logs}", "--steps", "0"], "steps: expected 1 or more, given 0"),
+        (["--warmup", "0", "{logs}"], "put RUNS before it"),
+        (["{logs}", "--kernels", "--warmup", "0"], "warmup: expected one way to show the runs, given --kernels too"),
+        (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),
+        (["{logs}", "--pivot", "size"], "pivot: expected 2 arguments"),
+        (["{logs}", "--value", "mfu"], "value: expected --pivot"),
+        (["{logs}", "--plot", "phases"], "plot: expected --output FILE"),
+    ],
+)
+def test_a_wrong_call_is_told_in_two_lines_at_most(
+    logs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+):
+    assert report(*(argument.format(logs=logs) for argument in arguments)) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n") <= 2) == ("", True)
+    assert said in err
+
+
+def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert report(tmp_path) == 2
+    assert "found none below" in capsys.readouterr().err
+
+
+def test_parquet_without_pyarrow_names_the_extra(
+    logs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert report(logs, "--output", tmp_path / "t.parquet") == 2
+    assert "pip install 'lm_profiler[parquet]'" in capsys.readouterr().err
+    assert not (tmp_path / "t.parquet").exists()
+
+
+def test_plots_and_pages_are_written_where_they_are_asked_for(logs: Path, tmp_path: Path):
+    assert report(logs, "--plot", "phases", "--output", tmp_path / "phases.svg") == 0
+    assert report(logs, "--pivot", "size", "precision", "--output", tmp_path / "page.html") == 0
+    assert "<svg" in (tmp_path / "phases.svg").read_text()
+    assert "32-true" in (tmp_path / "page.html").read_text()
+
+
+def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+):
+    traced = logs / "alone" / "version_0"
+    times = PhaseKernels(busy_s=0.6, idle_s=0.4, overlap_s=0.0, kinds={"matmul": KindTime(count=8, total_s=0.6)})
+    unknown = dict.fromkeys(("operator", "module", "module_type"))
+    row = KernelRow(phase="forward", kind="matmul", name="mm", count=8, total_s=0.6, **unknown)
+    facts = {"memory_bound_share": None, "communication_share": None, "rest": Rest(rows=0, count=0, total_s=0.0)}
+    table = KernelTable(source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], **facts)
+    (traced / "trace").mkdir()
+    write_kernels(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"), table)
+    assert report(logs / "alone", "--kernels") == 0
+    out = capsys.readouterr().out
+    assert "300.000" in out  # milliseconds of one of the two steps
+    assert "largest in forward: mm: 300.000 ms, 60.0% of it, 4 calls" in out
+    assert report(logs, "--kernels", "--format", "csv") == 0
+    out, err = capsys.readouterr()
+    [found] = csv.DictReader(io.StringIO(out))
+    assert (found["folder"], found["name"], found["calls"], found["time_s"]) == (str(traced), "mm", "4.0", "0.3")
+    assert f"{logs / 'sweep' / 'cell0' / 'version_0'}: no table of kernels" in err
+    assert report(logs / "sweep", "--kernels") == 1
+
+
+def test_nobody_waits_for_torch_lightning_pandas_or_matplotlib(logs: Path):
+    code = (
+        "import sys\n"
+        "from lm_profiler.cli.main import main\n"
+        f"assert main(['report', {str(logs)!r}]) == 0\n"
+        f"assert main(['report', {str(logs)!r}, '--layout', 'warmups', '--format', 'markdown']) == 0\n"
+        "heavy = ('torch', 'lightning', 'pandas', 'matplotlib', 'plotly', 'scipy')\n"
+        "print([name for name in heavy if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.splitlines()[-1] == "[]"

@@ -1,0 +1,301 @@
+"""The verb: what it refuses, what it prints, and a sweep of cells that end in every way, killed and gone on with."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.run import read_run
+from lm_profiler.record.sweep import CellOutcome, read_outcomes
+from lm_profiler.sweep.folder import SweepFolder
+
+ROOT = Path(__file__).parents[3]
+BASE = {
+    "model": {"class_path": "cells_module.Users"},
+    "data": None,
+    "trainer": {"accelerator": "cpu"},
+    "stages": {"warmup_steps": 1, "measure_steps": 3},
+    "memory": {"steps": 0},
+    "trace": {"steps": 0},
+}
+USERS = """
+import os, pathlib, time, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+class Users(BoringModel):
+    def __init__(self, does: str = "well"):
+        super().__init__()
+        self.does = does
+
+    def on_fit_start(self):
+        with open("starts.txt", "a") as file:
+            file.write(f"{self.does} {os.getpid()}\\n")
+
+    def training_step(self, batch, i):
+        if i == 2 and self.does == "hog":
+            torch.empty(1 << 50, dtype=torch.uint8)
+        if i == 2 and self.does == "fail":
+            raise RuntimeError("boom")
+        if i == 2 and self.does == "crash":
+            os.abort()
+        if i == 2 and self.does == "edit":
+            pathlib.Path("base.yaml").write_text("stages: {measure_steps: 7}")
+        if i == 2 and self.does == "hang":
+            time.sleep(600)
+        return super().training_step(batch, i)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder: a config of a module of his own, which writes down each start."""
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
+    (tmp_path / "cells_module.py").write_text(USERS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        ([], "grid: expected options to sweep, given none"),
+        (["nowhere.yaml"], "config: expected a YAML file of options, given nowhere.yaml (No such file or directory)"),
+        (["--config=nowhere.yaml", "--grid.a.b=1"], "given nowhere.yaml (No such file or directory)"),
+        (["--grid.config=base.yaml,nowhere.yaml"], "given nowhere.yaml (No such file or directory)"),
+        (["bad.yaml"], "expected one of config, verb, grid, "),
+        (["--config=base.yaml", "--grid.a.b=1", "--log_dir=base.yaml"], "log_dir: expected a folder that can "),
+        (["--grid.a.b=1", "--launcher=local", "--timeout_s=9", "--local.partition=x"], "launcher: Unknown argument "),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
+    arguments: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad.yaml").write_text("grids: {}")
+    before = set(here.rglob("*"))
+    assert main(["sweep", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert len(err.splitlines()) <= 2
+    assert out == ""
+    assert set(here.rglob("*")) == before
+
+
+def test_a_full_disk_is_told_in_a_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SweepFolder, "take_over", full)
+    assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
+    told = "given logs/base_sweep (No space left on device); the same call goes on with the cells that are missing\n"
+    assert capsys.readouterr().err == f"lm_profiler: log_dir: expected a folder that can be written to, {told}"
+
+
+def test_a_dry_run_prints_calls_for_a_shell_and_loads_neither_torch_nor_lightning(here: Path) -> None:
+    code = (
+        "import sys; from lm_profiler.cli.main import main; code = main(sys.argv[1:]);"
+        "sys.exit(code + 10 * bool({'torch', 'lightning', 'pytorch_lightning'} & {*sys.modules}))"
+    )
+    call = ["sweep", "--config=base.yaml", "--grid.model.does", "well,it's a; test", "--repeats=2", "--dry_run"]
+    done = subprocess.run([sys.executable, "-c", code, *call], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Counter(tuple(shlex.split(line)) for line in done.stdout.splitlines()) == Counter(
+        (*("python", "-m", "lm_profiler", "fit", "--config=base.yaml"),
+         *(f"--model.does={does}", "--log_dir=logs/base_sweep", f"--name=does={name},r{repeat}"))
+        for does, name in (("well", "well"), ("it's a; test", "it-s-a-test"))
+        for repeat in (0, 1)
+    )  # fmt: skip
+    assert not (here / "logs").exists()
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "sweeps").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_sweep_below_configs_says_what_it_is_for_and_can_be_planned(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+    assert main(["sweep", str(file), "--dry_run"]) == 0
+    assert len(set(capsys.readouterr().out.splitlines())) > 1
+
+
+def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "--config=base.yaml", "--grid.model.dose=well,fail"]) == 2
+    assert capsys.readouterr().err.startswith("lm_profiler: model.dose: expected an option that exists, given none of ")
+    assert not (here / "logs").exists()
+    assert not (here / "starts.txt").exists()
+
+
+def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # The options of one's own model may be swept where its name is an option of the line.
+    (here / "base.yaml").write_text(yaml.safe_dump({**BASE, "model": {"size": "small"}}))
+    call = ["sweep", "--config=base.yaml", "--model=cells_module.Users", "--grid.model.does=edit,well", "--seed=0"]
+    code = main(call)
+    out, err = capsys.readouterr()
+    assert (code, err) == (0, "")
+    assert "2 cells: 2 ok" in out
+    assert [line.split()[0] for line in (here / "starts.txt").read_text().splitlines()] == ["edit", "well"]
+    for does in ("edit", "well"):
+        record = read_run(here / "logs" / "base_sweep" / f"does={does}" / "version_0")
+        assert record.steps["measure"] == 3
+        assert "--config=logs/base_sweep/configs/base.yaml" in record.command
+    assert main(call) == 2  # with what the file says now, it is another sweep
+    assert "another config file, or one that was changed since" in capsys.readouterr().err
+
+
+def test_a_module_that_never_ends_to_import_or_to_build_is_stopped_at_the_time_of_a_cell(here: Path) -> None:
+    (here / "slow.py").write_text("import time; time.sleep(600)")
+    call = ["sweep", "--config=base.yaml", "--timeout_s=2", "--repeats=2", "--model=slow.M"]
+    assert main(call) == 1
+    outcomes = read_outcomes(here / "logs" / "base_sweep").values()
+    assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
+        ("timeout", "ran longer than 2 s; left no record")
+    ] * 2
+
+
+class Sweep:
+    """The program, started again and again on the same sweep."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        self.process: subprocess.Popen[str] | None = None
+        self.seen: list[psutil.Process] = []
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lm_profiler", "sweep", "ends.yaml", "--timeout_s=8"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def starts(self) -> list[tuple[str, int]]:
+        path = self.here / "starts.txt"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(does, int(pid)) for does, pid in (line.split() for line in lines)]
+
+    def until_it_hangs(self, times: int) -> int:
+        """Wait for the hanging cell's start; returns its process."""
+        assert self.process is not None
+        for _ in range(900):
+            if (pids := [pid for does, pid in self.starts() if does == "hang"]) and len(pids) == times:
+                self.seen += psutil.Process(self.process.pid).children(recursive=True)
+                return pids[-1]
+            assert self.process.poll() is None, self.ends()
+            time.sleep(0.1)
+        raise AssertionError("the hanging cell never began")
+
+    def ends(self) -> tuple[int, str]:
+        assert self.process is not None
+        said, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, said
+
+    def none_is_left(self) -> bool:
+        return psutil.wait_procs(self.seen, timeout=10)[1] == []
+
+
+@pytest.fixture
+def sweep(here: Path) -> Iterator[Sweep]:
+    sweep = Sweep(here)
+    yield sweep
+    if sweep.process is not None:
+        sweep.process.kill()
+        sweep.process.communicate()
+
+
+def statuses(here: Path) -> dict[str, str]:
+    outcomes = read_outcomes(here / "logs" / "ends")
+    return {cell.removeprefix("does="): outcome.status for cell, outcome in outcomes.items()}
+
+
+ENDS = """
+config: base.yaml
+grid: {model.does: [fail, hog, hang, crash, well]}
+seed: 38  # of which the order is: hog, fail, hang, well, crash
+"""
+
+
+def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(sweep: Sweep, here: Path) -> None:
+    (here / "ends.yaml").write_text(ENDS)
+
+    sweep.start()  # the parent is killed while the third of five cells hangs
+    sweep.until_it_hangs(1)
+    assert statuses(here) == {"fail": "failed", "hog": "oom"}
+    assert sweep.process is not None
+    sweep.process.kill()
+    sweep.ends()
+    assert sweep.none_is_left()
+
+    sweep.start()  # the hanging cell itself is killed: the others run, and it is still missing
+    os.kill(sweep.until_it_hangs(2), signal.SIGKILL)
+    code, said = sweep.ends()
+    assert code == 1
+    assert "cells are missing; the same call goes on with them" in said
+    assert statuses(here) == {"fail": "failed", "hog": "oom", "hang": "interrupted", "crash": "failed", "well": "ok"}
+
+    sweep.start()
+    sweep.until_it_hangs(3)
+    assert sweep.ends()[0] == 1
+    assert sweep.none_is_left()
+    outcomes: dict[str, CellOutcome] = {**read_outcomes(here / "logs" / "ends")}
+    reasons = {cell.removeprefix("does="): (outcome.status, outcome.reason) for cell, outcome in outcomes.items()}
+    assert reasons["hang"] == ("timeout", "ran longer than 8 s, in forward of step 3")
+    assert reasons["fail"] == ("failed", "RuntimeError in forward of step 3: boom")
+    assert reasons["well"] == ("ok", None)
+    assert reasons["crash"][1] is not None
+    assert reasons["crash"][1].startswith("killed by SIGABRT: ")
+    assert reasons["hog"][1] is not None
+    assert "can't allocate memory: you tried to allocate 1125899906842624 bytes" in reasons["hog"][1]
+    hanging = read_run(here / "logs" / "ends" / "does=hang" / "version_0")
+    assert (hanging.status, hanging.steps["measure"]) == ("interrupted", 1)  # what it had measured is kept
+    for cell, outcome in outcomes.items():
+        own = here / "logs" / "ends" / (outcome.run or cell)
+        assert len(list(own.glob("events.out.tfevents.*.summary"))) == 1  # HPARAMS
+
+    sweep.start()  # there is nothing left to do
+    code, said = sweep.ends()
+    assert code == 1
+    assert "5 cells: " in said
+    assert Counter(does for does, _ in sweep.starts()) == {"fail": 1, "hog": 1, "hang": 3, "crash": 1, "well": 1}
+    assert sorted(path.name for path in (here / "logs" / "ends" / "does=well").glob("version_*")) == ["version_0"]
+
+
+def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Sweep, here: Path) -> None:
+    (here / "ends.yaml").write_text("config: base.yaml\ngrid: {model.does: [hang]}\nrepeats: 2\n")
+    sweep.start()
+    sweep.until_it_hangs(1)
+    assert sweep.process is not None
+    sweep.process.send_signal(signal.SIGINT)
+    code, said = sweep.ends()
+    assert code == 130
+    assert "Traceback" not in said
+    assert "the same call goes on with them" in said
+    assert sweep.none_is_left()
+    (outcome,) = read_outcomes(here / "logs" / "ends").values()
+    assert (outcome.status, outcome.reason) == ("interrupted", "interrupted, in forward of step 3")
+
+
+def test_a_cluster_runs_the_same_cells_and_leaves_the_same(here: Path) -> None:
+    call = ["sweep", "--config=base.yaml", "--grid.model.does=well", "--timeout_s=60", "--launcher=local"]
+    assert main(call) == 0
+    (outcome,) = read_outcomes(here / "logs" / "base_sweep").values()
+    assert (outcome.cell, outcome.status, outcome.run) == ("does=well", "ok", "does=well/version_0")
+    assert main(call) == 0
+    assert len((here / "starts.txt").read_text().splitlines()) == 1

@@ -1,0 +1,741 @@
+"""The command line: what it refuses and how, what it leaves behind, and its exit codes."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+from lm_profiler.callbacks.session import Session
+from lm_profiler.cli import checks
+from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import trainer as cli
+from lm_profiler.models import Transformer
+from lm_profiler.record.run import read_run
+from lm_profiler.training import FakeTokens, LanguageModel
+
+GIB = 2**30
+USERS = """
+import signal, sys, time, warnings
+from lightning.pytorch import LightningModule
+from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+from torch.utils.data import DataLoader
+
+class Users(BoringModel):
+    def __init__(self, at: str = "", rank: int = -1, workers: int = 0):
+        super().__init__()
+        self.at, self.only, self.workers = at, rank, workers
+        print("the user's print", flush=True)
+        self.here("init", TypeError("a bug\\nof mine"))
+
+    def here(self, at, error):
+        if at != self.at or self.only not in (-1, self.trainer.global_rank if self.only >= 0 else -1):
+            return
+        if error is not None:
+            raise error
+        print("waiting", flush=True)
+        time.sleep(60)
+
+    def prepare_data(self):
+        self.here("prepare", RuntimeError("no data\\nat all"))
+        self.here("value", ValueError("my own"))
+
+    def configure_model(self):
+        self.here("build", None)
+
+    def training_step(self, batch, i):
+        warnings.warn("the user's warning", stacklevel=2)
+        if i == 3:
+            self.here("step", RuntimeError("boom\\nsecond line"))
+            self.here("interrupt", KeyboardInterrupt())
+            self.here("exit", SystemExit(7))
+            self.here("wait", None)
+        return super().training_step(batch, i)
+
+    def train_dataloader(self):
+        return DataLoader(RandomDataset(32, 640), num_workers=self.workers)
+
+class Bare(LightningModule):
+    def training_step(self, batch, i):
+        return None
+
+    validation_step = training_step
+
+    def configure_optimizers(self):
+        return None
+"""
+ALIKE = """
+import inspect
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from lm_profiler.training import FakeTokens, LanguageModel
+
+GIVEN = {}
+
+def alike(name, base, ours):
+    \"\"\"A class whose parameters are called as all of ours are, with other defaults.\"\"\"
+    names = [*list(inspect.signature(ours).parameters), "mine"]
+    space = {"base": base, "GIVEN": GIVEN, "name": name}
+    takes = ", ".join(f"{n}: int = {100 + i}" for i, n in enumerate(names))
+    exec(f"def init(self, {takes}):\\n base.__init__(self); v = locals(); "
+         f"GIVEN[name] = {{n: v[n] for n in {names!r}}}", space)
+    return type(name, (base,), {"__init__": space["init"], "__module__": __name__})
+
+Model = alike("Model", BoringModel, LanguageModel)
+Data = alike("Data", BoringDataModule, FakeTokens)
+
+class Loaders(BoringModel):
+    \"\"\"Brings its own data, and could be given fake tokens as well.\"\"\"
+    vocab_size = 10
+    asked = []
+
+    def own(self, what):
+        self.asked.append(what)
+        return BoringModel.train_dataloader(self)
+
+    def train_dataloader(self):
+        return self.own("train")
+
+    def val_dataloader(self):
+        return self.own("val")
+
+    def test_dataloader(self):
+        return self.own("test")
+
+    def predict_dataloader(self):
+        return self.own("predict")
+"""
+TINY = {
+    "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50},
+    "data": {"batch_size": 2, "context_length": 8},
+    "trainer": {"accelerator": "cpu", "gradient_clip_val": 1.0},
+    "stages": {"warmup_steps": 1, "measure_steps": 3},
+    "trace": {"steps": 0},
+}
+BORING = "lightning.pytorch.demos.boring_classes"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder: a small config, a module of his own, and a regular file."""
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    (tmp_path / "users_module.py").write_text(USERS)
+    (tmp_path / "alike.py").write_text(ALIKE)
+    (tmp_path / "file").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("users_module", "alike", "broken"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        pytest.fail("weights were built")
+
+    monkeypatch.setattr(Transformer, "__init__", fail)
+
+
+UNKNOWN = "expected an option that exists, given none of that name"
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        ([], "expected a verb (fit, "),
+        (["fitt"], "given 'fitt'; see --help"),
+        (["fit", "--config=nowhere.yaml"], "given nowhere.yaml (No such file or directory)"),
+        (["fit", "--stages.warmup=3"], f"stages.warmup: {UNKNOWN}; did you mean stages.warmup_steps?"),
+        (["fit", "--trainer.max_step=3"], f"trainer.max_step: {UNKNOWN}; did you mean trainer.max_steps?"),
+        (["fit", "--model.sise=xl"], f"model.sise: {UNKNOWN}; did you mean model.size?"),
+        (["fit", "--bogus", "3"], f"bogus: {UNKNOWN}; see --help"),
+        (["fit", "stray"], f"stray: {UNKNOWN}"),
+        (["predict", "--return_predictions=true"], f"return_predictions: {UNKNOWN}"),
+        (["fit", "--model.size=huge"], "model.size: expected one of small, medium, large, xl, 2.7B, given 'huge'"),
+        (["fit", "--model.num_heads=7"], "model.num_heads: expected a divisor of d_model (16), given 7; take "),
+        (["fit", "--model.optimizer=lion"], "model.optimizer: expected adamw, sgd or none, given 'lion'"),
+        (["fit", "--model.lr=-1"], "model.lr: expected zero or more, given -1"),
+        (["fit", "--data.batch_size=0"], "data.batch_size: expected 1 or more, given 0"),
+        (["fit", "--data.context_length=x"], "data.context_length: expected int, given 'x'"),
+        (["fit", "--data.vocab_size=51"], "data.vocab_size: expected at most the model's 50, given 51; leave "),
+        (["fit", "--stages.warmup_steps=-1"], "stages.warmup_steps: expected 0 or more, given -1"),
+        (["fit", "--stages.measure_steps=0"], "stages.measure_steps: expected 1 or more, given 0"),
+        (["fit", "--trace.steps=-2"], "trace.steps: expected 0 or more, given -2"),
+        (["fit", "--check_memory=maybe"], "check_memory: expected bool, given 'maybe'"),
+        (["fit", "--trainer.precision=fp8"], "trainer.precision: expected one of int, transformer-engine, "),
+        (["fit", "--model=no.where.Model"], "expected a class that can be imported, given 'no.where.Model' (No mod"),
+        (["fit", "--model=lm_profiler.training.Nope"], "model: expected a class that can be imported, given "),
+        (["fit", "--data=lm_profiler.training.LanguageModel"], "data: expected a LightningDataModule, given "),
+        (["fit", "--trainer.callbacks=Nope"], "trainer.callbacks: expected a class path such as "),
+        (["fit", "--trainer.accelerator=tpu"], "trainer.accelerator: expected one that this machine has ("),
+        (["fit", "--trainer.devices=0"], "trainer: "),
+        (["fit", "--trainer.devices=many"], "given devices='many'"),
+        (["fit", "--trainer.strategy=bogus"], "given strategy='bogus'"),
+        (["fit", "--trainer.max_steps=-3"], "given max_steps=-3"),
+        (["fit", "--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches: expected 1 or more"),
+        (["fit", "--trainer.barebones=true"], "trainer.barebones: expected false, given true"),
+        (["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"], "model.fused: expected false with "),
+        (["fit", "--model=users_module.Bare"], "data.vocab_size: expected a number, because Bare has no vocab_size"),
+        (["fit", "--log_dir=file/logs"], "given file/logs/tiny (Not a directory); name another with --log_dir"),
+        (["fit", "tiny.yaml"], "tiny.yaml: expected options, given a file; did you mean --config tiny.yaml?"),
+        (["fit", "--data=null"], "data: expected a LightningDataModule, because LanguageModel has no train_dataload"),
+        (["fit", "--seed_everything=-1"], "seed_everything: expected a seed from 0 to 4294967295, given -1"),
+        (["fit", "--trainer.max_steps=0"], "trainer.max_steps: expected something to run, given 0; leave it out"),
+        (["validate", "--trainer.limit_val_batches=0"], "trainer.limit_val_batches: expected something to run, given"),
+        (["validate", "--ckpt_path=no.ckpt"], "ckpt_path: expected a checkpoint, given no.ckpt (No such file or dir"),
+        (["fit", "--peak_tflops=.inf"], "peak_tflops: expected a positive number of TFLOP/s, given inf"),
+        (["fit", "--name=."], "name: expected the name of a folder below logs, given '.'"),
+        (["fit", "--name=a\nb"], "name: expected text that can be printed, given 'a\\nb'"),
+        (["fit", "--name=" + "x" * 300], "(File name too long); name another with --log_dir"),
+        (["fit", "--name=\udcff"], "expected arguments of UTF-8 text, given '--name="),
+        (["fit", "--model={}"], "model: expected a class path or options, given {}; leave it out"),
+        (["fit", "--trainer.devices=99999999999999999999"], "trainer.devices: expected at most 1,024, given 9999999"),
+        (["fit", "--ckpt_path=tiny.yaml"], "ckpt_path: expected a checkpoint, given tiny.yaml, which torch.save did "),
+        (
+            ["test", "--ckpt_path=nowhere"],
+            "ckpt_path: expected a checkpoint, given nowhere (No such file or dir",
+        ),
+        (["fit", "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
+    ],
+    ids=lambda value: "_".join(value) or "nothing" if isinstance(value, list) else "",
+)
+def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
+    arguments: list[str], told: str, here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = set(here.rglob("*"))
+    assert main([*arguments[:1], *(["--config=tiny.yaml"] if arguments else []), *arguments[1:]]) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert err.startswith("lm_profiler: ")
+    assert len(err.splitlines()) <= 2
+    assert "usage:" not in err
+    assert out == ""
+    assert {path for path in here.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+@pytest.mark.parametrize(
+    "content,told",
+    [
+        ({"modle": {"size": "small"}}, f"modle.size: {UNKNOWN}; did you mean model.size?"),
+        ({"model": {"sise": "small"}}, f"model.sise: {UNKNOWN}; did you mean model.size?"),
+        ({"trainer": {"presision": 32}}, f"trainer.presision: {UNKNOWN}; did you mean trainer.precision?"),
+        ({"stages": {"warmup_steps": "many"}}, "stages.warmup_steps: expected int, given 'many'"),
+        ({"model": 3}, "model: expected options, given 3 in bad.yaml; leave it out"),
+        ([1, 2], "which holds a list"),
+        ({"trainer": None}, "trainer: expected options, given null in bad.yaml; leave it out"),
+        ({"trainer": [None]}, "trainer: expected options, given [None] in bad.yaml; leave it out"),
+        ({"trainer": "1e400"}, "trainer: expected options, given '1e400' in bad.yaml; leave it out"),
+        ({"stages": 3}, "stages: expected options, given 3 in bad.yaml"),
+        ({"model": None}, "model: expected options, given null in bad.yaml; leave it out"),
+        ({"model": {}}, "model: expected a class path or options, given {} in bad.yaml; leave it out"),
+        ({"model": {"class_path": "os.system"}}, "model: "),
+        ({"model": {"class_path": None}}, "model"),
+        ({"data": {"class_path": 3}}, "data"),
+        ({"trace": "a\0b"}, "has a value with the character 0 in it"),
+        ({"log_dir": None}, "log_dir"),
+        ({"config": {"a": 1}}, "config: expected no further config, given one in bad.yaml; leave it out"),
+        ({"trainer": {"callbacks": {"a": {"b": None}}}}, "trainer.callbacks.a.b: "),
+        ({"seed_everything": {"a": None}}, "seed_everything: "),
+        ({"check_memory": [[[1]]]}, "check_memory: "),
+        ({"peak_tflops": "x" * 5000}, "peak_tflops: "),
+    ],
+    ids=str,
+)
+def test_a_wrong_config_file_is_told_the_same_way(
+    content: Any, told: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "bad.yaml").write_text(yaml.safe_dump(content))
+    assert main(["fit", "--config=bad.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert told in err
+    assert len(err.splitlines()) <= 2
+    assert len(err) < 1000
+    assert not (here / "logs").exists()
+
+
+def test_other_runs_and_an_existing_folder_survive_a_refusal(here: Path) -> None:
+    (here / "logs" / "tiny" / "version_0").mkdir(parents=True)
+    assert main(["fit", "--config=tiny.yaml", "--trainer.devices=0"]) == 2
+    assert [path.name for path in (here / "logs" / "tiny").iterdir()] == ["version_0"]
+
+
+# -- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda size: monkeypatch.setattr("lm_profiler.cli.checks.available_bytes", lambda device: size)
+
+
+def test_a_model_that_cannot_fit_is_refused_before_anything_is_allocated(
+    here: Path, no_weights: None, available: Callable[[int], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    available(24 * GIB)
+    call = ["fit", "--model.size=xl", "--trainer.precision=bf16-mixed", "--name=xl"]
+    assert main(call) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("lm_profiler: memory: expected at most the 24.0 GiB that are free, given 29.8 GiB")
+    assert "weights 7.4 GiB, gradients 7.4 GiB, optimizer states 14.9 GiB" in first
+    assert second.startswith("would fit: --")
+    record = read_run(here / "logs" / "xl" / "version_0")
+    assert record.status == "refused"
+    assert record.failure is not None
+    assert "24.0 GiB" in record.failure.message
+    assert record.environment is not None  # so that it stands beside the other runs of this device
+    names = {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()}
+    assert {name for name in names if not name.startswith("events.")} == {"run.json", "config.yaml"}
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_it_is_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "of token ids and logits (batch 1,000,000,000,000 x context " in first
+    assert second.startswith("would fit: --data.batch_size=")
+    assert read_run(here / "logs" / "tiny" / "version_0").status == "refused"
+
+
+@pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
+def test_no_device_is_opened_that_forked_ranks_need(
+    strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch, no_weights: None
+) -> None:
+    """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
+    opened: list[torch.device] = []
+    monkeypatch.setattr(checks, "available_bytes", opened.append)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+    model = LanguageModel(size="small")
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
+        assert checks.memory_refusal(model, None, trainer, training=True) is None
+    assert len(opened) == asked
+    assert checks.memory_refusal(model, None, trainer, training=True) is None
+    assert len(opened) == asked + 1  # the host's memory may always be asked for
+
+
+def test_every_remedy_that_it_prints_can_be_pasted(
+    here: Path,
+    available: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Trainer, "fit", lambda *args, **kwargs: None)
+    available(24 * GIB)
+    call = ["fit", "--model.size=xl", "--trainer.precision=bf16-mixed"]
+    assert main(call) == 2
+    second = capsys.readouterr().err.splitlines()[1]
+    ways, override = second.removeprefix("would fit: ").split("; ")
+    alternatives = [*ways.split(" or "), override.removesuffix(" tries all the same")]
+    assert len(alternatives) == 4
+    for options in alternatives:
+        assert main([*call, *options.split()]) == 0, options
+    available(2 * GIB)
+    assert main(["validate", *call[1:]]) == 2
+
+
+def test_the_check_can_be_overridden_and_asks_for_the_weights_alone_without_training(
+    here: Path, available: Callable[[int], None]
+) -> None:
+    available(1000)
+    assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
+    assert main(["fit", "--config=tiny.yaml"]) == 2
+    available(50_000)
+    assert main(["fit", "--config=tiny.yaml"]) == 2
+    assert main(["validate", "--config=tiny.yaml"]) == 0
+
+
+def test_nothing_is_said_of_a_model_of_unknown_size(here: Path, available: Callable[[int], None]) -> None:
+    available(1000)
+    options = [f"--model={BORING}.BoringModel", "--data=null"]
+    assert main(["fit", *options, "--stages.measure_steps=1", "--trace.steps=0"]) == 0
+
+
+# -- runs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        [f"--model={BORING}.BoringModel", f"--data={BORING}.BoringDataModule"],
+        [f"--model={BORING}.BoringModel", "--data=null"],
+    ],
+    ids=["ours", "another's", "own loaders"],
+)
+def test_every_verb_runs_on_any_module(verb: str, options: list[str], here: Path) -> None:
+    assert main([verb, "--config=tiny.yaml", *options]) == 0
+    record = read_run(here / "logs" / "tiny" / "version_0")
+    assert (record.verb, record.status, record.steps["measure"]) == (verb, "ok", 3)
+    assert record.command.startswith(f"python -m lm_profiler {verb} --config=tiny.yaml")
+
+
+def test_another_module_can_be_named_in_the_file(here: Path) -> None:
+    config = {"model": {"class_path": "users_module.Users", "init_args": {"workers": 0}}, "data": None}
+    (here / "mine.yaml").write_text(yaml.safe_dump({**TINY, **config}))
+    with pytest.warns(UserWarning, match="the user's warning"):
+        assert main(["fit", "--config=mine.yaml"]) == 0
+    record = read_run(here / "logs" / "mine" / "version_0")
+    assert record.model is not None
+    assert record.model.class_path == "users_module.Users"
+    assert record.config is not None
+    assert record.config["model"]["init_args"]["at"] == ""
+
+
+def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(Trainer, "predict", lambda self, **given: asked.update(given))
+    assert main(["predict", "--config=tiny.yaml"]) == 0
+    assert asked["return_predictions"] is False
+
+
+@pytest.mark.parametrize(
+    "options,folder",
+    [
+        (["--trainer.callbacks=LearningRateMonitor"], "logs/tiny/version_0"),
+        (["--trainer.logger=false"], "logs/tiny/version_0"),
+        (["--trainer.fast_dev_run=2"], "logs/tiny/version_0"),
+        (["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=csv"], "logs/tiny/version_0"),
+        (["--log_dir=elsewhere", "--name=a/b"], "elsewhere/a/b/version_0"),
+        (["--trainer.max_steps=2"], "logs/tiny/version_0"),
+        (["--trainer.enable_progress_bar=true"], "logs/tiny/version_0"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_options_of_the_trainer_are_the_users(options: list[str], folder: str, here: Path) -> None:
+    assert main(["fit", "--config=tiny.yaml", *options]) == 0
+    assert sorted(str(path.parent.relative_to(here)) for path in here.rglob("run.json")) == [folder]
+    assert read_run(here / folder).status == "ok"
+
+
+def test_a_profiler_of_the_users_still_reports(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "lm_profiler", "fit", "--config=tiny.yaml", "--trainer.profiler=simple"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0
+    assert "Profiler Report" in run.stdout + run.stderr
+
+
+def test_the_config_can_be_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=tiny.yaml", "--model.size=xl", "--print_config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["class_path"] == "lm_profiler.training.LanguageModel"
+    assert printed["model"]["init_args"]["size"] == "xl"
+    assert printed["stages"] == {**printed["stages"], "warmup_steps": 1, "measure_steps": 3}
+    assert not (here / "logs").exists()
+
+
+def test_help_explains_our_options_and_those_of_our_modules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: python -m lm_profiler fit [options]\n")
+    for option in ("--stages.warmup_steps", "--model.size", "--data.context_length", "--trainer.precision"):
+        assert f"\n  {option} " in text
+    assert "Steps before the measured ones" in text
+    assert "<class " not in text.replace("<class 'int'>", "")
+
+
+# -- one's own classes -----------------------------------------------------------------------------------------------
+
+
+def own_defaults(names: Sequence[str]) -> dict[str, int]:
+    return {name: 100 + i for i, name in enumerate((*names, "mine"))}
+
+
+@pytest.mark.parametrize(
+    "line,changed",
+    [
+        ([], {}),
+        (["--config=tiny.yaml"], {}),
+        (["--model.lr=7", "--data.seed=8", "--config=tiny.yaml"], {"lr": 7, "seed": 8}),
+        (["--model.mine=7", "--data.mine=8"], {"mine": 7}),
+    ],
+    ids=["alone", "after a file of ours", "options of the line before it", "an option of its own before it"],
+)
+def test_ones_own_class_has_its_own_defaults_whatever_its_parameters_are_called(
+    line: list[str], changed: dict[str, int], here: Path
+) -> None:
+    stages = ["--stages.warmup_steps=0", "--stages.measure_steps=1", "--trace.steps=0", "--memory.steps=0"]
+    assert main(["fit", *line, "--model=alike.Model", "--data=alike.Data", *stages]) == 0
+    given = sys.modules["alike"].GIVEN
+    for name, ours in (("Model", LanguageModel), ("Data", FakeTokens)):
+        defaults = own_defaults([*inspect.signature(ours).parameters])
+        wanted = {key: value for key, value in changed.items() if key in defaults}
+        assert given[name] == {**defaults, **wanted, **({"mine": 8} if name == "Data" and "mine" in changed else {})}
+    (run,) = here.glob("logs/*/version_0")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    assert config["data"]["init_args"] == given["Data"]  # what is recorded is what was run
+
+
+@pytest.mark.parametrize(
+    "verb,asked", [("fit", "train"), ("validate", "val"), ("test", "test"), ("predict", "predict")]
+)
+def test_a_module_that_brings_its_data_is_not_given_fake_tokens(verb: str, asked: str, here: Path) -> None:
+    assert main([verb, "--config=tiny.yaml", "--model=alike.Loaders", "--memory.steps=0"]) == 0
+    assert set(sys.modules["alike"].Loaders.asked) == {asked}
+    config = yaml.safe_load((here / "logs" / "tiny" / "version_0" / "config.yaml").read_text())
+    assert config["data"] is None
+
+
+@pytest.mark.parametrize(
+    "content,told",
+    [
+        ("\n1 / 0\n", "broken.py:2: ZeroDivisionError: division by zero"),
+        ("def f(:\n", "broken.py:1: SyntaxError: invalid syntax"),
+        ("import os\nfrom os import nothing\n", "broken.py:2: ImportError: cannot import name 'nothing' from 'os'"),
+        ("import no_such_thing\n", "broken.py:1: ModuleNotFoundError: No module named 'no_such_thing'"),
+        ("raise SystemExit('bye')\n", "broken.py:1: SystemExit: bye"),
+    ],
+)
+@pytest.mark.parametrize("key", ["model", "data"])
+def test_a_module_that_breaks_when_imported_is_told_by_its_own_error(
+    content: str, told: str, key: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "broken.py").write_text(content)
+    assert main(["fit", f"--{key}=broken.M"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert (
+        first
+        == f"lm_profiler: {key}: expected a class that can be imported, given 'broken.M', whose module does not import"
+    )
+    assert second.startswith(f"{here / told}")
+    assert not (here / "logs").exists()
+
+
+# -- runs that die --------------------------------------------------------------------------------------------------
+
+
+MINE = ["--config=tiny.yaml", "--model=users_module.Users", "--data=null", "--name=mine"]
+
+
+@pytest.mark.filterwarnings("ignore:the user's warning")
+@pytest.mark.parametrize(
+    "at,status,phase,type_,code",
+    [
+        ("init", "failed", "setup", "TypeError", 1),
+        ("prepare", "failed", "setup", "RuntimeError", 1),
+        ("value", "failed", "setup", "ValueError", 1),
+        ("step", "failed", "forward", "RuntimeError", 1),
+        ("interrupt", "interrupted", "forward", "KeyboardInterrupt", 130),
+        ("exit", "failed", "forward", "SystemExit", 7),
+    ],
+)
+def test_it_leaves_a_record_a_short_message_and_the_traceback(
+    at: str, status: str, phase: str, type_: str, code: int, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    assert main(["fit", *MINE, f"--model.at={at}"]) == code
+    out, err = capsys.readouterr()
+    folder = here / "logs" / "mine" / "version_0"
+    record = read_run(folder)
+    assert record.status == status
+    assert record.failure is not None
+    assert (record.failure.phase, record.failure.type) == (phase, type_)
+    assert "Traceback" not in out + err
+    assert type_ in out + err
+    assert (folder / "traceback.txt").exists() == (code == 1)
+    if code == 1:
+        assert type_ in (folder / "traceback.txt").read_text()
+        assert str((folder / "traceback.txt").relative_to(here)) in err
+    if phase == "forward":
+        assert record.steps["measure"] >= 1
+        assert len((folder / "steps.csv").read_text().splitlines()) == 1 + 3
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
+
+
+def test_the_process_is_left_as_it_was(here: Path) -> None:
+    with warnings.catch_warnings():
+        before = list(warnings.filters)
+        assert main(["fit", "--config=tiny.yaml", "--trainer.devices=0"]) == 2
+        assert list(warnings.filters) == before
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+
+class Program:
+    """The program in a process group of its own; what it prints is read as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "lm_profiler", "fit", *MINE, *arguments]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.lines: list[str] = []
+        self._waits = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if line.startswith("waiting"):
+                self._waits.set()
+
+    def until_it_waits(self) -> list[psutil.Process]:
+        assert self._waits.wait(90), self.lines
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def ends(self) -> tuple[int, str]:
+        code = self.process.wait(90)
+        self._reader.join(10)
+        return code, "".join(self.lines)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def start(here: Path) -> Iterator[Callable[..., Program]]:
+    started: list[Program] = []
+
+    def begin(*arguments: str) -> Program:
+        started.append(Program(*arguments))
+        return started[-1]
+
+    yield begin
+    for program in started:
+        program.kill()
+
+
+PROGRESS = re.compile(r"(warm-up|measuring|reading memory|tracing)\b")
+DDP = ["--trainer.strategy=ddp", "--trainer.devices=2"]
+
+
+def test_only_the_user_speaks_beside_us(here: Path) -> None:
+    """In a process: the module in the current folder is found, and of warnings and prints only his are left."""
+    command = [sys.executable, "-m", "lm_profiler", "fit", *MINE, "--trace.steps=1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0
+    said = [line for line in run.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
+    assert [line.rpartition(": ")[2] for line in said] == ["the user's warning"]
+    assert run.stdout.startswith("the user's print\nmine: 3 steps of fit")
+    assert run.stdout.splitlines()[-1].startswith("written to logs/mine/version_0")
+
+
+def test_two_processes_make_one_run_one_record_and_one_table(here: Path) -> None:
+    command = [sys.executable, "-m", "lm_profiler", "fit", "--config=tiny.yaml", *DDP]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0
+    assert [line for line in run.stderr.splitlines() if not PROGRESS.match(line.strip("\r\x1b[K"))] == []
+    assert run.stdout.count("written to") == 1
+    assert [str(path.relative_to(here)) for path in here.rglob("version_*")] == ["logs/tiny/version_0"]
+    record = read_run(here / "logs" / "tiny" / "version_0")
+    assert record.environment is not None
+    assert record.environment.world_size == 2
+    assert len(record.rank_step_s) == 2
+
+
+def test_a_rank_that_dies_alone_is_told_and_takes_the_other_with_it(start: Callable[..., Program], here: Path) -> None:
+    code, said = start("--model.at=step", "--model.rank=1", *DDP).ends()
+    folder = here / "logs" / "mine" / "version_0"
+    assert code == 1
+    assert "lm_profiler: rank 1 failed: RuntimeError: boom\n" in said
+    assert "Traceback" not in said
+    assert "boom" in (folder / "traceback.rank1.txt").read_text()
+    assert (folder / "steps.csv").exists()
+    assert read_run(folder).status == "failed"
+
+
+@pytest.mark.parametrize(
+    "number,to_group,options,phase",
+    [
+        (signal.SIGINT, True, ["--model.at=wait", "--model.workers=2"], "forward"),
+        (signal.SIGTERM, True, ["--model.at=wait", "--model.workers=2"], "forward"),
+        (signal.SIGTERM, False, ["--model.at=build"], "setup"),
+        (signal.SIGTERM, False, ["--model.at=wait", *DDP], "forward"),
+    ],
+    ids=["ctrl-c with workers", "sigterm with workers", "sigterm while building", "sigterm to one of two"],
+)
+def test_a_signal_ends_it_with_what_it_has(
+    number: signal.Signals,
+    to_group: bool,
+    options: list[str],
+    phase: str,
+    start: Callable[..., Program],
+    here: Path,
+) -> None:
+    program = start(*options)
+    children = program.until_it_waits()
+    (os.killpg if to_group else os.kill)(program.process.pid, number)
+    code, said = program.ends()
+    assert code == 130
+    assert "Traceback" not in said
+    record = read_run(here / "logs" / "mine" / "version_0")
+    assert record.status == "interrupted"
+    assert record.failure is not None
+    assert record.failure.phase == phase
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+
+
+def test_ctrl_c_while_importing_is_quiet(here: Path) -> None:
+    """Of the verb's own import: the signal comes where torch is being loaded."""
+    code = (
+        "import sys, signal, os, builtins\n"
+        "real = builtins.__import__\n"
+        "def slow(name, *a, **k):\n"
+        "    if name == 'lm_profiler.cli.verbs.trainer':\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return real(name, *a, **k)\n"
+        "builtins.__import__ = slow\n"
+        "from lm_profiler.cli.main import main\n"
+        "sys.exit(main(['fit']))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "lm_profiler: interrupted before the run began\n")
+
+
+def test_the_parser_is_not_needed_to_refuse_a_file(here: Path) -> None:
+    code = (
+        "import sys; from lm_profiler.cli.main import main; code = main(['fit', '--config=file']);"
+        "sys.exit(code + 10 * ('torch' in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
+
+
+def test_running_it_in_a_thread_touches_no_signal(here: Path) -> None:
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(main(["fit", "--config=tiny.yaml", "--trainer.devices=0"])))
+    thread.start()
+    thread.join()
+    assert codes == [2]
+
+
+def test_children_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_PATIENCE_S", 0.1)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    launcher = type("Launcher", (), {"procs": [child]})()
+    trainer: Any = type("T", (), {"strategy": type("S", (), {"launcher": launcher})()})()
+    cli._end_children(trainer)
+    assert child.returncode == -signal.SIGKILL
+    assert launcher.procs == []
+
+
+def test_a_run_whose_instruments_fail_exits_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Session, "step_ended", lambda self, marks: {}["gone"])
+    assert main(["fit", "--config=tiny.yaml"]) == 1
+    record = read_run(here / "logs" / "tiny" / "version_0")
+    assert record.failure is not None
+    assert (record.status, record.failure.phase, record.failure.type) == ("failed", "instruments", "KeyError")

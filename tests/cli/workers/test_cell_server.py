@@ -1,0 +1,253 @@
+"""A forked cell finds what a process of its own finds, ranks of DDP included; and dies with the server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
+from lm_profiler.record.run import RunRecord, read_run
+from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted
+
+USERS = """
+import atexit, os, random, signal, sys, threading, time, warnings
+import numpy, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+class Users(BoringModel):
+    def __init__(self, waits: bool = False):
+        super().__init__()
+        self.waits = waits
+
+    def on_fit_start(self):
+        main = sys.modules["__main__"]
+        names = ("SIGINT", "SIGCHLD", "SIGPIPE", "SIGHUP")
+        print("python", sys.argv[1:], sys.argv[0], main.__name__.rpartition(".")[2], main.__spec__.name, sys.path[0])
+        print("signals", [str(signal.getsignal(getattr(signal, name))) for name in names], signal.set_wakeup_fd(-1))
+        print("group", os.getpgrp() == os.getpid(), "stdin", repr(sys.stdin.read()), "tty", sys.stdout.isatty())
+        print("files", sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)))
+        print("pipes", [fd for fd in os.listdir("/proc/self/fd") if "pipe" in link(fd)])
+        print("threads", torch.get_num_threads(), torch.get_num_interop_threads(), threading.active_count())
+        print("random", torch.rand(1), torch.initial_seed(), numpy.random.rand(), random.random())
+        print("device", os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.is_initialized(), torch.get_default_dtype())
+        print("kineto", os.environ.get("KINETO_LOG_LEVEL"), os.getcwd(), sys.flags, threading.current_thread().name)
+        atexit.register(print, "at the very end")
+        threading.Thread(target=lambda: (time.sleep(2), print("a thread's end"))).start()
+
+    def training_step(self, batch, i):
+        if self.waits:
+            print("waiting", os.getpid(), flush=True)
+            time.sleep(600)
+        return super().training_step(batch, i)
+
+def link(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+"""
+CONFIG = {
+    "model": {"class_path": "users_cell.Users"},
+    "data": None,
+    "trainer": {"accelerator": "cpu"},
+    "stages": {"warmup_steps": 1, "measure_steps": 2},
+    "memory": {"steps": 0},
+    "trace": {"steps": 0},
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (tmp_path / "users_cell.py").write_text(USERS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def server(here: Path) -> Iterator[CellServer]:
+    with CellServer(FORKING) as server:
+        yield server
+
+
+def its_end(server: CellServer) -> CellEnded:
+    while True:
+        for event in server.events(120):
+            if isinstance(event, CellEnded):
+                return event
+
+
+def run(server: CellServer, name: str, here: Path, *options: str) -> tuple[str, RunRecord]:
+    """What a cell printed, and its record."""
+    output = here / f"{name}.txt"
+    call = ["fit", "--config=config.yaml", "--name=cell", f"--log_dir={name}", *options]
+    server.start(name, call, output, {"CUDA_VISIBLE_DEVICES": "7"})
+    its_end(server)
+    return output.read_text().replace(name, "NAME"), read_run(here / name / "cell" / "version_0")
+
+
+def test_a_forked_cell_finds_what_a_process_of_its_own_finds(server: CellServer, here: Path) -> None:
+    with CellServer(SPAWNING) as spawning:
+        said, spawned = run(spawning, "run_of_spawn", here)
+    first, forked = run(server, "run_of_fork", here)
+    second, _ = run(server, "run_of_another", here)
+    facts = [[line for line in text.splitlines() if line.split(" ")[0] in FACTS] for text in (said, first, second)]
+    assert len(facts[0]) == len(FACTS)
+    assert facts[1] == facts[0]
+    assert facts[2] == facts[0]
+    assert first.splitlines()[-2:] == ["a thread's end", "at the very end"]
+    same = {"status", "steps", "model", "overrides", "verb"}
+    assert forked.model_dump(include=same) == spawned.model_dump(include=same)
+    assert forked.environment == spawned.environment
+    assert "Traceback" not in first
+
+
+FACTS = ("python", "signals", "group", "files", "pipes", "threads", "random", "device", "kineto")
+
+
+def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Path) -> None:
+    two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    _, record = run(server, "ddp", here, *two)
+    assert record.status == "ok"
+    assert record.environment is not None
+    assert record.environment.world_size == 2
+
+    output = here / "waits.txt"
+    call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", *two]
+    server.start("waits", call, output, {})
+    events: list[object] = []
+    while not output.exists() or output.read_text().count("waiting") < 2:
+        events += server.events(0.1)
+        assert not any(isinstance(event, CellEnded) for event in events), output.read_text()
+    assert CellStarted("waits") in events
+    (program,) = psutil.Process().children()
+    (rank0,) = program.children()
+    ranks = [rank0, *rank0.children(recursive=True)]
+    assert len(ranks) >= 2
+    rank0.kill()  # as the system does; the other rank would wait for it for ever
+    assert CellEnded("waits", -9) in server.events(30)
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: CellServer, here: Path) -> None:
+    output = here / "waits.txt"
+    server.start("waits", ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true"], output, {})
+    while not output.exists() or "waiting" not in output.read_text():
+        server.events(0.1)
+    (program,) = psutil.Process().children()
+    cells = program.children()
+    program.kill()
+    assert psutil.wait_procs(cells, timeout=10)[1] == []  # before this client has noticed anything
+    assert server.events(10) == [CellEnded("waits", None, "the process that starts cells died (SIGKILL)")]
+
+
+TWO = """
+import subprocess, sys, time
+helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("torch" in sys.modules, "loaded" in sys.modules, helper.pid, flush=True)
+time.sleep(600)
+"""
+"""A program that starts a process of its own, as DDP does, and waits."""
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The program above from a server that has loaded next to nothing."""
+    for name, text in {"two": TWO, "loaded": "", "stuck": "import time; time.sleep(600)"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return (*SPAWNING[:-1], "two", "loaded")
+
+
+def whole_group(output: Path) -> list[psutil.Process]:
+    """The cell and its helper, once both run."""
+    while not (output.exists() and output.read_text().endswith("\n")):
+        pass
+    helper = psutil.Process(int(output.read_text().split()[-1]))
+    cell = helper.parent()
+    assert cell is not None
+    assert os.getpgid(helper.pid) == cell.pid
+    return [cell, helper]
+
+
+def client_that_waits(command: tuple[str, ...], output: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A process that has asked for a cell and does nothing more; and its server."""
+    code = f"""
+        import sys
+        from pathlib import Path
+        from lm_profiler.sweep.server import CellServer
+        server = CellServer({command!r})
+        server.start("cell", [], Path({str(output)!r}), {{}})
+        print("asked", flush=True)
+        sys.stdin.read()
+    """
+    client = subprocess.Popen(
+        (sys.executable, "-c", textwrap.dedent(code)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    assert client.stdout.readline() == "asked\n"
+    (server,) = psutil.Process(client.pid).children()
+    return client, server
+
+
+def kill(client: subprocess.Popen[str]) -> None:
+    client.kill()
+    client.communicate()
+
+
+def test_a_cell_is_a_copy_of_what_has_loaded_the_modules(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        whole_group(tmp_path / "out.txt")
+        assert (tmp_path / "out.txt").read_text().split()[:2] == ["False", "True"]
+        server.signal("cell", 9)
+        assert its_end(server) == CellEnded("cell", -9)
+
+
+def test_what_a_cell_started_goes_when_the_cell_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        group = whole_group(tmp_path / "out.txt")
+        group[0].kill()
+        assert psutil.wait_procs(group, timeout=10)[1] == []
+        assert its_end(server) == CellEnded("cell", -9)
+
+
+def test_what_a_cell_started_goes_when_the_server_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer(small) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        while CellStarted("cell") not in server.events(60):
+            pass
+        group = whole_group(tmp_path / "out.txt")
+        (program,) = psutil.Process().children()
+        program.kill()
+        assert server.events(60) == [CellEnded("cell", None, "the process that starts cells died (SIGKILL)")]
+        assert psutil.wait_procs(group, timeout=10)[1] == []
+
+
+def test_nothing_is_left_when_the_client_is_killed(small: tuple[str, ...], tmp_path: Path) -> None:
+    client, server = client_that_waits(small, tmp_path / "out.txt")
+    group = whole_group(tmp_path / "out.txt")
+    kill(client)
+    assert psutil.wait_procs([server, *group], timeout=10)[1] == []
+
+
+def test_nothing_is_left_when_the_client_is_killed_amid_the_imports(small: tuple[str, ...], tmp_path: Path) -> None:
+    client, server = client_that_waits((*small, "stuck"), tmp_path / "out.txt")
+    kill(client)
+    assert psutil.wait_procs([server], timeout=10)[1] == []
+
+
+def test_a_client_does_not_wait_for_imports_that_nobody_needs(small: tuple[str, ...], tmp_path: Path) -> None:
+    with CellServer((*small, "stuck")) as server:
+        server.start("cell", [], tmp_path / "out.txt", {})
+        (program,) = psutil.Process().children()
+    assert not program.is_running()

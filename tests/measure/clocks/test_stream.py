@@ -1,0 +1,126 @@
+"""The device's clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from lm_profiler.measure.clocks.stream import EventStream, stream_of
+from lm_profiler.measure.clocks.timeline import FORWARD, Timeline
+
+
+def test_the_cpu_has_none() -> None:
+    assert stream_of(torch.device("cpu")) is None
+
+
+class Event:
+    """One of a device whose calls fail while ``why`` says so; what it is recorded on is kept."""
+
+    why: Exception | None = None
+    recorded: ClassVar[list[object]] = []
+
+    def __init__(self, **options: Any) -> None:
+        self.done = False
+
+    def _ask(self) -> None:
+        if Event.why is not None:
+            raise Event.why
+
+    def record(self, stream: object = None) -> None:
+        self._ask()
+        self.done = True
+        Event.recorded.append(stream)
+
+    def query(self) -> bool:
+        self._ask()
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        self._ask()
+        if not (self.done and end.done):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return 2.0
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStream]:
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch._C, "_accelerator_getStream", lambda index: f"current stream of device {index}")
+    monkeypatch.setattr(Event, "recorded", [])
+    yield EventStream(torch.device("cuda", 1))
+    Event.why = None
+
+
+def test_it_records_on_the_current_stream_of_its_own_device(stream: EventStream) -> None:
+    stream.record()
+    assert Event.recorded == ["current stream of device 1"]
+
+
+@pytest.mark.parametrize(
+    "why", [RuntimeError("operation not permitted when stream is capturing"), ValueError("device")]
+)
+def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream, why: Exception) -> None:
+    timeline = Timeline(lambda: 0, stream)
+    for step in range(3):
+        timeline.begin_step()
+        Event.why = why if step == 1 else None  # one mark of the second step
+        timeline.enter(FORWARD)
+        Event.why = None
+        timeline.leave()
+        marks = timeline.end_step()
+        seconds = marks.stream_seconds(stream)
+        if step == 1:
+            assert seconds is None
+        else:
+            assert seconds is not None
+            assert seconds[-1] == pytest.approx(3 * 2e-3)
+    first, last = stream.record(), stream.record()
+    Event.why = why
+    assert stream.seconds(first, last) is None
+    assert not stream.reached(last)
+
+
+@pytest.mark.parametrize("why", [NotImplementedError("timing events"), AssertionError("no backend")])
+def test_a_device_that_times_no_events_has_the_hosts_clock(monkeypatch: pytest.MonkeyPatch, why: Exception) -> None:
+    def refuse(**options: Any) -> None:
+        raise why
+
+    monkeypatch.setattr(torch, "Event", refuse)
+    assert stream_of(torch.device("mps", 0)) is None
+
+
+@pytest.mark.gpu
+def test_it_agrees_with_an_independent_pair_of_events() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    stream = stream_of(device)
+    assert stream is not None
+    for cycles in (10_000_000, 40_000_000):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        first.record()
+        start = stream.record()
+        torch.cuda._sleep(cycles)
+        end = stream.record()
+        last.record()
+        torch.cuda.synchronize()
+        theirs = first.elapsed_time(last) * 1e-3
+        assert stream.seconds(start, end) == pytest.approx(theirs, rel=0.01, abs=20e-6)
+        stream.release((start, end))
+
+
+@pytest.mark.gpu
+def test_marking_waits_for_nothing() -> None:
+    stream = stream_of(torch.device("cuda", torch.cuda.current_device()))
+    assert stream is not None
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    instant = stream.record()
+    assert not stream.reached(instant)
+    assert time.perf_counter() - began < 0.2
+    stream.wait()
+    assert stream.reached(instant)

@@ -1,0 +1,435 @@
+"""FLOP counts against closed forms, and what counting must leave alone."""
+
+from __future__ import annotations
+
+import io
+import random
+import warnings
+from collections import UserDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import RandomDataset
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+from torchmetrics import SumMetric
+
+from lm_profiler.measure.copies.compiled_flops import MethodStep, _Reader, _surroundings, count_apart, count_flops
+from lm_profiler.measure.copies.module_copy import UncopyableError
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.memory.peaks import ProcessProbe
+from lm_profiler.models import Transformer, TransformerConfig, preset
+from lm_profiler.record.run import Flops
+from lm_profiler.training import LanguageModel
+
+CONFIG = TransformerConfig(d_model=16, d_ff=48, num_layers=3, num_heads=2, vocab_size=31)
+BATCH, CONTEXT = 2, 8
+PRODUCT = 2 * BATCH * 8 * 8
+"""FLOPs of ``Linear(8, 8)`` on ``ROWS``."""
+ROWS = torch.zeros(BATCH, 8)
+
+
+def total(module: nn.Module, batch: Any) -> Tensor:
+    out: Tensor = module(batch)
+    return out.sum()
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten())
+
+
+def token_batch(batch: int = BATCH, context: int = CONTEXT) -> tuple[Tensor, Tensor]:
+    return (torch.zeros(batch, context, dtype=torch.long),) * 2
+
+
+def block_flops(c: TransformerConfig) -> int:
+    matrices = 4 * c.d_model**2 + 3 * c.d_model * c.d_ff
+    return c.num_layers * (2 * matrices * BATCH * CONTEXT + 4 * BATCH * CONTEXT**2 * c.d_model)
+
+
+def of(forward: int, backward: int, recomputation: int) -> Flops:
+    return Flops(forward=forward, backward=backward, recomputation=recomputation)
+
+
+def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> Flops:
+    return count_flops(module, step, batch, **kwargs)
+
+
+class TestTransformer:
+    @pytest.mark.parametrize("attention", ["sdpa", "math"])
+    def test_agrees_with_the_closed_form(self, attention: Any) -> None:
+        flops = counted(Transformer(replace(CONFIG, attention=attention)), cross_entropy, token_batch())
+        forward = block_flops(CONFIG) + 2 * CONFIG.vocab_size * CONFIG.d_model * BATCH * CONTEXT
+        # Every product needs the gradients of both factors: the first layer's input is an embedding that learns.
+        assert flops == of(forward, 2 * forward, 0)
+
+    def test_is_six_n_and_attention_per_token(self) -> None:
+        config, context = preset("small"), 256
+        with torch.device("meta"):
+            model = Transformer(config)
+        flops = counted(model, cross_entropy, token_batch(3, context))
+        n = config.num_parameters(embedding=False)
+        rule = 6 * n + 12 * config.num_layers * config.d_model * context
+        # The rule takes the norms' gains, 0.02 % of N here, for matrices.
+        assert flops.model / (3 * context) == pytest.approx(rule, rel=5e-4)
+
+    @pytest.mark.parametrize("attention", ["sdpa", "math"])
+    def test_checkpointing_adds_the_blocks_forward_as_recomputation(self, attention: Any) -> None:
+        config = replace(CONFIG, attention=attention)
+        plain = counted(Transformer(config), cross_entropy, token_batch())
+        config = replace(config, activation_checkpointing=True)
+        flops = counted(Transformer(config), cross_entropy, token_batch())
+        # torch stops recomputing at the last saved tensor, before the block's last product (down: D·F) runs.
+        skipped = 2 * config.d_model * config.d_ff * BATCH * CONTEXT * config.num_layers
+        assert flops == plain.model_copy(update={"recomputation": block_flops(config) - skipped})
+        assert flops.model == plain.all
+        assert flops.all == flops.model + flops.recomputation
+
+    def test_counts_forward_alone(self) -> None:
+        flops = counted(Transformer(CONFIG), cross_entropy, token_batch())
+        alone = counted(Transformer(CONFIG), cross_entropy, token_batch(), backward=False)
+        assert alone == of(flops.forward, 0, 0)
+
+    @pytest.mark.parametrize("compile_model", [False, True])
+    def test_counts_the_lightning_module(self, compile_model: bool) -> None:
+        sizes = {"d_model": 16, "d_ff": 48, "num_layers": 3, "num_heads": 2, "vocab_size": 31}
+        module = LanguageModel(size="small", compile=False, **sizes)
+        module.configure_model()
+        if compile_model:
+            module.model._compiled_call_impl = pytest.fail  # what `compile` sets; it must not be called
+        flops = counted(module, lambda m, b: m.training_step(b, 0), token_batch())
+        assert flops == counted(Transformer(CONFIG), cross_entropy, token_batch())
+
+
+class TestOtherModules:
+    def test_first_layer_needs_no_input_gradient(self) -> None:
+        flops = counted(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+        assert flops == of(2 * PRODUCT, 3 * PRODUCT, 0)
+
+    def test_frozen_weights_need_no_gradient(self) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).requires_grad_(False))
+        assert counted(model).backward == 2 * PRODUCT  # the first's weight, the second's input
+
+    def test_convolution(self) -> None:
+        flops = counted(nn.Conv2d(3, 4, 3, stride=2), batch=torch.zeros(2, 3, 9, 11))
+        assert flops == of(2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 2 * (2 * 4 * 5 * 4) * (3 * 3 * 3), 0)
+
+    def test_gru(self) -> None:
+        steps, rows, inputs, hidden = 3, 2, 4, 5
+        flops = counted(nn.GRU(inputs, hidden), lambda m, b: m(b)[0].sum(), torch.zeros(steps, rows, inputs))
+        assert flops.forward == 2 * steps * rows * 3 * hidden * (inputs + hidden)
+
+    def test_tied_weights_stay_tied(self) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model[1].weight = model[0].weight
+        seen = []
+
+        def step(m: Any, b: Tensor) -> Tensor:
+            seen.append(m[0].weight is m[1].weight and m[0].weight is not model[0].weight)
+            return total(m, b)
+
+        assert counted(model, step).model == 5 * PRODUCT
+        assert seen == [True]
+
+    def test_vectors_count(self) -> None:
+        model = nn.Linear(4, 3)
+        assert counted(model, batch=torch.zeros(4)).forward == 2 * 4 * 3
+        assert counted(model, lambda m, b: m.weight @ b @ torch.zeros(3), torch.zeros(4)).forward == 2 * 4 * 3 + 6
+
+    def test_routed_experts_count_their_rows_once(self) -> None:
+        def step(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return torch._grouped_mm(batch[0], model.weight, offs=batch[1]).square().sum()
+
+        model = nn.Module()
+        model.weight = nn.Parameter(torch.zeros(3, 16, 32, dtype=torch.bfloat16))
+        batch = torch.zeros(24, 16, dtype=torch.bfloat16), torch.tensor([8, 16, 24], dtype=torch.int32)
+        assert counted(model, step, batch) == of(2 * 24 * 16 * 32, 2 * 24 * 16 * 32, 0)
+
+    @pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, torch.compile])
+    def test_wrapped_modules_count_as_plain(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.compile's own imports
+            model = wrap(nn.Linear(8, 8))
+        assert counted(model) == of(PRODUCT, PRODUCT, 0)
+
+    def test_sharded_weights_count_whole(self) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        try:
+            model = fully_shard(nn.Linear(8, 8), mesh=init_device_mesh("cpu", (1,)))
+            assert counted(model) == of(PRODUCT, PRODUCT, 0)
+            with pytest.raises(UncopyableError, match="DistributedDataParallel"):
+                count_flops(nn.parallel.DistributedDataParallel(nn.Linear(8, 8)), total, ROWS)
+        finally:
+            dist.destroy_process_group()
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.reentrant = reentrant
+
+    def segment(self, x: Tensor) -> Tensor:
+        with torch.no_grad():  # recomputed too, though gradients are off
+            shift = self.second(x)
+        return torch.tanh(self.first(x) + shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Any = checkpoint(self.segment, self.second(x), use_reentrant=self.reentrant)
+        return out
+
+
+class OwnCheckpoint(torch.autograd.Function):
+    """What libraries with a checkpointing of their own do."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        ctx.run, ctx.x = run, x.detach()
+        return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            y = ctx.run(x)
+        torch.autograd.backward(y, grad)
+        return None, x.grad
+
+
+class TestRecomputation:
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_of_torch(self, reentrant: bool) -> None:
+        flops = counted(Checkpointed(reentrant))
+        assert flops == of(3 * PRODUCT, 3 * PRODUCT, 2 * PRODUCT)
+
+    def test_of_others(self) -> None:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        flops = counted(model, lambda m, b: OwnCheckpoint.apply(m[1], m[0](b)).sum())
+        assert flops == of(2 * PRODUCT, 3 * PRODUCT, PRODUCT)
+
+    def test_is_not_a_gradient_penalty(self) -> None:
+        def step(model: nn.Module, x: Tensor) -> Tensor:
+            y = model(x.requires_grad_()).tanh().sum()
+            (grad,) = torch.autograd.grad(y, x, create_graph=True)
+            return y + grad.square().sum()
+
+        flops = counted(nn.Linear(8, 8), step)
+        assert (flops.forward, flops.recomputation) == (PRODUCT, 0)
+        # The gradient of x, that product's two gradients, then the first product's two.
+        assert flops.backward == 5 * PRODUCT
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(frozen=True)
+class Item:
+    x: Tensor
+
+
+class TestBatch:
+    @pytest.mark.parametrize(
+        "batch",
+        [{"x": ROWS}, [[ROWS]], (ROWS, 3, "text"), Pair(ROWS, None), Item(ROWS), UserDict(x=ROWS)],
+        ids=lambda batch: type(batch).__name__,
+    )
+    def test_containers(self, batch: Any) -> None:
+        def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+            x = batch.x if hasattr(batch, "x") else batch["x"] if "x" in batch else batch[0]
+            return {"loss": total(model, x[0] if isinstance(x, list) else x), "other": 1}
+
+        before = repr(batch)
+        assert counted(nn.Linear(8, 8), step, batch).forward == PRODUCT
+        assert repr(batch) == before
+        assert ROWS.device.type == "cpu"
+
+
+class Busy(nn.Module):
+    """Holds what modules hold, and changes all of it in its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.drop = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout()
+        self.metric = SumMetric(nan_strategy="disable")
+        self.table = torch.ones(8)  # neither a parameter nor a buffer
+        self.device = torch.device("cpu")
+        self.history: list[Tensor] = []
+        self.count = 0
+        self.call = self.multiply
+        self.file = open(__file__)  # noqa: PTH123, SIM115 - what no deepcopy can take
+        self.register_buffer("positions", torch.arange(8))
+
+    def multiply(self, x: Tensor) -> Tensor:
+        out: Tensor = self.drop(self.norm(self.linear(x))) * self.table + torch.randn(8, device=self.device)
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.call(x + self.positions + torch.rand(8))
+        print("a step")
+        warnings.warn("a step", stacklevel=1)
+        random.random()
+        np.random.rand()
+        self.history.append(out)
+        self.metric.update(out.detach().sum())
+        self.count += 1
+        return out.sum()
+
+
+class TestUndisturbed:
+    def test_module_random_states_and_output(self, capsys: pytest.CaptureFixture[str]) -> None:
+        model = Busy()
+        model.file.close()
+        hooked: list[Any] = []
+        model.linear.register_forward_hook(lambda *args: hooked.append(args))
+        total(model.linear, ROWS + 1).backward()
+        hooked.clear()
+        tensors = [*model.state_dict().values(), *(p.grad for p in model.linear.parameters()), model.table]
+        before = [t.clone() for t in tensors]
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+        assert counted(model, lambda m, b: m(b)).forward == PRODUCT
+        assert all(map(torch.equal, tensors, before))
+        assert [p.grad for p in model.norm.parameters()] == [None, None]
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
+        assert (model.history, model.count, model.metric.update_count, hooked) == ([], 0, 0, [])
+        assert capsys.readouterr() == ("", "")
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_mode_of_training_holds_and_the_callers_gradient_mode_does_not(self, training: bool) -> None:
+        seen = []
+        with torch.inference_mode():
+            counted(nn.Linear(8, 8).train(training), lambda m, b: (seen.append(m.training), total(m, b))[1])
+        assert seen == [training]
+
+    def test_within_a_fit(self) -> None:
+        counts: list[Flops | None] = []
+
+        class Logging(LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(8, 8)
+
+            def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+                loss = total(self.linear, batch)
+                self.log("loss", loss)
+                return loss
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.0)
+
+        class Count(Callback):
+            def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+                counts.append(count_flops(pl_module, lambda m, b: m.training_step(b, 0), batch))
+                assert pl_module.trainer is trainer
+                assert "loss" not in trainer.callback_metrics
+
+        data = DataLoader(RandomDataset(8, 2), batch_size=2)
+        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+        trainer = Trainer(max_steps=1, accelerator="cpu", callbacks=[Count()], detect_anomaly=True, **quiet)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Lightning, about logging and workers
+            trainer.fit(Logging(), data)
+        assert counts == [of(PRODUCT, PRODUCT, 0)]
+        assert "loss" in trainer.callback_metrics
+
+    def test_weights_are_never_allocated_again(self) -> None:
+        probe = ProcessProbe()
+        if not probe.resettable:
+            pytest.skip("the process's peak cannot be reset here")
+        # 512 MiB that were asked for and never touched: a copy would touch them.
+        real = nn.Sequential(*(nn.utils.skip_init(nn.Linear, 8192, 8192) for _ in range(2)))
+        with torch.device("meta"):
+            large = Transformer(preset("xl"))
+        counted(real, batch=torch.zeros(1, 8192))  # whatever torch imports on the way
+        probe.reset()
+        start = probe.peaks()[2]
+        counted(real, batch=torch.zeros(1, 8192))
+        counted(large, cross_entropy, token_batch(4, 512))
+        peak = probe.peaks()[2]
+        assert start is not None
+        assert peak is not None
+        assert peak - start < 100e6
+
+
+@torch.library.custom_op("lm_profiler_tests::product", mutates_args=())
+def product(left: Tensor, right: Tensor) -> Tensor:
+    return left @ right
+
+
+@product.register_fake
+def _(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
+
+
+class TestUncountable:
+    @pytest.mark.parametrize(
+        "step",
+        [
+            pytest.param(lambda m, b: total(m, b) * b.sum().item(), id="item"),
+            pytest.param(lambda m, b: m(b[b[:, 0] > 0]).sum(), id="mask"),
+            pytest.param(lambda m, b: total(m, b) * b.numpy().sum(), id="numpy"),
+            pytest.param(lambda m, b: total(m, ROWS), id="real tensor"),
+            pytest.param(lambda m, b: total(m, b) + product(b, b.t()).sum(), id="unknown operator"),
+            pytest.param(lambda m, b: total(m, b) + F.bilinear(b, b, m.weight[None]).sum(), id="no formula"),
+            pytest.param(lambda m, b: total(m, b).detach(), id="no graph"),
+            pytest.param(lambda m, b: None, id="no loss"),
+            pytest.param(lambda m, b: {"out": total(m, b)}, id="no loss in the mapping"),
+            pytest.param(lambda m, b: LightningModule().trainer, id="no trainer"),
+        ],
+    )
+    def test_step_is_unknown(self, step: Callable[..., Any]) -> None:
+        with pytest.raises((UncountableError, RuntimeError, TypeError)):
+            count_flops(nn.Linear(8, 8), step, ROWS)
+
+    def test_weights_without_a_shape_are_unknown(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            lazy = nn.LazyLinear(3)
+        with pytest.raises(UncopyableError, match="no shape"):
+            count_flops(lazy, total, ROWS)
+        with pytest.raises(UncopyableError, match="not a dense one"):
+            count_flops(nn.Linear(8, 8), lambda m, b: total(m, b[0]), [ROWS.to_sparse()])
+
+    def test_other_errors_of_the_step_are_told(self) -> None:
+        with pytest.raises(KeyError, match="labels"):
+            count_flops(nn.Linear(8, 8), lambda m, b: b["labels"], {"x": ROWS})
+
+
+class TestInAnotherProcess:
+    def test_what_takes_too_long_is_unknown(self) -> None:
+        with pytest.raises(UncountableError, match=r"^on a copy the step took more than 0 s$"):
+            count_apart(nn.Linear(8, 8), MethodStep("forward"), ROWS, backward=False, limit_s=0.01)
+
+    def test_what_cannot_be_sent_is_unknown_and_named(self) -> None:
+        model = nn.Linear(8, 8)
+        model.choose = lambda x: x
+        with pytest.raises(UncountableError, match=r"^a copy cannot be sent to another process: \w+: .*lambda"):
+            count_apart(model, MethodStep("forward"), ROWS, backward=False)
+
+    def test_what_is_too_large_to_be_sent_is_unknown(self) -> None:
+        model = nn.Linear(8, 8)
+        model.buffer_of_pictures = np.zeros(300 << 20, dtype=np.uint8)
+        with pytest.raises(UncountableError, match="it is larger than 256 MiB"):
+            count_apart(model, MethodStep("forward"), ROWS, backward=False)
+
+    def test_a_class_of_the_script_itself_is_named(self) -> None:
+        with pytest.raises(UncountableError, match=r"^Mine is defined in the script itself"):
+            _Reader(io.BytesIO(b"c__main__\nMine\n.")).load()
+
+    def test_it_has_no_ranks_no_device_and_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            monkeypatch.setenv(name, "1")
+        given = _surroundings()
+        assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
+        assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")

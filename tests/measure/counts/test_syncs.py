@@ -1,0 +1,146 @@
+"""Naming the lines at which the host waits for the device."""
+
+from __future__ import annotations
+
+import linecache
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm_profiler.measure.counts.syncs import SyncDetector, sync_detector_of
+from lm_profiler.record.run import Sync
+
+# What torch's C++ code emits, with the suffix that it appends.
+_TEXT = "called a synchronizing CUDA operation (Triggered internally at /pytorch/c10/cuda/CUDAFunctions.cpp:168.)"
+
+
+class FakeCuda:
+    """The debug mode alone; setting it warns once a process, as torch's does."""
+
+    def __init__(self, mode: int = 0) -> None:
+        self.mode = mode
+
+    def get_sync_debug_mode(self) -> int:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: int) -> None:
+        self.mode = mode
+        warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all", stacklevel=2)
+
+
+def points_of(run: Callable[[], object]) -> list[Sync]:
+    """What is found while ``run`` runs."""
+    detector = SyncDetector(FakeCuda())
+    detector.begin()
+    run()
+    return detector.end()
+
+
+@pytest.fixture
+def wait() -> Callable[[], None]:
+    """A function of torch that waits for the device: PyErr_WarnEx names the innermost Python frame."""
+    return _module("torch._waiting", "<torch>", f"import warnings\ndef wait():\n    warnings.warn({_TEXT!r})\n")["wait"]
+
+
+def _module(name: str, file: str, source: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": name}
+    exec(compile(source, file, "exec"), namespace)
+    return namespace
+
+
+def _user(folder: Path, source: str, name: str = "user_model", **names: Any) -> dict[str, Any]:
+    file = folder / f"{name}.py"
+    file.write_text(source)
+    linecache.checkcache(str(file))
+    namespace = _module(name, str(file), source)
+    namespace.update(names)
+    return namespace
+
+
+def test_lines_are_named_and_counted_most_frequent_first(tmp_path: Path, wait: Callable[[], None]) -> None:
+    source = "def once():\n    wait()  # loss.item()\n\ndef often():\n    wait()\n\ndef step():\n    once()\n"
+    user = _user(tmp_path, source + "    for _ in range(3):\n        often()\n", wait=wait)
+    often, once = points_of(user["step"])
+    assert (often.line, often.function, often.count) == (5, "often", 3)
+    assert (once.line, once.function, once.count) == (2, "once", 1)
+    assert once.file == str(tmp_path / "user_model.py")
+    assert once.call == "wait()  # loss.item()"
+
+
+def test_frames_of_torch_of_lightning_and_of_the_instruments_are_passed_over(
+    tmp_path: Path, wait: Callable[[], None]
+) -> None:
+    inner: Callable[[], None] = wait
+    for name in ("torch.nn.modules.module", "lightning.pytorch.core.module", "lm_profiler.callbacks.marks.phases"):
+        inner = _user(tmp_path, "def call():\n    inner()\n", name, inner=inner)["call"]
+    user = _user(tmp_path, "def training_step():\n    log()\n", "torch_user", log=inner)
+    assert [(point.function, point.line) for point in points_of(user["training_step"])] == [("training_step", 2)]
+
+
+def test_lm_profilers_own_model_is_code_like_anyones(tmp_path: Path, wait: Callable[[], None]) -> None:
+    model = _user(tmp_path, "def forward():\n    wait()\n", "lm_profiler.models.transformer", wait=wait)
+    assert [point.function for point in points_of(model["forward"])] == ["forward"]
+
+
+def test_a_loop_that_waits_by_itself_is_not_billed_to_whoever_called_fit(
+    tmp_path: Path, wait: Callable[[], None]
+) -> None:
+    callback = _user(tmp_path, "def on_batch_end():\n    wait()\n", "lightning.pytorch.callbacks.bar", wait=wait)
+    loop = _user(
+        tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=callback["on_batch_end"]
+    )
+    script = _user(tmp_path, "def main():\n    fit()\n", "train", fit=loop["run"])
+    assert [point.function for point in points_of(script["main"])] == ["on_batch_end"]
+
+
+def test_begin_and_end_restore_the_mode_and_the_warnings(wait: Callable[[], None]) -> None:
+    cuda = FakeCuda(mode=2)
+    before = warnings.showwarning, list(warnings.filters)
+    detector = SyncDetector(cuda)
+    detector.begin()
+    detector.begin()  # a second one changes nothing
+    assert cuda.mode == 1
+    wait()
+    points = detector.end()
+    assert detector.end() == points
+    assert cuda.mode == 2
+    assert (warnings.showwarning, list(warnings.filters)) == before
+    (point,) = points
+    assert point.function == "test_begin_and_end_restore_the_mode_and_the_warnings"
+
+
+def test_other_warnings_go_where_they_went() -> None:
+    with pytest.warns(DeprecationWarning, match="old"):
+        assert points_of(lambda: warnings.warn("old", DeprecationWarning, stacklevel=1)) == []
+
+
+def test_a_device_that_refuses_leaves_the_warnings_alone() -> None:
+    class Refusing(FakeCuda):
+        def set_sync_debug_mode(self, mode: int) -> None:
+            raise RuntimeError("no device")
+
+    before = warnings.showwarning, list(warnings.filters)
+    with pytest.raises(RuntimeError, match="no device"):
+        SyncDetector(Refusing()).begin()
+    assert (warnings.showwarning, list(warnings.filters)) == before
+
+
+def test_a_cpu_has_no_detector() -> None:
+    assert sync_detector_of(torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+def test_item_and_a_blocking_copy_are_found_on_a_gpu() -> None:
+    detector = sync_detector_of(torch.device("cuda"))
+    assert detector is not None
+    x = torch.ones(8, device="cuda")
+    detector.begin()
+    x.sum().item()
+    x * 2
+    points = detector.end()
+    assert [(point.call, point.count) for point in points] == [("x.sum().item()", 1)]
+    assert torch.cuda.get_sync_debug_mode() == 0

@@ -1,0 +1,238 @@
+"""The search for the ceiling against machines of known speed; on the real one only loosely, for it is shared."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lm_profiler.measure.device import ceiling as module
+from lm_profiler.measure.device.ceiling import (
+    LARGEST,
+    SMALLEST,
+    Ceiling,
+    fastest,
+    largest_size,
+    matmul_ceiling,
+)
+
+CPU = torch.device("cpu")
+AROUND_S = 1e-4
+"""What Python takes around a product, outside its time."""
+
+
+class Machine:
+    """Takes ``seconds(size)`` of its own clock for a product."""
+
+    def __init__(self, seconds: Callable[[int], float], budget_s: float = 0.5) -> None:
+        self.seconds = seconds
+        self.budget_s = budget_s
+        self.now_s = 0.0
+        self.sizes: Counter[int] = Counter()
+
+    def product(self, size: int) -> float:
+        self.sizes[size] += 1
+        seconds = self.seconds(size)
+        self.now_s += seconds + AROUND_S
+        return seconds
+
+    def left_s(self) -> float:
+        return self.budget_s - self.now_s
+
+    def best(self, largest: int = LARGEST) -> tuple[int, float] | None:
+        return fastest(self.product, largest, self.left_s)
+
+
+def at_rate(flops_per_s: float, overhead_s: float = 0.0) -> Callable[[int], float]:
+    return lambda size: overhead_s + 2 * size**3 / flops_per_s
+
+
+@pytest.mark.parametrize("flops_per_s", [1e9, 1e11, 1e13, 1e15])
+def test_known_rate_is_found_within_the_budget(flops_per_s: float) -> None:
+    machine = Machine(at_rate(flops_per_s, overhead_s=1e-5))
+    size, seconds = machine.best() or pytest.fail("nothing found")
+    assert 2 * size**3 / seconds == pytest.approx(flops_per_s, rel=0.01)
+    assert machine.now_s <= 0.6
+
+
+def test_grows_until_launching_is_hidden_and_no_further() -> None:
+    machine = Machine(at_rate(1e12, overhead_s=1e-4))
+    machine.best()
+    # 2048 takes 17 ms, of which 0.6 % are overhead, but raised the rate by 4 %: settled.
+    assert max(machine.sizes) == 2048
+
+
+def test_stalls_of_a_busy_cpu_do_not_end_the_search() -> None:
+    size, _ = Machine(at_rate(1e11, overhead_s=0.016)).best() or pytest.fail("nothing found")
+    assert size >= 1024  # though a product of the smallest size already takes longer than LONG_ENOUGH_S
+
+
+def test_slow_product_ends_with_the_budget() -> None:
+    machine = Machine(at_rate(2 * SMALLEST**3 / 0.7))
+    assert machine.best() == (SMALLEST, pytest.approx(0.7))
+    assert machine.sizes == {SMALLEST: 1}
+
+
+def test_size_that_falls_off_a_cliff_is_not_chosen() -> None:
+    machine = Machine(lambda size: at_rate(1e11 if size < 1024 else 3e10)(size))
+    size, seconds = machine.best() or pytest.fail("nothing found")
+    assert (size, seconds) == (512, at_rate(1e11)(512)) or size < 512
+    assert machine.now_s <= 0.6
+
+
+def test_best_of_repeated_products_counts_and_the_first_of_a_size_is_warm_up() -> None:
+    machine = Machine(lambda size: 0.0)
+
+    def seconds(size: int) -> float:
+        times = machine.sizes[size]
+        return at_rate(1e13)(size) * (5 if times == 1 else 1.0 if times == 4 else 1.2)
+
+    machine.seconds = seconds
+    size, best = machine.best() or pytest.fail("nothing found")
+    assert best == at_rate(1e13)(size)
+
+
+def test_memory_limits_the_size() -> None:
+    machine = Machine(at_rate(1e15))
+    machine.best(largest=1000)
+    assert max(machine.sizes) == 512
+
+
+@pytest.mark.parametrize("fitting, expected", [(512, {SMALLEST, 256, 512}), (0, {None})])
+def test_running_out_of_memory_ends_the_growth(fitting: int, expected: set[int | None]) -> None:
+    machine = Machine(at_rate(1e14))
+
+    def product(size: int) -> float:
+        if size > fitting:
+            raise torch.OutOfMemoryError
+        return machine.product(size)
+
+    best = fastest(product, LARGEST, machine.left_s)
+    assert (best[0] if best else None) in expected
+
+
+def launched(size: int) -> float:
+    """A fast card: 30 us are mostly launching."""
+    return 25e-6 + 2 * size**3 / 8e14
+
+
+def test_a_product_that_memory_keeps_short_is_no_ceiling() -> None:
+    assert Machine(launched).best(largest=1500) is None
+    size, _ = Machine(launched).best() or pytest.fail("nothing found")
+    assert size == LARGEST
+
+    machine = Machine(launched)
+
+    def full(size: int) -> float:
+        if size > 1024:
+            raise torch.OutOfMemoryError
+        return machine.product(size)
+
+    assert fastest(full, LARGEST, machine.left_s) is None
+
+
+def test_what_torch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device whose driver has 1 GiB left, of which the allocator holds 70 and uses 20."""
+    gib = 2**30
+    monkeypatch.setattr(module, "available_bytes", lambda device: gib)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * gib)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * gib)
+    assert module._usable_bytes(torch.device("cuda", 0)) == 51 * gib
+    assert module._usable_bytes(CPU) == gib
+
+
+def test_several_probes_share_the_budget_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something else takes nine tenths of the machine until the second pause."""
+    now, pauses = [0.0], []
+
+    class Shared:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __call__(self, size: int) -> float:
+            seconds = 2 * size**3 / (1e11 if len(pauses) == 2 else 1e10)
+            now[0] += seconds
+            return seconds
+
+    monkeypatch.setattr(module, "Products", Shared)
+    result = matmul_ceiling(CPU, torch.float32, 0.6, clock=lambda: round(now[0] * 1e9), pause=pauses.append)
+    assert result is not None
+    assert result.flops_per_s == pytest.approx(1e11)
+    assert len(pauses) == 2
+    assert now[0] < 1.0
+
+
+def test_clock_that_is_too_coarse_tells_nothing() -> None:
+    machine = Machine(at_rate(1e15))
+
+    def product(size: int) -> float:
+        machine.product(size)
+        machine.now_s += 0.01
+        return 0.0
+
+    assert fastest(product, LARGEST, machine.left_s) is None
+
+
+def test_matrices_fit_into_half_of_the_free_memory() -> None:
+    assert largest_size(2 * 4 * 4096**2 * 2, torch.bfloat16) == 4096
+    assert largest_size(2**50, torch.float32) == LARGEST
+    size = largest_size(10**8, torch.float64)
+    halvings = [size >> k for k in range(20)]
+    assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
+
+
+def test_a_control_groups_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "lm_profiler.measure.memory.peaks._cgroup_bytes", {"memory.max": 2**20, "memory.current": 0}.get
+    )
+    ticks = iter(range(0, 10**12, 1_000_000))
+    result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
+    assert result is not None
+    assert 3 * 4 * result.size**2 <= 2**20 / 2
+
+
+def test_injected_clock_gives_the_rate() -> None:
+    ticks = iter(range(0, 10**12, 1_000_000))  # every reading comes a millisecond after the last
+    result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
+    assert result is not None
+    assert result.seconds == pytest.approx(1e-3)
+    assert result.flops_per_s == pytest.approx(2 * result.size**3 / 1e-3)
+    assert result.dtype == "float32"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_real_product_on_the_cpu(dtype: torch.dtype) -> None:
+    random_state = torch.get_rng_state()
+    start = time.perf_counter()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = matmul_ceiling(CPU, dtype, budget_s=0.2)
+    assert time.perf_counter() - start < 2
+    assert isinstance(result, Ceiling)
+    assert 1e7 < result.flops_per_s < 1e14
+    assert result.dtype == str(dtype).removeprefix("torch.")
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_dtype_without_a_product_gives_none() -> None:
+    assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
+
+
+def test_budget_must_be_positive() -> None:
+    with pytest.raises(ValueError, match=r"budget_s: expected a positive number of seconds, given 0"):
+        matmul_ceiling(CPU, torch.float32, budget_s=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_cuda_is_timed_by_its_events(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(self: object) -> None:
+        pytest.fail("the host's clock timed a device")
+
+    monkeypatch.setattr(module.Products, "_synchronize", forbidden)
+    result = matmul_ceiling(torch.device("cuda", 0), dtype)
+    assert result is not None
+    assert 1e11 < result.flops_per_s < 1e16

@@ -1,0 +1,263 @@
+"""What else used the machine: from counts whose truth is known, from files made by hand, and from a real hog."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.measure.device.contention import CpuUse, contention
+from lm_profiler.measure.device.cpu_reading import CpuReading, cpu_reading
+from lm_profiler.record.run import GpuSharing
+
+START = CpuReading(
+    at_s=100.0, machine="a", cpus=frozenset({0, 1}), busy_s=1000.0, stolen_s=1.0, own_s={7: 50.0},
+    waited_s={7: 3.0, 8: 0.0}, pressure_s=20.0, throttled_s=None, switches=5,
+)  # fmt: skip
+
+
+def ten_seconds(own: float, others: float, waited: float | None, start: CpuReading = START, **changes: Any) -> CpuUse:
+    """Ten seconds in which we ran for ``own``, others for ``others``, and our two threads waited for ``waited``."""
+    (pid,) = start.own_s
+    if waited is None:
+        start = replace(start, waited_s=None)
+    end = replace(
+        start,
+        at_s=110.0,
+        busy_s=1000.0 + own + others,
+        own_s={pid: 50.0 + own},
+        waited_s=None if waited is None else {7: 3.0 + waited / 2, 8: waited / 2},
+        switches=105,
+    )
+    return CpuUse(start, replace(end, **changes))
+
+
+@pytest.mark.parametrize(
+    "own, others, waited, not_had",
+    [
+        (10.0, 10.0, 10.0, 0.5),  # two threads of ours against a hog on each of two CPUs: half
+        (40 / 3, 20 / 3, 20 / 3, 1 / 3),  # against one hog: three tasks on two CPUs
+        (20.0, 0.0, 20.0, 0.0),  # four threads of ours on two CPUs, and nobody else: they wait for each other
+        (40 / 3, 20 / 3, 80 / 3, 1 / 3),  # four threads of ours and two hogs: alone we would have had 20
+        (10.0, 10.0, 0.0, 0.0),  # one thread of ours, one hog, two CPUs: nobody waits
+        (10.0, 0.1, 0.2, 0.0),  # an idle machine
+    ],
+)
+def test_what_was_not_had_is_what_others_had_while_we_waited(
+    own: float, others: float, waited: float, not_had: float
+) -> None:
+    found = contention([ten_seconds(own, others, waited)])
+    assert found is not None
+    assert found.not_had == pytest.approx(not_had, abs=0.01)
+    assert (found.wall_s, found.cpus, found.involuntary_switches) == (10.0, 2, 100)
+    assert found.had_s == pytest.approx(own)
+    assert found.others_s == pytest.approx(others, abs=0.031)
+    assert found.shared == (not_had > 0.05)
+
+
+def test_time_that_the_hypervisor_took_is_not_had() -> None:
+    found = contention([ten_seconds(15.0, 0.0, 0.0, stolen_s=6.0)])
+    assert found is not None
+    assert found.not_had == pytest.approx(5 / 20)
+
+
+def test_waiting_for_ones_own_limit_is_not_waiting_for_others() -> None:
+    limited = ten_seconds(10.0, 500.0, 8.0, replace(START, throttled_s=2.0), throttled_s=10.0)
+    found = contention([limited])
+    assert found is not None
+    assert (found.throttled_s, found.not_had) == (8.0, pytest.approx(0.0))
+
+
+def test_without_counts_of_threads_the_pressure_is_the_least() -> None:
+    found = contention([ten_seconds(10.0, 10.0, None, pressure_s=24.0)])
+    assert found is not None
+    assert (found.waited_s, found.pressure) == (None, pytest.approx(0.4))
+    assert found.not_had == pytest.approx(4 / 14)
+
+
+def test_what_nobody_counts_is_unknown() -> None:
+    unknown = ten_seconds(10.0, 10.0, None, replace(START, pressure_s=None), pressure_s=None)
+    unseen = ten_seconds(10.0, -9.9, 10.0)  # sums that do not hold what we used ourselves
+    for use in (unknown, unseen):
+        found = contention([use])
+        assert found is not None
+        assert found.not_had is None
+        assert not found.shared
+    assert contention([]) is None
+    short = ten_seconds(0.02, 0.02, 0.02, at_s=100.05)
+    assert contention([short]) is None
+
+
+def test_ranks_on_one_machine_are_no_strangers() -> None:
+    other = replace(START, own_s={9: 50.0})
+    busy = {"busy_s": 1020.0}  # both ranks run for ten seconds, and nothing else
+    uses = [ten_seconds(10.0, 0.0, 5.0, **busy), ten_seconds(10.0, 0.0, 5.0, other, **busy)]
+    found = contention(uses)
+    assert found is not None
+    assert (found.had_s, found.not_had) == (pytest.approx(20.0), pytest.approx(0.0))
+    alone = contention(uses[:1])
+    assert alone is not None
+    assert alone.not_had == pytest.approx(5 / 15)
+
+
+def test_the_machine_that_was_shared_the_most_is_told() -> None:
+    uses = [ten_seconds(10.0, 0.0, 0.0), ten_seconds(10.0, 10.0, 10.0, replace(START, machine="b"))]
+    assert contention(uses) == contention(uses[::-1]) == contention(uses[1:])
+
+
+def test_a_worker_that_ends_or_begins_is_ours_all_the_same() -> None:
+    begin = replace(START, own_s={7: 50.0, 8: 4.0})
+    # 8 ended after 6 more seconds, which 7's count now holds with all before; 9 began.
+    end = replace(START, at_s=110.0, busy_s=1020.0, own_s={7: 50.0 + 5.0 + 10.0, 9: 9.0})
+    found = contention([CpuUse(begin, end)])
+    assert found is not None
+    assert found.had_s == pytest.approx(5.0 + 6.0 + 9.0)
+    assert found.others_s == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    "gpu, shared, said",
+    [
+        (GpuSharing(processes=1, utilisation=0.37, memory_bytes=3 * 2**30), True,
+         "1 other process on this GPU: 37% of its time, 3.0 GiB"),
+        (GpuSharing(processes=2, utilisation=None, memory_bytes=None), False,
+         "2 other processes on this GPU: unknown use of its time, unknown memory"),
+        (GpuSharing(processes=0, utilisation=0.0, memory_bytes=0), False, None),
+    ],
+)  # fmt: skip
+def test_a_shared_gpu_is_in_the_words(gpu: GpuSharing, shared: bool, said: str | None) -> None:
+    found = contention([replace(ten_seconds(10.0, 0.0, 0.0, START), gpu=gpu)])
+    assert found is not None
+    assert found.gpu == gpu
+    assert found.shared == shared
+    assert contention_lines(found) == ([] if said is None else [said])
+
+
+# -- files ----------------------------------------------------------------------------------------------------------
+
+
+def _proc(folder: Path, **files: str) -> Path:
+    me = os.getpid()
+    tick = os.sysconf("SC_CLK_TCK")
+    made = {
+        "stat": f"cpu 1 1 1 1 1 1 1 1\n{_cpu_lines(tick)}intr 5\n",
+        f"{me}/stat": f"{me} (a ) b) R 1 0 0 0 0 0 0 0 0 0 {3 * tick} {2 * tick} {1 * tick} 0 0 0",
+        f"{me}/task/{me}/schedstat": "1 2500000000 3",
+        f"{me}/task/71/schedstat": "1 500000000 3",
+        "70/stat": f"70 (worker) S {me} 0 0 0 0 0 0 0 0 0 {4 * tick} 0 0 0 0 0",
+        "70/task/70/schedstat": "1 250000000 3",
+        "80/stat": f"80 (stranger) R 1 0 0 0 0 0 0 0 0 0 {99 * tick} 0 0 0 0 0",
+        "80/task/80/schedstat": "1 9000000000 3",
+        "pressure/cpu": "some avg10=1.00 avg60=1.00 avg300=1.00 total=1500000\nfull avg10=0.00 total=7\n",
+        "self/cgroup": "1:name=systemd:/\n0::/mine\n",
+        "sys/kernel/random/boot_id": "here\n",
+        **files,
+    }
+    for name, text in made.items():
+        path = folder / "proc" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "proc"
+
+
+def _cpu_lines(tick: int) -> str:
+    """Each of our CPUs was busy for 10 + 1 + 2 seconds and stolen for one; another is not ours."""
+    ours = "".join(f"cpu{n} {10 * tick} {tick} {2 * tick} 9 9 9 9 {tick} 7 7\n" for n in os.sched_getaffinity(0))
+    return ours + f"cpu9999 {50 * tick} 0 0 0 0 0 0 0 0 0\n"
+
+
+def test_a_reading_is_of_our_cpus_and_of_what_we_started(tmp_path: Path) -> None:
+    found = cpu_reading(_proc(tmp_path), tmp_path / "none")
+    assert found is not None
+    ours = len(os.sched_getaffinity(0))
+    assert (found.busy_s, found.stolen_s, found.machine) == (13.0 * ours, 1.0 * ours, "here\n")
+    assert found.own_s == {os.getpid(): 6.0, 70: 4.0}
+    assert found.waited_s == {os.getpid(): 2.5, 71: 0.5, 70: 0.25}
+    assert (found.pressure_s, found.throttled_s) == (1.5, None)
+
+
+@pytest.mark.parametrize(
+    "cgroup, file, text",
+    [
+        ("0::/mine\n", "mine/cpu.stat", "usage_usec 5\nthrottled_usec 2500000\n"),
+        ("3:cpu,cpuacct:/mine\n", "cpu,cpuacct/mine/cpu.stat", "nr_periods 5\nthrottled_time 2500000000\n"),
+    ],
+)
+def test_limits_and_pressure_are_of_our_control_group(tmp_path: Path, cgroup: str, file: str, text: str) -> None:
+    groups = tmp_path / "cgroup"
+    (groups / file).parent.mkdir(parents=True)
+    (groups / "cgroup.controllers").write_text("cpu")
+    (groups / file).write_text(text)
+    (groups / file).with_name("cpu.pressure").write_text("some avg10=0 total=3000000\n")
+    found = cpu_reading(_proc(tmp_path, **{"self/cgroup": cgroup}), groups)
+    assert found is not None
+    assert (found.throttled_s, found.pressure_s) == (2.5, 3.0)
+
+
+def test_where_there_is_no_proc_nothing_is_known(tmp_path: Path) -> None:
+    assert cpu_reading(tmp_path / "proc") is None
+    assert cpu_reading(_proc(tmp_path, stat="of another kind\ncpu0 x\n")) is None
+
+
+# -- for real ---------------------------------------------------------------------------------------------------------
+
+
+def _spin(until: float) -> None:
+    while time.perf_counter() < until:
+        pass
+
+
+def test_a_hog_on_every_cpu_is_seen() -> None:
+    hogs = [subprocess.Popen(["sh", "-c", "echo; while :; do :; done"], stdout=subprocess.PIPE, start_new_session=True)
+            for _ in os.sched_getaffinity(0)]  # fmt: skip
+    try:
+        for hog in hogs:
+            assert hog.stdout is not None
+            hog.stdout.readline()
+        # Hogs that we started ourselves are ours, so they are left out by hand.
+        strangers = {hog.pid for hog in hogs}
+        begin = _without(strangers)
+        _spin(time.perf_counter() + 2.0)
+        found = contention([CpuUse(begin, _without(strangers))])
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.communicate()
+    assert found is not None
+    assert found.not_had is not None
+    assert found.not_had > 0.2  # half, by the scheduler's fairness
+    assert found.shared
+
+
+def _without(strangers: set[int]) -> CpuReading:
+    found = cpu_reading()
+    assert found is not None
+    assert found.waited_s is not None
+    assert strangers <= set(found.own_s)
+    own = {pid: seconds for pid, seconds in found.own_s.items() if pid not in strangers}
+    waited = {thread: seconds for thread, seconds in found.waited_s.items() if thread not in strangers}
+    return replace(found, own_s=own, waited_s=waited)
+
+
+def test_what_we_start_ourselves_is_had_and_not_lost() -> None:
+    begin = cpu_reading()
+    code = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass"
+    worker = subprocess.Popen([sys.executable, "-c", code])
+    thread = threading.Thread(target=_spin, args=(time.perf_counter() + 0.3,))
+    thread.start()
+    thread.join()
+    assert worker.wait(60) == 0
+    end = cpu_reading()
+    assert begin is not None
+    assert end is not None
+    found = contention([CpuUse(begin, end)])
+    assert found is not None
+    assert found.had_s >= 0.5

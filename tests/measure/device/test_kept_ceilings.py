@@ -1,0 +1,131 @@
+"""A ceiling is judged by only where this machine's readings agree, and keeping them never hurts a run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm_profiler.measure.device import kept_ceilings as module
+from lm_profiler.measure.device.ceiling import Ceiling
+from lm_profiler.measure.device.kept_ceilings import cache_folder, known_ceiling
+
+CPU = torch.device("cpu")
+
+
+def reading(gflops: float, dtype: torch.dtype = torch.float32) -> Ceiling:
+    return Ceiling(gflops * 1e9, str(dtype).removeprefix("torch."), 1024, 2 * 1024**3 / (gflops * 1e9))
+
+
+def read(folder: Path | None, gflops: float, dtype: torch.dtype = torch.float32) -> tuple[float | None, list[str]]:
+    """The ceiling in GFLOP/s where a probe finds ``gflops``, and what is said."""
+    said: list[str] = []
+    found = known_ceiling(CPU, dtype, said.append, folder, lambda *_: reading(gflops, dtype))
+    return None if found is None else round(found.flops_per_s / 1e9, 3), said
+
+
+def test_the_best_of_readings_that_agree_counts(tmp_path: Path) -> None:
+    assert read(tmp_path, 190) == (190, [])
+    assert read(tmp_path, 198) == (198, [])
+    assert read(tmp_path, 170) == (198, [])
+    found = known_ceiling(CPU, torch.float32, pytest.fail, tmp_path, lambda *_: reading(170))
+    assert found is not None
+    assert 2 * found.size**3 / found.seconds == pytest.approx(found.flops_per_s)
+
+
+@pytest.mark.parametrize("now", [0.005, 100.0, 157.0])
+def test_a_reading_that_is_far_below_judges_nothing_and_is_not_kept(now: float, tmp_path: Path) -> None:
+    read(tmp_path, 198)
+    ceiling, (said,) = read(tmp_path, now)
+    assert ceiling is None
+    assert said.startswith(
+        f"ceiling unknown: this machine's own matrix product reached {now:g} GFLOP/s now and 198 GFLOP"
+    )
+    assert str(tmp_path) in said
+    assert read(tmp_path, 195) == (198, [])
+
+
+def test_a_first_reading_of_a_shared_machine_is_found_out_by_the_next(tmp_path: Path) -> None:
+    assert read(tmp_path, 20) == (20, [])
+    ceiling, (said,) = read(tmp_path, 198)
+    assert ceiling is None
+    assert "198 GFLOP/s now and 20 GFLOP/s before" in said
+    assert read(tmp_path, 190) == (198, [])
+
+
+def test_each_dtype_precision_and_number_of_threads_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(tmp_path, 198) == (198, [])
+    assert read(tmp_path, 20, torch.bfloat16) == (20, [])
+    for name, value in (("get_num_threads", lambda: 61), ("__version__", "9.9")):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, name, value)
+            assert read(tmp_path, 10) == (10, [])
+    for name in ("float32_matmul_precision", "device_name", "cpu_name"):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *_: "another")
+            assert read(tmp_path, 5) == (5, [])
+    assert read(tmp_path, 198) == (198, [])
+
+
+def test_no_reading_is_none_and_keeps_nothing(tmp_path: Path) -> None:
+    assert known_ceiling(CPU, torch.float32, pytest.fail, tmp_path, lambda *_: None) is None
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", '{"flops_per_s": "fast"}', '{"flops_per_s": NaN}', '{"flops_per_s": -1}', "[" * 10**5),
+        '{"flops_per_s": 1' + "0" * 400 + "}",
+    ],
+)
+def test_a_damaged_file_is_as_none(text: str, tmp_path: Path) -> None:
+    read(tmp_path, 198)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+    assert read(tmp_path, 20) == (20, [])
+    assert json.loads(file.read_text()) == {"flops_per_s": 20e9}
+
+
+def test_a_place_that_cannot_be_written_fails_no_run(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.touch()
+    assert read(taken, 198) == (198, [])
+    assert read(taken, 20) == (20, [])
+    assert read(taken / "below", 20) == (20, [])
+    assert read(tmp_path / ("x" * 300), 20) == (20, [])  # not even to be asked for; as a folder without search rights
+
+
+def test_the_users_cache_folder_is_where_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder() == tmp_path / "cache" / "lm_profiler"
+    assert read(None, 198) == (198, [])
+    assert len(list(cache_folder().iterdir())) == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative/is/ignored"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_folder() == tmp_path / ".cache" / "lm_profiler"
+
+
+def _many(folder: Path, first: int, results: Any) -> None:
+    results.put([read(folder, 190 + (first + n) % 10) for n in range(50)])
+
+
+def test_many_processes_at_once_leave_one_whole_reading(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.SimpleQueue()
+    workers = [context.Process(target=_many, args=(tmp_path, n, results)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    found = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    assert all(said == [] and 190 <= ceiling <= 199 for each in found for ceiling, said in each)
+    (file,) = tmp_path.iterdir()
+    assert 190e9 <= json.loads(file.read_text())["flops_per_s"] <= 199e9

@@ -1,0 +1,352 @@
+"""Reading a GPU in the background, with a fake of NVML."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from lm_profiler.measure.device import environment
+from lm_profiler.measure.device.telemetry import TelemetrySampler, telemetry_of, together
+from lm_profiler.record.run import Telemetry
+
+CUDA = torch.device("cuda", 1)
+
+
+class NVMLError(Exception):
+    """The base of all errors that NVML raises."""
+
+
+class FakeNvml:
+    """One H100 under load. ``lacks`` names what it does not support, ``reasons`` tells the bits of each sample."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+    NVMLError = NVMLError
+
+    def __init__(self, *lacks: str, reasons: Callable[[int], int] = lambda sample: 0) -> None:
+        self.lacks = lacks
+        self.reasons = reasons
+        self.samples = 0
+        self.threads: set[str] = set()
+        self.sampled = threading.Event()
+        self.asked_for: list[str] = []
+        self.mig = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvmlDeviceGet") and name in object.__getattribute__(self, "lacks"):
+            return self._refuse
+        return object.__getattribute__(self, name)
+
+    def _refuse(self, *arguments: Any) -> int:
+        raise NVMLError("Not Supported")
+
+    def nvmlInit(self) -> None:
+        if "nvmlInit" in self.lacks:
+            raise NVMLError("Driver Not Loaded")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        self.asked_for.append(uuid)
+        return "handle"
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
+        return [self.mig, self.mig]
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, kind: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
+        return 700_000
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
+        return self.reasons(self.samples)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
+        return 0x4
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
+        self.threads.add(threading.current_thread().name)
+        self.samples += 1
+        if self.samples >= 40:
+            self.sampled.set()
+        return 1410 if self.samples % 2 else 1440
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 500_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
+        return 10_000_000 + 50_000 * self.samples
+
+
+class Seconds:
+    """A clock that moves a tenth of a second with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.1
+        return self.now
+
+
+def _read(nvml: FakeNvml) -> Telemetry:
+    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4, clock=Seconds())
+    telemetry.start()
+    telemetry.start()  # runs already
+    assert nvml.sampled.wait(10) or "nvmlDeviceGetClockInfo" in nvml.lacks
+    reading = telemetry.stop()
+    assert reading is not None
+    return reading
+
+
+def test_a_reading_says_it_all_in_si_units() -> None:
+    nvml = FakeNvml()
+    reading = _read(nvml)
+    assert reading.samples == nvml.samples >= 40
+    assert reading.duration_s == pytest.approx(0.1 * (reading.samples - 1))
+    assert reading.median_sm_clock_hz in (1.41e9, 1.425e9, 1.44e9)
+    assert reading.max_sm_clock_hz == pytest.approx(1.98e9)
+    assert reading.median_temperature_c == 61
+    assert reading.median_power_w == pytest.approx(500)
+    assert reading.power_limit_w == pytest.approx(700)
+    assert reading.energy_j == pytest.approx(50 * (reading.samples - 1))  # 50 J a sample
+    assert reading.energy_source == "counter"
+    assert reading.throttle_reasons == []
+    share = reading.clock_share
+    assert share is not None
+    assert 0.7 < share < 0.75
+
+
+def test_only_its_own_thread_asks_and_that_ends_with_stop() -> None:
+    nvml = FakeNvml()
+    _read(nvml)
+    assert nvml.threads == {"lm_profiler telemetry"}
+    assert "lm_profiler telemetry" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_without_an_energy_counter_the_power_is_integrated() -> None:
+    reading = _read(FakeNvml("nvmlDeviceGetTotalEnergyConsumption"))
+    assert reading.energy_source == "power samples"
+    assert reading.energy_j == pytest.approx(500 * reading.duration_s)
+
+
+def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
+    everything = (
+        *("ClockInfo", "MaxClockInfo", "Temperature", "PowerUsage", "EnforcedPowerLimit", "TotalEnergyConsumption"),
+        *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
+    )
+    nvml = FakeNvml(*(f"nvmlDeviceGet{name}" for name in everything))
+    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4)
+    telemetry.start()
+    reading = telemetry.stop()
+    assert reading is not None
+    assert reading.samples >= 2
+    assert {value for name, value in vars(reading).items() if name not in ("samples", "duration_s", "gpus")} == {None}
+    assert reading.clock_share is None
+
+    reading = _read(FakeNvml("nvmlDeviceGetTemperature"))
+    assert reading.median_temperature_c is None
+    assert reading.median_power_w is not None
+
+
+def test_reasons_are_named_if_they_hold_in_a_twentieth_of_the_samples() -> None:
+    def reasons(sample: int) -> int:
+        idle_and_set_clocks = 0x3
+        rare = 0x10 if sample == 0 else 0
+        return idle_and_set_clocks | rare | (0x4 if sample % 4 == 0 else 0)
+
+    assert _read(FakeNvml(reasons=reasons)).throttle_reasons == ["power cap"]
+
+
+@pytest.mark.parametrize(
+    "mask, names",
+    [
+        (0x8, ("hardware slowdown",)),
+        (0x48, ("thermal (hardware)",)),  # the general bit says nothing more
+        (0x88, ("power brake",)),
+        (0x24, ("power cap", "thermal (software)")),
+        (0x3, ()),
+    ],
+)
+def test_the_bits_of_nvml_are_named(mask: int, names: tuple[str, ...]) -> None:
+    assert _read(FakeNvml(reasons=lambda sample: mask)).throttle_reasons == list(names)
+
+
+def test_an_older_driver_is_asked_by_the_older_name() -> None:
+    assert _read(FakeNvml("nvmlDeviceGetCurrentClocksEventReasons")).throttle_reasons == ["power cap"]
+
+
+def test_it_starts_anew_and_stops_without_a_start() -> None:
+    nvml = FakeNvml()
+    telemetry = TelemetrySampler("handle", nvml, period_s=60)
+    assert telemetry.stop() is None
+    for _ in range(2):
+        telemetry.start()
+        started = time.perf_counter()
+        reading = telemetry.stop()
+        assert time.perf_counter() - started < 5  # it does not sit out its period
+        assert reading is not None
+        assert reading.samples == 2
+    assert telemetry.stop() is None
+
+
+@pytest.mark.parametrize("uuid", ["0a1b2c3d-0000-1111-2222-333344445555", "GPU-0a1b2c3d-0000-1111-2222-333344445555"])
+def test_the_device_is_found_by_its_uuid(uuid: str) -> None:
+    nvml = FakeNvml()
+    assert telemetry_of(CUDA, nvml, SimpleNamespace(uuid=uuid)) is not None
+    assert nvml.asked_for == ["GPU-0a1b2c3d-0000-1111-2222-333344445555"]
+
+
+@pytest.mark.parametrize("lacks", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
+def test_without_nvml_or_a_handle_there_is_none(lacks: str) -> None:
+    assert telemetry_of(CUDA, FakeNvml(lacks), SimpleNamespace(uuid="x")) is None
+
+
+def test_a_slice_of_a_card_has_none_and_a_card_that_cannot_be_sliced_has() -> None:
+    sliced = FakeNvml()
+    sliced.mig = 1
+    assert telemetry_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
+    assert telemetry_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
+
+
+class OldNvml:
+    """pynvml 8 where nvidia-ml-py is wanted: UUIDs in bytes, few functions, no constants, other signatures."""
+
+    def nvmlInit(self) -> None:
+        """There is a driver."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes) -> str:
+        if not isinstance(uuid, bytes):
+            raise TypeError("bytes or integer address expected instead of str instance")
+        return uuid.decode()
+
+    def nvmlDeviceGetTemperature(self, handle: str) -> int:
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:
+        return 250_000
+
+
+def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    telemetry = telemetry_of(CUDA, OldNvml(), SimpleNamespace(uuid="0a1b"))
+    assert telemetry is not None
+    telemetry.start()
+    reading = telemetry.stop()
+    assert died == []
+    assert reading is not None
+    assert reading.samples >= 2
+    assert reading.median_power_w == pytest.approx(250)
+    assert reading.median_temperature_c is None  # another signature
+    assert (reading.median_sm_clock_hz, reading.max_sm_clock_hz, reading.throttle_reasons) == (None, None, None)
+    assert reading.gpus == ["GPU-0a1b"]
+
+
+def test_a_pynvml_that_cannot_find_the_card_is_none() -> None:
+    assert telemetry_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
+
+
+@pytest.mark.parametrize("version", ["570.86.10", b"570.86.10"])
+def test_the_drivers_version_is_text_whoever_tells_it(version: str | bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: version)
+    assert environment._driver(CUDA) == "570.86.10"
+    monkeypatch.delattr(pynvml, "nvmlSystemGetDriverVersion")
+    assert environment._driver(CUDA) is None
+
+
+def card(number: int, **changes: Any) -> Telemetry:
+    facts: dict[str, Any] = {
+        **dict.fromkeys(Telemetry.model_fields),
+        "samples": 100 + number,
+        "duration_s": 10.0,
+        "median_sm_clock_hz": 1.5e9,
+        "max_sm_clock_hz": 1.98e9,
+        "clock_share": 0.75,
+        "median_temperature_c": 50.0,
+        "median_power_w": 500.0,
+        "power_limit_w": 700.0,
+        "energy_j": 5000.0,
+        "energy_source": "counter",
+        "throttle_reasons": [],
+        "gpus": [f"GPU-{number}"],
+    }
+    return Telemetry(**{**facts, **changes})
+
+
+def test_energy_of_eight_cards_is_eight_times_ones() -> None:
+    found = together([card(n) for n in range(8)])
+    assert found is not None
+    assert (found.energy_j, found.energy_source) == (40_000.0, "counter")
+    assert (found.median_power_w, found.power_limit_w) == (4000.0, 5600.0)
+    assert found.duration_s == 10.0
+    assert len(found.gpus) == 8
+
+
+def test_the_slowest_card_the_hottest_and_anyones_reasons_count() -> None:
+    slow = {"clock_share": 0.5, "median_sm_clock_hz": 0.99e9}
+    found = together(
+        [card(0), card(1, throttle_reasons=["power cap"]), card(2, **slow, median_temperature_c=88.0), card(3)]
+    )
+    assert found is not None
+    assert (found.clock_share, found.median_sm_clock_hz, found.median_temperature_c) == (0.5, 0.99e9, 88.0)
+    assert found.throttle_reasons == ["power cap"]
+    assert found.samples == 100
+
+
+def test_ranks_that_share_a_card_count_it_once() -> None:
+    assert together([card(0), card(0)]) == card(0)
+    found = together([card(0), card(0), card(1)])
+    assert found is not None
+    assert found.energy_j == 10_000.0
+
+
+def test_what_one_card_does_not_say_is_unknown_of_the_sum() -> None:
+    found = together([card(0), card(1, energy_j=None, energy_source=None, throttle_reasons=None)])
+    assert found is not None
+    assert (found.energy_j, found.energy_source) == (None, None)
+    assert (found.median_power_w, found.throttle_reasons) == (1000.0, [])
+    found = together([card(0), None])
+    assert found is not None
+    assert (found.energy_j, found.median_power_w, found.clock_share) == (None, None, 0.75)
+    assert together([None, None]) is None
+    assert together([card(0)]) == card(0)
+    mixed = together([card(0), card(1, energy_source="power samples")])
+    assert mixed is not None
+    assert mixed.energy_source == "power samples"
+
+
+def test_a_cpu_has_none() -> None:
+    assert telemetry_of(torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+def test_a_gpu_at_work_is_read() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    telemetry = telemetry_of(device)
+    if telemetry is None:
+        pytest.skip("no NVML here, or a MIG slice")
+    x = torch.ones(4096, 4096, device=device)
+    telemetry.start()
+    started = time.perf_counter()
+    while time.perf_counter() - started < 2:
+        x @ x
+        torch.cuda.synchronize()
+    reading = telemetry.stop()
+    assert reading is not None
+    assert reading.samples >= 10
+    share = reading.clock_share
+    assert share is not None
+    assert 0 < share <= 1.01
+    if reading.energy_j is not None and reading.median_power_w is not None:
+        assert reading.energy_j == pytest.approx(reading.median_power_w * reading.duration_s, rel=0.75)

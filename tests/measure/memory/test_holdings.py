@@ -1,0 +1,298 @@
+"""Memory by cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
+from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.measure.memory.holdings import Holdings, HoldingsReader, by_cause, holdings
+from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks
+
+CPU = torch.device("cpu")
+FLOAT = 4
+NONE = Holdings(0, 0, 0, 0)
+
+
+def _linear(n: int = 10) -> nn.Linear:
+    return nn.Linear(n, n, bias=False)
+
+
+def _backward(module: nn.Module, n: int = 10) -> None:
+    module(torch.ones(2, n)).sum().backward()
+
+
+def test_each_cause_is_counted_as_it_comes_to_be() -> None:
+    module = nn.Sequential(_linear(), nn.BatchNorm1d(10, affine=False))
+    optimizer = torch.optim.AdamW(module.parameters())
+    size = 100 * FLOAT
+    buffers = 2 * 10 * FLOAT + 8  # running mean and variance; the count of batches is an int64
+    assert holdings(module, [optimizer], CPU) == Holdings(size, 0, 0, buffers)
+    _backward(module)
+    assert holdings(module, [optimizer], CPU) == Holdings(size, size, 0, buffers)
+    optimizer.step()
+    states = 2 * size + FLOAT  # two moments, and the step as a number of its own
+    assert holdings(module, [optimizer], CPU) == Holdings(size, size, states, buffers)
+    optimizer.zero_grad()
+    assert holdings(module, [optimizer], CPU) == Holdings(size, 0, states, buffers)
+
+
+def test_tied_weights_views_and_buffers_that_share_a_storage_count_once() -> None:
+    module = nn.Sequential(_linear(), _linear())
+    module[1].weight = module[0].weight
+    module.register_buffer("view", module[0].weight.detach()[2:])
+    assert holdings(module, [], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
+    assert holdings(module, [torch.optim.SGD(module.parameters())], CPU) == Holdings(100 * FLOAT, 0, 0, 0)
+
+
+def test_a_storage_counts_in_full_even_if_a_view_of_it_is_what_is_held() -> None:
+    module = _linear()
+    module.weight = nn.Parameter(torch.zeros(50, 10)[:10])
+    assert holdings(module, [], CPU).parameters == 500 * FLOAT
+
+
+def test_master_weights_that_only_the_optimizer_knows_are_its_states() -> None:
+    module = _linear().bfloat16()
+    master = nn.Parameter(module.weight.detach().float())
+    master.grad = torch.zeros_like(master)
+    held = holdings(module, [torch.optim.SGD([master])], CPU)
+    assert held == Holdings(200, 100 * FLOAT, 100 * FLOAT, 0)
+
+
+def test_sparse_gradients_count_by_indices_and_values() -> None:
+    module = nn.Embedding(1000, 8, sparse=True)
+    module(torch.tensor([1, 2, 3])).sum().backward()
+    assert holdings(module, [], CPU).gradients == 3 * 8 + 3 * 8 * FLOAT
+
+
+def test_what_lies_on_another_device_does_not_count() -> None:
+    module = nn.Sequential(_linear(), _linear().to("meta"))
+    assert holdings(module, [], CPU).parameters == 100 * FLOAT
+    assert holdings(module, [], torch.device("meta")).parameters == 100 * FLOAT
+    assert holdings(module, [], torch.device("cuda", 0)) == NONE
+    assert holdings(nn.Identity(), [], CPU) == NONE
+
+
+@pytest.fixture
+def world_of_two() -> Iterator[None]:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world_of_two")
+def test_of_a_sharded_tensor_the_local_part_counts() -> None:
+    module = _linear()
+    mesh = init_device_mesh("cpu", (2,))
+    module.weight = nn.Parameter(distribute_tensor(module.weight.detach(), mesh, [Shard(0)]))
+    module.weight.grad = torch.zeros_like(module.weight)
+    assert holdings(module, [], CPU) == Holdings(50 * FLOAT, 50 * FLOAT, 0, 0)
+
+
+def test_a_peak_is_split_and_its_remainder_is_the_rest() -> None:
+    held = Holdings(100, 50, 200, 5)
+    assert by_cause(1000, held).model_dump() == {
+        "parameters": 100,
+        "gradients": 50,
+        "optimizer_states": 200,
+        "buffers": 5,
+        "activations_and_rest": 645,
+    }
+    assert by_cause(355, held).activations_and_rest == 0
+
+
+@pytest.mark.parametrize("peak", [None, 354])
+def test_an_unknown_or_impossible_remainder_is_unknown_never_negative(peak: int | None) -> None:
+    assert by_cause(peak, Holdings(100, 50, 200, 5)).activations_and_rest is None
+
+
+class Allocator:
+    """An allocator whose peak the test sets."""
+
+    def __init__(self) -> None:
+        self.now: int | None = 0
+
+    def __call__(self) -> int | None:
+        return self.now
+
+
+class Loop:
+    """Steps of two layers, as the loop marks them."""
+
+    def __init__(self) -> None:
+        self.module = nn.Sequential(_linear(), _linear())
+        self.optimizer = torch.optim.SGD(self.module.parameters(), momentum=0.9)
+        self.peak = Allocator()
+        self.reader = HoldingsReader(self.module, [self.optimizer], self.peak, CPU)
+
+    def part(self, code: int, peak: int | None) -> None:
+        """``code`` begins; by its end the allocator's peak will have been ``peak``."""
+        self.reader(code)
+        self.peak.now = peak
+
+    def step(self, peaks: tuple[int, int, int, int]) -> None:
+        self.part(FORWARD, peaks[0])
+        loss = self.module(torch.ones(2, 10)).sum()
+        self.part(BACKWARD, peaks[1])
+        loss.backward()
+        self.part(OPTIMIZER, peaks[2])
+        self.optimizer.step()
+        self.part(ZERO_GRAD, peaks[3])
+        self.optimizer.zero_grad()
+        self.reader(OTHER)
+        self.reader.step_ended()
+
+
+def test_each_part_has_what_was_held_during_it() -> None:
+    size = 200 * FLOAT
+    loop = Loop()
+    loop.step((2000, 3000, 4000, 5000))
+    held = loop.reader.by_part()
+    assert {part: reading.peak for part, reading in held.items()} == {
+        "forward": 2000,
+        "zero_grad": 5000,
+        "backward": 3000,
+        "optimizer": 4000,
+    }
+    assert held["forward"].holdings == Holdings(size, 0, 0, 0)
+    assert held["backward"].holdings == Holdings(size, size, 0, 0)
+    assert held["optimizer"].holdings == Holdings(size, size, size, 0)
+    assert held["zero_grad"].holdings == Holdings(size, size, size, 0)  # cleared only at its end
+
+
+def test_the_occurrence_with_the_highest_peak_counts() -> None:
+    size = 200 * FLOAT
+    loop = Loop()
+    loop.step((2000, 3000, 4000, 5000))
+    loop.step((6000, 2900, 4000, 5000))
+    held = loop.reader.by_part()
+    assert held["forward"].peak == 6000
+    assert held["forward"].holdings == Holdings(size, 0, size, 0)  # the optimizer's states are there by now
+    assert held["backward"].peak == 3000
+    assert held["backward"].holdings.optimizer_states == 0
+
+
+def test_what_lies_between_steps_or_outside_is_in_no_part() -> None:
+    loop = Loop()
+    loop.part(OTHER, 100)
+    loop.reader(OUTSIDE)
+    loop.peak.now = 9000
+    loop.reader(OTHER)
+    loop.peak.now = 100
+    loop.reader(OTHER)
+    loop.reader.step_ended()
+    loop.peak.now = 9000
+    loop.reader(FORWARD)
+    assert {part: reading.peak for part, reading in loop.reader.by_part().items()} == {"other": 100}
+
+
+def test_a_device_that_knows_no_peak_still_says_what_was_held() -> None:
+    loop = Loop()
+    loop.peak.now = None
+    loop.reader.start()
+    loop.part(FORWARD, None)
+    loss = loop.module(torch.ones(2, 10)).sum()
+    loop.part(BACKWARD, None)
+    loss.backward()
+    loop.reader(OTHER)
+    reading = loop.reader.by_part()["backward"]
+    assert reading.peak is None
+    assert reading.holdings.gradients == 200 * FLOAT
+
+
+@pytest.mark.parametrize(
+    "peaks, arrived",
+    [
+        ((3000, 3000, 3000), 1),  # it was highest at the start, when the last layer's gradient had come
+        ((2000, 3000, 3000), 2),
+        ((2000, 2500, 3000), 2),  # it rose once more after the last one
+    ],
+)
+def test_gradients_count_as_far_as_they_had_come_when_the_peak_arose(peaks: tuple[int, int, int], arrived: int) -> None:
+    loop = Loop()
+    later = iter(peaks)
+    # These hooks run before the reader's own: they move the allocator's peak as a backward would.
+    for layer in loop.module:
+        layer.weight.register_post_accumulate_grad_hook(lambda _: setattr(loop.peak, "now", next(later)))
+    loop.reader.start()
+    loss = loop.module(torch.ones(2, 10)).sum()
+    loop.part(BACKWARD, 1000)
+    loss.backward()
+    loop.peak.now = next(later)
+    loop.reader(OTHER)
+    assert loop.reader.by_part()["backward"].holdings == Holdings(200 * FLOAT, arrived * 100 * FLOAT, 0, 0)
+
+
+def test_accumulated_gradients_are_there_from_the_start_of_the_next_backward() -> None:
+    loop = Loop()
+    loop.reader.start()
+    for peak in (1000, 3000):
+        loss = loop.module(torch.ones(2, 10)).sum()
+        loop.part(BACKWARD, peak)
+        loss.backward()
+        loop.reader(OTHER)
+    assert loop.reader.by_part()["backward"].holdings.gradients == 200 * FLOAT
+
+
+def test_after_stop_no_hook_is_left() -> None:
+    loop = Loop()
+    loop.reader.start()
+    loop.reader.stop()
+    assert all(not parameter._post_accumulate_grad_hooks for parameter in loop.module.parameters())
+
+
+def test_watching_a_compiled_module_does_not_compile_it_again() -> None:
+    torch._dynamo.reset()
+    module = nn.Sequential(_linear(), _linear())
+    compiled = torch.compile(module, backend="aot_eager")
+    compiled(torch.ones(2, 10)).sum().backward()
+    before = recompilations()
+    reader = HoldingsReader(compiled, [], lambda: 0, CPU)
+    reader.start()
+    compiled(torch.ones(2, 10)).sum().backward()
+    reader.stop()
+    assert recompilations() == before
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_causes_explain_the_peak() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    probe = DeviceProbe(device)
+    module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4))).to(device)
+    optimizer = torch.optim.AdamW(module.parameters())
+    reader = HoldingsReader(module, [optimizer], lambda: probe.peaks()[0], device)
+    peaks = PartPeaks(probe)
+    reader.start()
+    batch = 65536
+    for _ in range(2):
+        for code in (FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, OTHER):
+            reader(code)
+            peaks(code)
+            if code == FORWARD:
+                loss = module(torch.ones(batch, 1024, device=device)).sum()
+            elif code == BACKWARD:
+                loss.backward()
+            elif code == OPTIMIZER:
+                optimizer.step()
+            elif code == ZERO_GRAD:
+                optimizer.zero_grad()
+        peaks.take_step()
+        reader.step_ended()
+    reader.stop()
+    size = 4 * 1024 * 1024 * FLOAT
+    held = reader.by_part()
+    for part, (peak, _, _) in peaks.by_part().items():
+        if part in held:
+            assert held[part].peak == peak
+    assert held["backward"].holdings.parameters == size
+    assert held["backward"].holdings.gradients < size  # the activations were largest at its start
+    assert held["optimizer"].holdings.optimizer_states == 2 * size
+    for reading in held.values():
+        assert by_cause(reading.peak, reading.holdings).activations_and_rest is not None

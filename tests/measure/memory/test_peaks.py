@@ -1,0 +1,162 @@
+"""Peaks: of a probe that the test makes up, and of this process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks, ProcessProbe, available_bytes, probe_of
+from lm_profiler.record.steps import Peaks
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux resets the peak")
+MEGABYTE = 2**20
+
+
+class FakeProbe:
+    """An allocator with a number of bytes held, and the most since the last reset."""
+
+    def __init__(self) -> None:
+        self.held = self.peak = 0
+
+    def hold(self, held: int) -> None:
+        self.held = held
+        self.peak = max(self.peak, held)
+
+    def reset(self) -> None:
+        self.peak = self.held
+
+    def peaks(self) -> Peaks:
+        return self.peak, None, None
+
+
+def one_step(parts: PartPeaks, probe: FakeProbe, scale: int) -> Peaks:
+    parts(at.DATA)
+    probe.hold(1 * scale)
+    parts(at.FORWARD)
+    probe.hold(70 * scale)
+    probe.hold(50 * scale)
+    parts(at.BACKWARD)
+    probe.hold(20 * scale)
+    parts(OUTSIDE)
+    probe.hold(900 * scale)
+    probe.hold(20 * scale)
+    parts(at.OPTIMIZER)
+    probe.hold(60 * scale)
+    parts(at.OTHER)
+    return parts.take_step()
+
+
+def test_a_peak_belongs_to_the_part_in_which_it_rose() -> None:
+    probe = FakeProbe()
+    parts = PartPeaks(probe)
+    assert one_step(parts, probe, 1) == (70, None, None)  # what lies outside of the step is no peak of it
+    assert parts.by_part() == {
+        "data": (1, None, None),
+        "forward": (70, None, None),
+        "backward": (50, None, None),  # held when it began
+        "optimizer": (60, None, None),
+    }
+
+
+def test_over_several_steps_the_largest_peak_of_a_part_counts() -> None:
+    probe = FakeProbe()
+    parts = PartPeaks(probe)
+    one_step(parts, probe, 10)
+    probe.hold(900_000)  # between two steps
+    probe.hold(0)
+    assert one_step(parts, probe, 1) == (70, None, None)
+    assert parts.by_part()["forward"] == (700, None, None)
+
+
+def test_the_cpu_has_the_processs_memory() -> None:
+    assert isinstance(probe_of(torch.device("cpu")), ProcessProbe)
+
+
+def resident(probe: ProcessProbe) -> int:
+    allocated, reserved, peak = probe.peaks()
+    assert allocated is reserved is None
+    assert peak is not None
+    return peak
+
+
+@linux
+def test_the_processs_peak_rises_with_an_allocation_and_falls_after_a_reset() -> None:
+    probe = ProcessProbe()
+    assert probe.resettable
+    probe.reset()
+    before = resident(probe)
+    data = torch.ones(200 * MEGABYTE, dtype=torch.uint8)
+    assert before + 190 * MEGABYTE < resident(probe) < before + 260 * MEGABYTE
+    del data
+    assert resident(probe) > before + 190 * MEGABYTE  # still the peak
+    probe.reset()
+    assert resident(probe) < before + 100 * MEGABYTE
+
+
+@linux
+def test_what_the_parent_process_held_is_not_ours() -> None:
+    """A sweep starts its cells from a process that may have held far more than they."""
+    code = """
+import sys
+from lm_profiler.measure.memory.peaks import ProcessProbe
+probe = ProcessProbe()
+probe.reset()
+print(probe.peaks()[2])
+"""
+    parent = f"""
+import subprocess, sys
+data = bytearray(b"x") * (900 << 20)
+print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text=True, check=True).stdout)
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True, env=os.environ)
+    assert int(done.stdout) < 700 * MEGABYTE
+
+
+def test_cudas_allocator_is_asked_by_what_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("reset_peak_memory_stats", "memory_allocated"):  # new in 2.9
+        monkeypatch.delattr(torch.accelerator, name)
+    device, resets = torch.device("cuda", 0), []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", {device: 7}.get)
+    monkeypatch.setattr(
+        torch.cuda,
+        "memory_stats_as_nested_dict",
+        {device: {"allocated_bytes": {"all": {"peak": 8}}, "reserved_bytes": {"all": {"peak": 9}}}}.get,
+    )
+    probe = probe_of(device)
+    probe.reset()
+    assert resets == [device]
+    assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
+
+
+def test_available_memory_is_some_of_the_machines() -> None:
+    import psutil
+
+    available = available_bytes(torch.device("cpu"))
+    assert available is not None
+    assert 0 < available <= psutil.virtual_memory().total
+
+
+@pytest.mark.gpu
+def test_a_devices_peak_is_that_of_its_allocator() -> None:
+    device = torch.device("cuda", 0)
+    probe = probe_of(device)
+    assert isinstance(probe, DeviceProbe)
+    held = torch.empty(MEGABYTE, dtype=torch.uint8, device=device)
+    probe.reset()
+    before = probe.peaks()[0]
+    data = torch.empty(64 * MEGABYTE, dtype=torch.uint8, device=device)
+    del data
+    allocated, reserved, resident_peak = probe.peaks()
+    assert allocated == before + 64 * MEGABYTE
+    assert reserved >= allocated
+    assert resident_peak is None
+    probe.reset()
+    assert probe.peaks()[0] == before
+    del held

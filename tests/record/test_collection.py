@@ -1,0 +1,199 @@
+"""Whatever lies below a folder is in the table or in a warning that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tabled import write, write_sweep
+
+from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.record.collection import collect
+from lm_profiler.record.run import Failure, RecordError, read_run, write_run
+from lm_profiler.report.tables.columns import column
+
+STEPS = [(0.001, 0.002)] * 6
+
+
+def test_runs_are_found_below_any_folder_and_each_once(tmp_path: Path):
+    first, second = write(tmp_path / "a" / "version_0", STEPS), write(tmp_path / "b" / "deeper" / "version_0", STEPS)
+    found = collect([second, tmp_path, first])
+    assert [entry.folder for entry in found.entries] == [second, first]
+    assert found.problems == []
+
+
+def test_versions_stand_in_the_order_of_their_numbers(tmp_path: Path):
+    for number in (10, 2, 1):
+        write(tmp_path / f"version_{number}", STEPS)
+    assert [entry.folder.name for entry in collect([tmp_path]).entries] == ["version_1", "version_2", "version_10"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"schema_version": 1, "name"', id="truncated"),
+        pytest.param(b'{"nodes": [1, 2]}', id="foreign"),
+        pytest.param(b"[]", id="no object"),
+        pytest.param(b"\xff\xfe\x00{", id="not text"),
+    ],
+)
+def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, content: bytes):
+    good = write(tmp_path / "good", STEPS)
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_bytes(content)
+    found = collect([tmp_path])
+    assert [entry.folder for entry in found.entries] == [good]
+    [problem] = found.problems
+    assert str(tmp_path / "bad" / "run.json") in problem
+
+
+def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    [problem] = collect([tmp_path]).problems
+    assert str(path) in problem
+    assert "schema_version" in problem
+
+
+def test_a_run_without_a_record_is_a_problem(tmp_path: Path):
+    (write(tmp_path / "run", STEPS) / "run.json").unlink()
+    assert collect([tmp_path]).problems == [
+        f"{tmp_path / 'run'}: no run.json: the run never ended, or is still going on"
+    ]
+
+
+def test_a_record_that_is_a_dangling_link_is_a_problem(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "run.json"
+    path.unlink()
+    path.symlink_to(tmp_path / "nowhere")
+    [problem] = collect([tmp_path]).problems
+    assert problem == f"{path}: cannot be read: No such file or directory"
+
+
+def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silently(tmp_path: Path):
+    logs, elsewhere = tmp_path / "logs", write(tmp_path / "elsewhere", STEPS)
+    run = write(logs / "run", STEPS)
+    (logs / "latest").symlink_to(run)
+    (logs / "away").symlink_to(elsewhere)
+    (logs / "gone").symlink_to(tmp_path / "nowhere")
+    found = collect([logs])
+    assert [entry.folder for entry in found.entries] == [run]
+    assert sorted(found.problems) == [
+        f"{logs / 'away'}: is a link, and links are not followed; give {elsewhere} itself",
+        f"{logs / 'gone'}: is a link to {tmp_path / 'nowhere'}, which does not exist",
+    ]
+
+
+def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    locked = write(tmp_path / "locked", STEPS)
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:  # root may read everything, so permissions alone would test nothing
+        if Path(path) == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert collect([tmp_path]).problems == [f"{locked}: cannot be read: Permission denied"]
+
+
+def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
+    path = write(tmp_path / "run", STEPS) / "steps.csv"
+    whole = path.read_bytes()
+    for content in (b"step,stage\n1,measure\n", whole[:-40], whole.replace(b"0.001", b"nan"), b"\xff\xfe", None):
+        path.write_bytes(content) if content is not None else path.unlink()
+        [entry] = collect([tmp_path]).entries
+        with pytest.raises(RecordError, match=str(path)):
+            entry.rows  # noqa: B018 - reads the file
+
+
+def test_a_sweep_is_its_cells_in_the_order_of_its_plan(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    ran = write(sweep / "cell0" / "version_0", STEPS)
+    refused = write(sweep / "cell1" / "version_0", failed=("refused", "no room"))
+    cells = [({"data.a": "1"}, 0, "ok", ran), ({"data.a": "2"}, 0, "refused", refused)]
+    write_sweep(sweep, [*cells, ({"data.a": "3"}, 0, "timeout", None), ({"data.a": "4"}, 0, "missing", None)])
+    found = collect([tmp_path])
+    assert [entry.status for entry in found.entries] == ["ok", "refused", "timeout", "not run"]
+    assert [dict(entry.overrides) for entry in found.entries] == [{"data.a": str(n)} for n in range(1, 5)]
+    # Known from its neighbours: what ran on, and what was not swept.
+    assert [column(name).get(found.entries[2]) for name in ("device", "size", "data.a")] == ["H100", "small", 3]
+    assert found.problems == []
+
+
+def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it_has(tmp_path: Path):
+    sweep = tmp_path / "sweep"
+    write_sweep(sweep, [({"data.a": "1"}, 0, "missing", None), ({"data.a": "2"}, 0, "missing", None)])
+    for version in (2, 10):
+        write(sweep / "cell0" / f"version_{version}", STEPS)
+    begun = sweep / "cell0" / "version_10"
+    write_run(begun, read_run(begun).model_copy(update={"status": "unfinished", "time": {}}))
+    running, waiting = with_unfinished(collect([tmp_path])).entries
+    assert (running.status, running.folder, running.name) == ("unfinished", begun, "cell0")
+    assert column("step_s").get(running) is not None
+    assert (waiting.status, waiting.record) == ("not run", None)
+
+
+def test_the_reason_of_a_refusal_does_not_say_twice_that_it_is_one(tmp_path: Path):
+    folder = write(tmp_path / "run", failed=("refused", ""))
+    why = Failure(phase="setup", step=None, type="Refused", message="memory: too little\nwould fit: less")
+    write_run(folder, read_run(folder).model_copy(update={"failure": why}))
+    [entry] = collect([tmp_path]).entries
+    assert entry.reason == "memory: too little; would fit: less"
+
+
+def test_of_a_sweep_whose_plan_is_damaged_the_runs_are_kept(tmp_path: Path):
+    run = write(tmp_path / "cell0" / "version_0", STEPS)
+    write_sweep(tmp_path, [({}, 0, "ok", run)])
+    (tmp_path / "sweep.json").write_text("{")
+    found = collect([tmp_path])
+    assert [entry.folder for entry in found.entries] == [run]
+    assert str(tmp_path / "sweep.json") in found.problems[0]
+
+
+def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
+    write_sweep(tmp_path, [({}, 0, "timeout", None)])
+    (tmp_path / "cell0" / "outcome.json").write_text("{")
+    found = collect([tmp_path])
+    assert [entry.status for entry in found.entries] == ["not run"]
+    assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]
+
+
+def test_a_folder_in_the_place_of_a_record_is_told(tmp_path: Path):
+    (tmp_path / "run" / "run.json").mkdir(parents=True)
+    assert collect([tmp_path]).problems == [f"{tmp_path / 'run' / 'run.json'}: cannot be read: Is a directory"]
+
+
+@pytest.fixture
+def unfinished(tmp_path: Path) -> Path:
+    """A run that was killed while it wrote its fifth row, as it leaves its folder."""
+    folder = write(tmp_path / "killed", [(0.1, 0.2)] * 3, warmup=[(0.5, 0.5)], name="killed")
+    record = read_run(folder)
+    nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "model": None, "status": "unfinished"}
+    write_run(folder, record.model_copy(update=nothing))
+    with (folder / "steps.csv").open("a") as file:
+        file.write("5,measure,0.1,0.")
+    return folder
+
+
+def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinished: Path):
+    found = with_unfinished(collect([unfinished]))
+    [entry] = found.entries
+    assert found.problems == []
+    assert (entry.status, entry.reason) == ("unfinished", "it is still running, or its process was killed")
+    assert entry.record is not None
+    assert entry.record.steps == {"warmup": 1, "measure": 3}
+    assert entry.record.time["step"].median == pytest.approx(0.3)
+    assert entry.record.first_step_s == pytest.approx(1.0)
+    assert entry.record.shares["forward"] == pytest.approx(1 / 3)
+    assert len(entry.rows) == 4
+
+
+def test_an_unfinished_run_without_a_step_is_there_all_the_same(unfinished: Path):
+    (unfinished / "steps.csv").write_text("")
+    found = with_unfinished(collect([unfinished]))
+    assert [entry.status for entry in found.entries] == ["unfinished"]
+    assert found.problems == [f"{unfinished / 'steps.csv'}: expected the columns of steps.csv, found nothing"]

@@ -1,0 +1,297 @@
+"""What is drawn is what the runs say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import WARMUP, made_entry, made_rows
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+from lm_profiler.analysis.steps.summaries import summaries
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
+from lm_profiler.report.tables.merged import unlike
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> list[Entry]:
+    """Context lengths: the forward pass takes as long as the length says; the longest ran out of memory."""
+    entries = []
+    for context, forward_s, gib in ((512, 12e-3, 4), (128, 3e-3, 1)):
+        memory = MemoryFacts(measured=MemoryReading(allocated_peak=gib * 2**30), parts={})
+        overrides = {"data.context_length": str(context)}
+        entries.append(made_entry(tmp_path / str(context), overrides, forward_s=forward_s, memory=memory))
+    return [*entries, made_entry(tmp_path / "2048", {"data.context_length": "2048"}, status="oom")]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text().strip() for axes in figure.axes for text in axes.texts]
+
+
+def bars(figure: Figure, row: int) -> dict[str, float]:
+    """Width of each bar of a row, by its colour."""
+    boxes = [box for box in figure.axes[0].patches if box.get_y() < row < box.get_y() + box.get_height()]
+    return {to_hex(box.get_facecolor()).upper(): box.get_width() for box in boxes}
+
+
+def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -> None:
+    figure = draw("phases", swept)
+    [axes] = figure.axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["128", "512", "2048"]
+    assert bars(figure, 0) == pytest.approx(
+        {PART_COLOURS["forward"]: 3.0, PART_COLOURS["backward"]: 5.0, PART_COLOURS["other"]: 2.0}
+    )
+    assert bars(figure, 1)[PART_COLOURS["forward"]] == pytest.approx(12.0)
+    assert bars(figure, 2) == {}
+    assert texts(figure) == ["10.0 ms", "19.0 ms", "OOM"]
+    assert "(ms)" in axes.get_xlabel()
+    assert axes.get_ylabel() == "context"
+
+
+def test_the_bar_of_error_is_the_medians_interval(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    # 20 values of 9.97, 10 and 10.03: 95 % lies between the 6th and the 15th.
+    ms = sorted(row.time("step") * 1e3 for row in made_rows() if row.stage == "measure")
+    [bar] = draw("phases", [entry]).axes[0].containers[-1].lines[2][0].get_segments()
+    assert bar[:, 0] == pytest.approx([ms[5], ms[14]])
+    assert ms[5] < 9.98
+    assert ms[14] > 10.02
+
+
+def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
+    figure = draw("memory", swept)
+    [axes] = figure.axes
+    line, *_ = axes.containers[0].lines
+    assert list(line.get_xdata()) == [128, 512]
+    assert list(line.get_ydata()) == [1.0, 4.0]
+    crosses = [mark for mark in axes.lines if mark.get_marker() == "x"]
+    assert [list(mark.get_xdata()) for mark in crosses] == [[2048]]
+    assert axes.get_xlabel().splitlines() == ["context", "2048: OOM"]
+    assert axes.get_ylabel() == "peak allocated (GiB)"
+
+
+def test_lines_are_drawn_for_what_else_varies(tmp_path: Path) -> None:
+    cells = [
+        made_entry(tmp_path / f"{size}{context}", {"model.size": size, "data.context_length": str(context)})
+        for size in ("large", "small")
+        for context in (128, 256)
+    ]
+    figure = draw("mfu", cells)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["small", "large"]
+    by_size = draw("mfu", cells, by="model.size")
+    assert [tick.get_text() for tick in by_size.axes[0].get_xticklabels()] == ["small", "large"]
+    assert [text.get_text() for text in by_size.legends[0].get_texts()] == ["128", "256"]
+
+
+def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert entry.record is not None
+    step = entry.record.time["step"]
+    assert step.ci_low is not None
+    assert step.ci_high is not None
+    [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
+    ideal_s = 0.4 * 10e-3
+    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.ci_high, 100 * ideal_s / step.ci_low])
+
+
+def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    assert entry.record is not None
+    assert entry.record.steadiness is not None
+    steadiness = entry.record.steadiness.model_copy(update={"cut": 3})
+    cut = replace(entry, record=entry.record.model_copy(update={"steadiness": steadiness}))
+    [axes] = draw("steps", [cut]).axes
+    spans = [(box.get_x(), box.get_x() + box.get_width()) for box in axes.patches]
+    assert spans == [(0.5, WARMUP + 0.5), (WARMUP + 0.5, WARMUP + 3.5)]
+    [line] = axes.lines
+    assert list(line.get_xdata()) == list(range(1, 26))
+    assert list(line.get_ydata()) == pytest.approx([row.time("step") * 1e3 for row in made_rows()])
+    low, high = axes.get_ylim()
+    assert low < 9.9
+    assert high > 1008  # the first step took a second, and is shown
+    assert axes.get_yscale() == "log"
+    assert texts(axes.figure) == ["log scale"]
+
+
+def test_steps_are_counted_in_whole_numbers(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step <= 2])
+    [axes] = draw("steps", [entry]).axes
+    assert [tick for tick in axes.get_xticks() if tick != int(tick)] == []
+
+
+def test_steps_of_about_one_length_stand_on_an_axis_from_nought(tmp_path: Path) -> None:
+    entry = made_entry(tmp_path / "run")
+    write_steps(entry.folder / "steps.csv", [row for row in made_rows() if row.step > 1])
+    [axes] = draw("steps", [entry]).axes
+    assert (axes.get_yscale(), axes.get_ylim()[0]) == ("linear", 0)
+    assert axes.get_ylim()[1] > 10.03
+
+
+def test_more_runs_than_a_page_has_room_for_are_a_line_each_with_all_their_steps(tmp_path: Path) -> None:
+    entries = [made_entry(tmp_path / str(n), forward_s=(1 + n) * 1e-3) for n in range(40)]
+    entries[0] = made_entry(tmp_path / "died", status="failed")
+    [axes] = draw("steps", entries).axes
+    [lines] = axes.collections
+    found = sorted(len(line) for line in lines.get_segments())
+    assert found == [25] * 39
+    assert axes.get_ylim()[1] > 1040
+    assert "39 runs" in axes.get_title(loc="left")
+    assert "1 of 40 runs have no step to show" in axes.get_xlabel()
+
+
+def cells(top: Path) -> list[Entry]:
+    """Precisions, compiled and not, at two lengths."""
+    return [
+        made_entry(
+            top / f"{precision}-{compile_}-{context}",
+            {"trainer.precision": precision, "model.compile": compile_, "data.context_length": str(context)},
+        )
+        for precision in ("32-true", "bf16-mixed")
+        for compile_ in ("false", "true")
+        for context in (64, 256)
+    ]
+
+
+def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
+    axes = draw("phases", cells(tmp_path)).axes[0]
+    names = [tick.get_text() for tick in axes.get_yticklabels()]
+    assert names[0] == "32-true, eager, context 64"
+    assert "bf16-mixed, compiled, context 256" in names
+    assert axes.get_ylabel() == ""
+    panels = draw("steps", cells(tmp_path)).axes
+    assert [panel.get_title(loc="left").replace("\n", " ") for panel in panels][-1] == names[-1]
+    legend = draw("mfu", cells(tmp_path)).legends[0]
+    assert [text.get_text() for text in legend.get_texts()][-1] == "bf16-mixed, compiled"
+
+
+def test_stacked_phases_end_at_the_median_step_that_is_printed(tmp_path: Path) -> None:
+    rows = []
+    for step, (forward_s, backward_s) in enumerate([(1e-3, 9e-3), (9e-3, 1e-3), (3e-3, 3e-3)], 1):  # medians: 3, 3, 10
+        parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
+        rows.append(StepRow(step, "measure", (*parts.values(), sum(parts.values())), (0.0,) * len(TIMED)))
+    entry = made_entry(tmp_path / "run")
+    record = entry.record.model_copy(update={"time": summaries(rows, "device")})
+    figure = draw("phases", [replace(entry, record=record)])
+    assert sum(bars(figure, 0).values()) == pytest.approx(10.0)
+    assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(5.0)
+    assert texts(figure) == ["10.0 ms"]
+    assert "scaled to end at the median step" in figure.axes[0].get_xlabel()
+
+
+@pytest.mark.parametrize("kind", ["steps", "phases", "mfu"])
+def test_nothing_runs_off_the_edge(tmp_path: Path, kind: str) -> None:
+    runs = [made_entry(tmp_path / n, name=f"{n} name of a run that is rather long " * 4) for n in "abc"]
+    figure = draw(kind, runs, "name")
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    width = figure.bbox.width
+    for axes in figure.axes:
+        box = axes.get_tightbbox(canvas.get_renderer())
+        assert box.x0 >= -1
+        assert box.x1 <= width + 1
+        title = axes.title if axes.get_title() else axes._left_title  # no other way to it
+        assert title.get_window_extent(canvas.get_renderer()).x1 <= width + 1
+
+
+def test_tokens_a_second_and_attentions_memory_stand_against_the_length(tmp_path: Path) -> None:
+    entries = []
+    for context in (128, 512):
+        held = MemoryLevels(start=2**20, forward=2**20 + context * 2**20, backward=0, source="allocator")
+        memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
+        entries.append(made_entry(tmp_path / str(context), {"data.context_length": str(context)}, memory=memory))
+    line, *_ = draw("attention", entries).axes[0].containers[0].lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([128, 512], [0.125, 0.5])
+    axes = draw("tokens", entries).axes[0]
+    line, *_ = axes.containers[0].lines
+    assert list(line.get_ydata()) == pytest.approx([51_200, 51_200])  # 512 tokens in 10 ms
+    assert axes.get_ylabel().startswith("tokens/s")
+
+
+def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None:
+    repeats = [made_entry(tmp_path / str(n), forward_s=(3 + n) * 1e-3) for n in range(3)]
+    figure = draw("phases", [*repeats, made_entry(tmp_path / "bad", status="failed")])
+    assert texts(figure) == ["11.0 ms 3 ok, 1 failed"]
+    [bar] = figure.axes[0].containers[-1].lines[2][0].get_segments()
+    assert bar[:, 0] == pytest.approx([10.0, 12.0])
+    assert figure.axes[0].get_xlabel().endswith("the median step, of repeats, the extremes")
+    assert draw("phases", repeats[:1]).axes[0].get_xlabel().endswith("the median step, with 95 % interval")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_equal_figures_make_equal_files(tmp_path: Path, swept: list[Entry], suffix: str) -> None:
+    for name in ("a", "b"):
+        save_plot("phases", swept, tmp_path / f"{name}{suffix}")
+    content = (tmp_path / f"a{suffix}").read_bytes()
+    assert content == (tmp_path / f"b{suffix}").read_bytes()
+    assert content.startswith({".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix])
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end(tmp_path: Path) -> None:
+    figure = draw("phases", [made_entry(tmp_path / n, name=f"first{'x' * 200}{n}") for n in "ab"], "name")
+    names = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert [len(name) for name in names] == [48, 48]
+    assert [(name[:5], name[-1]) for name in names] == [("first", "a"), ("first", "b")]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
+    name = "</text><script>$x^{_$ & \\frac"
+    held = MemoryLevels(start=1, forward=2, backward=2, source="allocator")
+    memory = MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={}, held=held)
+    runs = [made_entry(tmp_path / "run", name=name, memory=memory), made_entry(tmp_path / "b")]
+    save_plot(kind, runs, tmp_path / "a.svg", "name")
+    drawn = ET.parse(tmp_path / "a.svg")  # it is XML still
+    assert any(element.text == name for element in drawn.iter())
+    assert not any(element.tag.endswith("script") for element in drawn.iter())
+
+
+def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
+    run, died = made_entry(tmp_path / "run"), made_entry(tmp_path / "died", status="oom")
+    for kind, entries, name, by, message in (
+        (
+            "pie",
+            [run],
+            "a.svg",
+            None,
+            r"^plot: expected one of phases, steps, memory, attention, tokens, mfu, given 'pie'",
+        ),
+        ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, given 'a.gif'"),
+        ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),
+        ("phases", [run], "a.svg", "sise", r"^by: expected a fact .* given 'sise'"),
+        ("phases", [run], "a.svg", "step_s", r"^by: expected .* given the figure 'step_s'"),
+        ("mfu", [died], "a.svg", None, r"^plot: expected runs that ended well and know their MFU, given none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_plot(kind, entries, tmp_path / name, by)
+    assert not list(tmp_path.glob("a.*"))
+
+
+def test_nobody_waits_for_a_library_that_draws_nothing() -> None:
+    code = "import sys, lm_profiler.report.pictures.plots, lm_profiler.report.pictures.page; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"matplotlib", "plotly", "torch", "pandas", "scipy.stats", "tensorboard"} & set(done.stdout.split())
+
+
+def test_runs_of_unlike_configs_do_not_pass_for_repeats(tmp_path: Path) -> None:
+    clipped = made_entry(tmp_path / "clipped")
+    assert clipped.record is not None
+    assert clipped.record.config is not None
+    config = {**clipped.record.config, "trainer": {"gradient_clip_val": 1.0}, "name": "clipped"}
+    free = {**config, "trainer": {"gradient_clip_val": None}, "name": "free"}
+    entries = [replace(clipped, record=clipped.record.model_copy(update={"config": c})) for c in (config, free)]
+    axes = draw("phases", entries).axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["1.0", "no gradient_clip_val"]
+    assert axes.get_ylabel() == "trainer.gradient_clip_val"
+    assert unlike(entries) == ["trainer.gradient_clip_val"]

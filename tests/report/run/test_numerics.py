@@ -1,0 +1,57 @@
+"""The audit's lines on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
+from lm_profiler.report.run.numerics import numerics_headline
+from lm_profiler.report.run.terminal import print_run
+
+FACTS = NumericsFacts(
+    loss=6.4203345,
+    reference_loss=6.41873,
+    output_error=0.0057,
+    gradient_error=None,
+    kinds=[
+        NumericsKind(
+            kind="Linear",
+            modules=15,
+            parameters=["float32"],
+            outputs=["bfloat16", "float32"],
+            gradients=["float32"],
+            gradient_error=None,
+        ),
+        NumericsKind(kind="SwiGLU", modules=2, parameters=[], outputs=["bfloat16"], gradients=[], gradient_error=None),
+    ],
+)
+
+
+def test_what_is_not_finite_is_called_unknown_and_what_has_no_gradients_stays_empty(tmp_path: Path) -> None:
+    record = RunRecord(
+        name="x",
+        status="ok",
+        failure=None,
+        verb="fit",
+        started="2026-01-01T00:00:00+00:00",
+        duration_s=1.0,
+        command="",
+        config=None,
+        numerics=FACTS,
+    )
+    console = Console(width=120, record=True, quiet=False, file=(tmp_path / "out").open("w"))
+    with console.file:
+        print_run(record, tmp_path, console)
+    lines = console.export_text().splitlines()
+    assert lines[0] == (
+        "numerics against float32: loss 6.42033 against 6.41873, output off by 0.57%, gradients by unknown"
+    )
+    assert lines[1].split() == ["modules", "parameters", "outputs", "gradients", "off", "by"]
+    assert lines[2].split() == ["15", "Linear", "float32", "bfloat16,", "float32", "float32", "unknown"]
+    assert lines[3].split() == ["2", "SwiGLU", "bfloat16"]
+
+
+def test_a_loss_that_overflowed_is_called_that() -> None:
+    assert "loss not finite against 6.41873" in numerics_headline(FACTS.model_copy(update={"loss": None}))

@@ -1,0 +1,226 @@
+"""The table of a record made by hand shows that record's figures."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_record
+from rich.console import Console
+
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import (
+    Environment,
+    Failure,
+    MemoryFacts,
+    MemoryReading,
+    ModelFacts,
+    RunRecord,
+    Throughput,
+    TimeSummary,
+)
+from lm_profiler.report.run.terminal import print_run, summary_lines, verdict_lines
+
+NEVER = TimeSummary(
+    n=10, mean=0.0, std=0.0, cv=None, median=0.0, ci_low=0.0, ci_high=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
+    outliers=0,
+)  # fmt: skip
+NOTHING = TimeSummary(
+    n=0, mean=None, std=None, cv=None, median=None, ci_low=None, ci_high=None, p5=None, p95=None, min=None, max=None,
+    outliers=0,
+)  # fmt: skip
+
+
+def summary(mean_ms: float, **changes: float | None) -> TimeSummary:
+    mean = mean_ms * 1e-3
+    values = {
+        "n": 10, "mean": mean, "std": mean / 20, "cv": 0.05, "median": mean * 1.01, "ci_low": mean * 0.99,
+        "ci_high": mean * 1.03, "p5": mean * 0.9, "p95": mean * 1.1, "min": mean * 0.8, "max": mean * 1.2,
+        "outliers": 0,
+    }  # fmt: skip
+    return TimeSummary(**{**values, **changes})
+
+
+TIME = {
+    **dict.fromkeys(TIMES, NEVER),
+    "data": summary(20),
+    "forward": summary(60),
+    "backward": summary(100),
+    "other": summary(20),
+    "forward_backward": summary(160),
+    "step": summary(200),
+}
+
+
+def record(**changes: Any) -> RunRecord:
+    values: dict[str, Any] = {
+        "name": "by hand",
+        "status": "ok",
+        "failure": None,
+        "verb": "fit",
+        "started": "2026-01-02T03:04:05+00:00",
+        "duration_s": 1.0,
+        "command": "",
+        "config": None,
+        "steps": {"warmup": 5, "measure": 10},
+        "time": TIME,
+        "host_time": TIME,
+        "throughput": Throughput(tokens_per_step=2048, tokens_per_s=10_138.6),
+        "memory": MemoryFacts(measured=MemoryReading(allocated_peak=3 * 2**30), parts={}),
+        "first_step_s": 1.5,
+    }
+    return RunRecord(**{**values, **changes})
+
+
+def printed(what: RunRecord, width: int = 120) -> str:
+    out = io.StringIO()
+    print_run(what, Path("/logs/by hand/version_3"), Console(file=out, width=width))
+    return out.getvalue()
+
+
+def row(text: str, title: str) -> list[str]:
+    """The words of the one line of the table that begins with ``title``."""
+    (line,) = [line for line in text.splitlines() if line.startswith(title + "  ")]
+    return line.removeprefix(title).split()
+
+
+def environment(**changes: Any) -> Environment:
+    values = {
+        "versions": {}, "platform": "", "cpu": "", "cpu_count": 2, "threads": 2, "device_type": "cuda",
+        "device_name": "Big GPU", "device_bytes": None, "driver": None, "world_size": 1, "flags": {},
+        "git_commit": None,
+    }  # fmt: skip
+    return Environment(**{**values, **changes})
+
+
+MODEL = ModelFacts(
+    class_path="a.B", parameters=1, parameters_without_embedding=1, trainable_parameters=1, bytes=4,
+    precision="bf16-mixed", optimizers=[], accumulate_grad_batches=1,
+)  # fmt: skip
+
+
+def numbers(words: list[str]) -> list[float]:
+    kept = (word.strip("[],%±") for word in words)
+    return [float(word) for word in kept if word]
+
+
+@pytest.mark.parametrize(
+    "title, mean, share",
+    [("data", 20, 10), ("forward", 60, 30), ("backward", 100, 50), ("other", 20, 10), ("step", 200, 100)],
+)
+def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
+    cells = numbers(row(printed(record()), title))
+    expected = [mean, mean / 20, 5.0, mean * 1.01, mean * 0.99, mean * 1.03, mean * 1.1, share]
+    assert cells == pytest.approx(expected, abs=0.051)
+
+
+def test_forward_and_backward_are_quoted_together() -> None:
+    assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
+    assert "forward + backward" not in printed(record(time={**TIME, "backward": NEVER}))
+
+
+@pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])
+def test_a_phase_that_never_occurred_has_no_row(part: str) -> None:
+    assert part not in printed(record())
+
+
+def test_quick_steps_are_shown_more_finely() -> None:
+    quick = {part: summary(s.mean * 10) if s.mean else NEVER for part, s in TIME.items()}  # the step takes 2 ms
+    text = printed(record(time=quick, host_time=quick))
+    assert numbers(row(text, "forward"))[0] == 0.6
+    assert numbers(row(text, "data"))[1] == 0.01
+
+
+def test_the_headline_says_what_was_measured_and_where() -> None:
+    text = printed(record(environment=environment(world_size=4), model=MODEL))
+    assert text.startswith("by hand: 10 steps of fit after 5 of warm-up on Big GPU x 4, bf16-mixed\n")
+
+
+def test_on_a_device_the_hosts_time_stands_beside() -> None:
+    host = {part: summary(s.mean * 500) if s.mean else NEVER for part, s in TIME.items()}
+    text = printed(record(environment=environment(), host_time=host))
+    assert "host (ms)" in text
+    assert numbers(row(text, "forward"))[-1] == pytest.approx(30.3, abs=0.051)
+    assert "host (ms)" not in printed(record(environment=environment(device_type="cpu")))
+
+
+def test_below_the_table_there_are_throughput_memory_and_the_place() -> None:
+    text = printed(record(notes=["mind the gap"]))
+    assert "10,139 tokens/s [9,942, 10,343] (2,048 a step)" in text
+    assert "peak allocated 3.00 GiB" in text
+    assert "peak reserved" not in text  # unknown here
+    assert "first step 1,500.000 ms" in text
+    assert "note: mind the gap" in text
+    assert text.endswith("written to /logs/by hand/version_3\n")
+
+
+def test_the_lines_are_not_broken_on_a_narrow_terminal() -> None:
+    note = "x" * 300
+    text = printed(record(notes=[note]), width=40)
+    assert f"note: {note}\n" in text
+
+
+def test_a_failure_is_shown_in_one_line() -> None:
+    message = "[enforce fail at alloc_cpu.cpp:127] data [/tmp]. DefaultCPUAllocator: can't allocate memory"
+    failure = Failure(phase="backward", step=7, type="RuntimeError", message=message)
+    text = printed(record(status="oom", failure=failure))
+    assert f"oom in backward of step 7: RuntimeError: {message}\n" in text
+    assert numbers(row(text, "step"))[0] == 200.0  # what was measured before is shown as well
+
+
+def test_a_failure_before_the_first_step_has_no_table() -> None:
+    failure = Failure(phase="setup", step=None, type="ValueError", message="no")
+    nothing = {"time": dict.fromkeys(TIMES, NOTHING), "throughput": None, "memory": None, "first_step_s": None}
+    text = printed(record(status="failed", failure=failure, **nothing))
+    assert text == "failed in setup: ValueError: no\nwritten to /logs/by hand/version_3\n"
+
+
+def test_a_run_that_was_refused_has_no_times_at_all() -> None:
+    text = printed(record(status="refused", time={}, host_time={}, throughput=None, memory=None, first_step_s=None))
+    assert "phase" not in text
+
+
+def test_tokens_without_a_known_time_are_unknown() -> None:
+    assert "unknown tokens/s (2,048 a step)" in printed(
+        record(throughput=Throughput(tokens_per_step=2048, tokens_per_s=None))
+    )
+
+
+def test_one_measured_step_has_no_spread() -> None:
+    one = summary(60, n=1, std=None, cv=None, ci_low=None, ci_high=None, p95=None)
+    text = printed(record(time={**TIME, "forward": one}))
+    words = row(text, "forward")
+    assert words[0] == "60.00"
+    assert "±" not in words
+    assert "[" not in " ".join(words)
+
+
+def test_80_columns_cut_no_digit_of_a_run():
+    slow = summary(12_345_678.9)
+    shown = io.StringIO()
+    console = Console(file=shown, width=80, force_terminal=True, color_system=None)
+    print_run(record(time={**TIME, "forward": slow, "step": slow}), Path("run"), console)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    assert "…" not in text
+    assert "12,345,678.9 ± 617,283.9" in text
+    assert "12,469,135.7 [12,222,222.1, 12,716,049.3]" in text
+    table = text.splitlines()[1:20]
+    assert max(map(len, table)) <= 80
+    assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
+
+
+def test_memory_of_a_small_model_is_told_in_a_unit_that_fits() -> None:
+    small = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
+    assert "peak allocated 0.50 MiB, peak resident 0.75 GiB" in summary_lines(made_record(memory=small))
+
+
+@pytest.mark.parametrize("known_to,said", [(0.0504, "±5.0%"), (0.0512, "±5.1%"), (0.254, "±25%")])
+def test_how_well_a_noisy_median_is_known_is_said_finely_near_the_limit(known_to: float, said: str) -> None:
+    record = made_record()
+    assert record.steadiness is not None
+    noisy = record.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
+    printed = "\n".join(verdict_lines(record.model_copy(update={"steadiness": noisy})))
+    assert f"noisy: the median step is known to {said} only" in printed

@@ -1,0 +1,203 @@
+"""A table reads the same in every format, whatever stands in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pyarrow.parquet
+import pytest
+
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
+from lm_profiler.report.tables.table import Cell, Heading, Table, figure_text
+
+TABLE = Table(
+    [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True)],
+    [
+        [Cell("a", "a"), Cell(0.0125, "12.50 [12.00, 13.00]", 0.012, 0.013)],
+        [Cell("b", "b"), Cell(text="OOM", word="oom")],
+    ],
+    ["above"],
+    ["below"],
+)
+NASTY = "[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s*\nnew\x1b[31m\u2028\udcff"
+
+
+def nasty() -> Table:
+    return Table([Heading("name", "run"), Heading("reason", "reason")], [[Cell(NASTY, NASTY), Cell("x", "x")]], [NASTY])
+
+
+def test_terminal():
+    assert terminal(TABLE) == (
+        "above\n"
+        "run             step (ms)\n"
+        "a    12.50 [12.00, 13.00]\n"
+        "b                     OOM\n"
+        "below\n"
+    )  # fmt: skip
+
+
+def test_markdown():
+    assert markdown(TABLE) == (
+        "above\n\n"
+        "| run   |            step (ms) |\n"
+        "|:------|---------------------:|\n"
+        "| a     | 12.50 [12.00, 13.00] |\n"
+        "| b     |                  OOM |\n"
+        "\nbelow\n"
+    )
+
+
+def test_latex():
+    assert latex(TABLE) == (
+        "% above\n"
+        "\\begin{tabular}{lr}\n"
+        "\\toprule\n"
+        " run   &            step (ms) \\\\\n"
+        "\\midrule\n"
+        " a     & 12.50 [12.00, 13.00] \\\\\n"
+        " b     &                  OOM \\\\\n"
+        "\\bottomrule\n"
+        "\\end{tabular}\n"
+        "% below\n"
+    )
+
+
+ROWS = [
+    {"name": "a", "step_s": 0.0125, "step_s_low": 0.012, "step_s_high": 0.013, "step_s_status": None},
+    {"name": "b", "step_s": None, "step_s_low": None, "step_s_high": None, "step_s_status": "oom"},
+]
+
+
+def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
+    text = [{name: "" if value is None else str(value) for name, value in row.items()} for row in ROWS]
+    assert list(csv.DictReader(io.StringIO(csv_text(TABLE)))) == text
+    assert json.loads(json_text(TABLE)) == ROWS
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(TABLE))).to_pylist() == ROWS
+
+
+def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_numbers_have_none():
+    given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
+    table = Table([Heading("=x", "x"), Heading("y", "y")], [[Cell(text), Cell(-0.5)] for text in given])
+    header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
+    assert header == ["'=x", "y"]
+    assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
+    assert {row[1] for row in found} == {"-0.5"}
+
+
+def test_a_carriage_return_tears_no_row():
+    table = Table([Heading("x", "x"), Heading("y", "y")], [[Cell("a\rb"), Cell("c")]])
+    assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
+    assert csv_text(table) == 'x,y\n"a\rb",c\n'
+
+
+def test_json_hides_no_control_from_its_reader_and_gives_none_to_a_terminal():
+    given = "\x1b[31m\x9b\x7f\u202e ä"
+    text = json_text(Table([Heading("x", "x")], [[Cell(given)]]))
+    assert json.loads(text) == [{"x": given}]
+    assert all(c.isprintable() or c == "\n" for c in text)
+
+
+def test_values_of_several_types_go_to_parquet_as_text():
+    table = Table([Heading("x", "x")], [[Cell(8)], [Cell("auto")], [Cell([1, 2])], [Cell()]])
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
+        "8",
+        "auto",
+        "[1, 2]",
+        None,
+    ]
+
+
+def test_nothing_in_a_name_reaches_the_terminal_as_an_order():
+    lines = terminal(nasty()).splitlines()
+    assert len(lines) == 3
+    assert "\x1b" not in lines[2]
+    assert lines[2].startswith("[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s* new\\x1b[31m \\udcff")
+
+
+def test_nothing_in_a_name_breaks_a_markdown_table():
+    row = markdown(nasty()).splitlines()[-1]
+    assert row.count("|") - row.count("\\|") == 3
+    assert r"[bold]x[/bold] \| &lt;b>&amp;lt; $5\_% #{\~^\\} \`c\` \*s\* new" in row
+
+
+def test_names_as_published_stay_as_they_are_in_markdown():
+    table = Table(
+        [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[Cell("a", "a"), Cell("b", "b")]]
+    )
+    assert markdown(table).splitlines()[0] == "| fwd & back avg (sec)   | num_params   |"
+
+
+def test_nothing_in_a_name_breaks_latex():
+    text = latex(nasty())
+    assert text.splitlines()[0].startswith("% [bold]")
+    assert len(text.splitlines()) == 8
+    [row] = [line for line in text.splitlines() if line.startswith(" ")][1:]
+    assert row.startswith(" {[}bold]")  # a bracket there would be an argument of the rule above
+    assert row.count("&") - row.count("\\&") == 1
+    assert r"\ensuremath{<}b\ensuremath{>}\&lt; \$5\_\% \#\{\textasciitilde{}\^{}\textbackslash{}\}" in row
+
+
+def test_whatever_is_in_a_name_comes_back_from_csv_json_and_parquet():
+    whole = NASTY.replace("\udcff", "\\udcff")  # UTF-8 has no lone surrogates
+    assert next(csv.DictReader(io.StringIO(csv_text(nasty()), newline="")))["name"] == whole
+    assert json.loads(json_text(nasty()))[0]["name"] == whole
+    assert pyarrow.parquet.read_table(io.BytesIO(parquet(nasty()))).column("name").to_pylist() == [whole]
+
+
+def test_plain_keeps_letters_of_all_scripts_and_indents():
+    assert plain("  größe 模型 ± –") == "  größe 模型 ± –"
+
+
+@pytest.mark.parametrize(
+    "seconds, ends, text",
+    [
+        (0.0000123, (), "0.012"),
+        (0.0125, (0.012, 0.013), "12.50 [12.00, 13.00]"),
+        (0.125, (0.1, 0.2), "125.0 [100.0, 200.0]"),
+        (1.5, (), "1,500"),
+        (0.0, (), "0.000"),
+    ],
+)
+def test_figures_have_the_places_that_mean_something(seconds: float, ends: tuple[float, ...], text: str):
+    assert figure_text(TIMES["step"], seconds, *ends) == text
+
+
+class Screen(io.StringIO):
+    """A terminal of 80 columns, with COLUMNS=80."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    return re.sub(r"\x1b\[[0-9;]*m", "", terminal(table, Screen()))
+
+
+def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
+    figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
+    headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
+    rows = [[Cell(name, name), *(Cell(0, text) for text in figures)] for name in ("first", "second")]
+    lines = on_a_screen(Table(headings, rows), monkeypatch).splitlines()
+    assert max(map(len, lines)) <= 80
+    for text in figures:
+        assert sum(text in line for line in lines) == 2
+    assert "…" not in "".join(lines)
+    assert [line.split()[0] for line in lines if line.startswith(("first", "second"))] == ["first", "second"] * 5
+
+
+def test_80_columns_fold_long_words_and_lose_none_of_their_letters(monkeypatch: pytest.MonkeyPatch):
+    reason = "".join(f"part{n}/" for n in range(30))
+    headings = [Heading("run", "run"), Heading("reason", "reason"), Heading("x", "step (ms)", figures=True)]
+    shown = on_a_screen(
+        Table(headings, [[Cell("a", "a"), Cell(reason, reason), Cell(0, "12.50 [12.00, 13.00]")]]), monkeypatch
+    )
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "12.50 [12.00, 13.00]" in shown
+    letters = re.sub(r"\s|12.50 \[12.00, 13.00\]", "", shown)
+    assert reason in letters

@@ -1,0 +1,203 @@
+"""The layouts of published reports, letter by letter."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from tabled import run
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.sweep import Cell
+from lm_profiler.report.tables.blocks import blocks
+from lm_profiler.report.tables.formats import markdown, terminal
+from lm_profiler.report.tables.layouts import devices, warmup_rows, wide
+from lm_profiler.report.tables.recut import cut_anew
+
+# mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
+STEPS = [(0.1, 0.3), (0.3, 0.5)]
+ROOT = f"{0.1 * math.sqrt(2):.6f}"
+
+
+def test_blocks_show_each_step_then_the_summary():
+    assert terminal(blocks([run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl")])) == (
+        "========================================\n"
+        "H100, fit, batch 4, context 512, 32-true\n"
+        "========================================\n"
+        "\n"
+        "SMALL MODEL\n"
+        "Parameters: 128,625,408\n"
+        "Forward pass:\n"
+        "  Measurement steps:\n"
+        "    Step 1: 0.100000 seconds\n"
+        "    Step 2: 0.300000 seconds\n"
+        f"  Mean: 0.200000 ± {ROOT} seconds (CV: 70.71%)\n"
+        "Forward + Backward pass:\n"
+        "  Measurement steps:\n"
+        "    Step 1: 0.400000 seconds\n"
+        "    Step 2: 0.800000 seconds\n"
+        "  Mean: 0.600000 ± 0.282843 seconds (CV: 47.14%)\n"
+        "  Backward-only: 0.400000 seconds (2.00x forward)\n"
+        "\n"
+        "XL MODEL\n"
+        "Parameters: 1,998,235,200\n"
+        "OOM: Error: no memory left\n"
+        "\n"
+        "Model         Params  Forward (s)        Backward (s)\n"
+        f"small    128,625,408  0.200000±{ROOT}  0.400000±{ROOT}\n"
+        "xl     1,998,235,200  OOM                OOM\n"
+    )
+
+
+def test_blocks_in_markdown_are_fenced_and_the_summary_is_a_table():
+    lines = markdown(blocks([run("a", STEPS)])).splitlines()
+    assert (lines[0], lines[5]) == ("```text", "SMALL MODEL")
+    assert lines[-3:] == [
+        "| Model   |      Params | Forward (s)       | Backward (s)      |",
+        "|:--------|------------:|:------------------|:------------------|",
+        f"| small   | 128,625,408 | 0.200000±{ROOT} | 0.400000±{ROOT} |",
+    ]
+
+
+def test_blocks_of_equal_sizes_say_what_tells_them_apart():
+    table = blocks([run("a", STEPS), run("b", STEPS, precision="bf16-mixed", num_layers=3)])
+    assert [row[0].text for row in table.rows] == ["small, 32-true", "small (num_layers 3), bf16-mixed"]
+    assert [line for line in table.above if "MODEL" in line] == [
+        "SMALL MODEL, 32-true",
+        "SMALL MODEL (num_layers 3), bf16-mixed",
+    ]
+
+
+def test_blocks_after_other_warm_ups_list_what_was_left_out_under_a_banner_each():
+    entry = run("a", STEPS, warmup=[(9.0, 9.0), (0.5, 0.7)])
+    table = blocks(cut_anew([entry], [0, 1], 3)[0])
+    assert [line for line in table.above if "batch" in line] == [
+        "warm-up 0, steps 3, H100, fit, batch 4, context 512, 32-true",
+        "warm-up 1, steps 3, H100, fit, batch 4, context 512, 32-true",
+    ]
+    first, second = (at for at, line in enumerate(table.above) if line == "Forward pass:")
+    assert [line.strip() for line in table.above[first + 1 : first + 5]] == [
+        "Measurement steps:",
+        "Step 1: 9.000000 seconds",
+        "Step 2: 0.500000 seconds",
+        "Step 3: 0.100000 seconds",
+    ]
+    assert [line.strip() for line in table.above[second + 1 : second + 7]] == [
+        "Warm-up steps:",
+        "Warm-up 1: 9.000000 seconds",
+        "Measurement steps:",
+        "Step 1: 0.500000 seconds",
+        "Step 2: 0.100000 seconds",
+        "Step 3: 0.300000 seconds",
+    ]
+    assert [row[0].text for row in table.rows] == ["small, warm-up 0", "small, warm-up 1"]
+
+
+def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
+    none = run("a", [(9.0, 9.0), *STEPS, *STEPS])
+    some = run("b", [*STEPS, *STEPS], warmup=[(9.0, 9.0)], size="medium")
+    found = wide(cut_anew([none, some], [0, 1], 4)[0]).records()
+    facts = [(row["model"], row["warmup_steps"], row["benchmark_steps"]) for row in found]
+    assert facts == [("small", 0, 4), ("small", 1, 4), ("medium", 0, 4), ("medium", 1, 4)]
+    assert [row["fwd avg (sec)"] for row in found] == pytest.approx([(9 + 0.5) / 4, 0.2, (9 + 0.5) / 4, 0.2])
+
+
+def test_a_run_with_too_few_steps_is_told_and_left_out():
+    found, problems = cut_anew([run("a", STEPS), run("b", [*STEPS, *STEPS])], [1], 2)
+    assert [entry.folder.name for entry in found] == ["b"]
+    assert problems == ["a: expected 2 steps after 1 of warm-up, found 1"]
+
+
+def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
+    trained, alone = run("a", STEPS), run("b", [(0.05, 0.0)] * 2)
+    alone = Entry(alone.folder, alone.record.model_copy(update={"verb": "validate"}))
+    [row] = devices([trained, alone]).rows
+    assert [cell.text for cell in row[-2:]] == ["50.0ms", "600.0ms"]
+    found = wide([trained, alone]).records()
+    assert [(row["verb"], row["fwd avg (sec)"], row["back avg (sec)"]) for row in found] == [
+        ("fit", pytest.approx(0.2), pytest.approx(0.4)),
+        ("validate", pytest.approx(0.05), None),
+    ]
+
+
+def test_wide():
+    entries = [run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl", compile=True)]
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(wide(entries)).splitlines()[:4]]
+    titles = ["device", "batch_size", "compile", "model", "context_length", "dtype"]
+    passes = [f"{part} {what} (sec)" for part in ("fwd", "back", "fwd & back") for what in ("avg", "std")]
+    assert lines[0] == [*titles, *passes, "status"]
+    assert [cell[-1] for cell in lines[1]] == [*"-:--:-", *"::::::", "-"]  # figures stand to the right
+    figures = ["0.2", "0.141421", "0.4", "0.141421", "0.6", "0.282843"]
+    assert lines[2] == ["cuda", "4", "False", "small", "512", "32-true", *figures, "ok"]
+    assert lines[3] == ["cuda", "4", "True", "xl", "512", "32-true", *[""] * 6, "oom"]
+
+
+def test_wide_tells_repeats_apart():
+    cells = [Cell(id=f"r{repeat}", overrides={}, repeat=repeat, arguments=["fit"]) for repeat in range(2)]
+    rows = wide([replace(run(cell.id, STEPS), cell=cell) for cell in cells]).records()
+    assert [row["repeat"] for row in rows] == [0, 1]
+
+
+def attention_alone() -> Entry:
+    held = MemoryLevels(start=2**20, forward=5 * 2**20, backward=3 * 2**20, source="allocator")
+    entry = run("a", STEPS)
+    assert entry.record is not None
+    config = {"model": {"d_model": 64, "attention": "math"}, "data": {"batch_size": 8, "context_length": 256}}
+    memory = MemoryFacts(measured=MemoryReading(), parts={}, held=held)
+    return Entry(entry.folder, entry.record.model_copy(update={"config": config, "memory": memory}))
+
+
+def test_wide_of_attention_alone_has_its_width_and_what_it_holds():
+    [row] = wide([attention_alone()]).records()
+    assert list(row) == [
+        *("device", "batch_size", "compile", "model", "d_model", "context_length", "dtype"),
+        *("fwd avg (sec)", "fwd std (sec)", "back avg (sec)", "back std (sec)"),
+        *("fwd & back avg (sec)", "fwd & back std (sec)"),
+        *("model mem", "model+fwd mem", "model+fwd+back mem", "fwd mem", "back mem", "status"),
+    ]
+    assert (row["model"], row["d_model"]) == ("math", 64)
+    memory = ("model mem", "model+fwd mem", "model+fwd+back mem", "fwd mem", "back mem")
+    assert [row[name] / 2**20 for name in memory] == [1, 5, 3, 4, -2]
+
+
+def test_devices_stand_across_and_sizes_down():
+    cpu, h100 = ("cpu", "EPYC"), ("cuda", "H100")
+    entries = [
+        run("a", [(0.2507, 0.7151)] * 3, device=cpu),
+        run("b", [(0.0242, 0.0562)] * 3, device=h100),
+        run("c", failed=("oom", "no memory left"), size="medium", device=h100),
+    ]
+    text = markdown(devices(entries))
+    passes = [f"{device}{what}" for device in ("CPU", "CUDA") for what in ("forward", "forward+backward")]
+    assert [line.replace(" ", "") for line in text.splitlines() if line.startswith("| ")] == [
+        "|Size|d_model|d_ff|num_layers|num_heads|num_params|" + "|".join(passes) + "|",
+        "|small|768|3072|12|12|120.9M(withouttokenembedding)|250.7ms|965.8ms|24.2ms|80.4ms|",
+        "|medium|1024|4096|24|16|412.9M(withouttokenembedding)|||OOM|OOM|",
+    ]
+
+
+def test_two_devices_of_a_type_go_by_their_names():
+    entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
+    titles = [heading.title for heading in devices(entries).headings][-4:]
+    assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
+
+
+def test_a_row_for_each_pass_and_warm_up():
+    table = warmup_rows([(run("a", STEPS, warmup=[(0.5, 0.5)]), [0, 1])])
+    assert markdown(table) == (
+        "|       | forward_only   |   warmup_steps |   benchmark_steps |      avg |      std |\n"
+        "|:------|:---------------|---------------:|------------------:|---------:|---------:|\n"
+        "| small | True           |              0 |                 3 |      0.3 |      0.2 |\n"
+        "| small | True           |              1 |                 2 |      0.2 | 0.141421 |\n"
+        "| small | False          |              0 |                 3 | 0.733333 | 0.305505 |\n"
+        "| small | False          |              1 |                 2 |      0.6 | 0.282843 |\n"
+    )
+
+
+@pytest.mark.parametrize("layout", [blocks, wide, devices])
+def test_a_run_of_which_nothing_is_known_is_shown(layout):
+    entry = run("a", failed=("failed", "it broke"))
+    record = entry.record.model_copy(update={"config": None, "model": None, "environment": None})
+    assert len(layout([Entry(entry.folder, record)]).rows) == 1

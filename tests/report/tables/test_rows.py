@@ -1,0 +1,209 @@
+"""Tables of runs made by hand: what is shown, what is said once, what repeats and groups have together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tabled import run
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.sweep import Cell
+from lm_profiler.report.tables.columns import column
+from lm_profiler.report.tables.formats import terminal
+from lm_profiler.report.tables.groups import grouped
+from lm_profiler.report.tables.merged import by_facts, repeats_together
+from lm_profiler.report.tables.options import columns_named
+from lm_profiler.report.tables.pivot import pivot
+from lm_profiler.report.tables.rows import raw_rows, rows
+from lm_profiler.report.tables.table import Table
+
+FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
+
+
+def of_sweep(entry: Entry, repeat: int, **overrides: str) -> Entry:
+    cell = Cell(id=f"cell{repeat}", overrides=overrides, repeat=repeat, arguments=["fit"])
+    return replace(entry, cell=cell, sweep=Path("sweep"))
+
+
+def titles(table: Table) -> list[str]:
+    return [heading.title for heading in table.headings]
+
+
+def test_facts_that_differ_are_columns_and_the_others_are_said_once():
+    entries = [run("a", FAST, name="a"), run("b", SLOW, name="b", size="xl", batch_size=8)]
+    assert terminal(rows(repeats_together(entries))) == (
+        "in all rows: verb fit, device H100, precision 32-true, context 512, compile false, attention sdpa, "
+        "optimizer adamw\n"
+        "unknown in all rows: tokens/s, MFU, peak resident\n"
+        "run  size   batch             step (ms)  forward (ms)  backward (ms)  status\n"
+        "a    small      4  30.00 [30.00, 30.00]         10.00          20.00  ok\n"
+        "b    xl         8  70.00 [70.00, 70.00]         20.00          50.00  ok\n"
+        "[ ]: 95 % interval of the median\n"
+    )
+
+
+def test_dimensions_are_shown_where_they_are_not_the_sizes_own():
+    shown = rows(repeats_together([run("a", FAST, name="a"), run("b", FAST, name="b", num_layers=3)]))
+    assert "num_layers" in titles(shown)
+    assert "d_model 768" in shown.above[0]
+
+
+def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
+    steps_s = (0.030, 0.032, 0.050)
+    entries = [
+        of_sweep(run(f"{n}", [(0.01, s - 0.01)] * 6), n, **{"model.size": "small"}) for n, s in enumerate(steps_s)
+    ]
+    failed = of_sweep(run("3", failed=("failed", "it broke")), 3, **{"model.size": "small"})
+    [row] = raw_rows(repeats_together([*entries, failed])).records()
+    assert (row["step_s"], row["step_s_low"], row["step_s_high"], row["n"]) == pytest.approx((0.032, 0.030, 0.050, 3))
+    assert row["status"] == "3 ok, 1 failed"
+    shown = terminal(rows(repeats_together([*entries, failed])))
+    assert "32.00 [30.00, 50.00]" in shown
+    assert "n > 1: the median of n runs' medians [the lowest, the highest]" in shown
+    assert "failed: Error: it broke" in shown
+
+
+def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
+    table = rows(repeats_together([run("logs/a/version_0", FAST), run("logs/a/version_1", FAST)]))
+    assert [row[0].value for row in table.rows] == ["logs/a/version_0", "logs/a/version_1"]
+
+
+def test_cells_stand_in_the_order_of_their_plan_without_names():
+    cells = [of_sweep(run(size, FAST, size=size), 0, **{"model.size": size}) for size in ("xl", "small")]
+    table = rows(repeats_together(cells))
+    assert titles(table)[0] == "size"
+    assert [row[0].text for row in table.rows] == ["xl", "small"]
+
+
+def test_groups_say_when_they_bring_unlike_runs_together():
+    entries = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
+    by = [column("size")]
+    table = rows(list(by_facts(entries, by).values()), by=by)
+    assert [row[0].text for row in table.rows] == ["small"]
+    assert "note: one figure for runs that differ in precision: small" in table.below
+    assert "precision" not in table.above[0]
+
+
+def test_chosen_columns_are_shown_as_chosen_with_options_by_their_path():
+    chosen = columns_named(["data.batch_size", "backward_s", "verb"], [run("a", FAST)])
+    table = rows([[run("a", FAST)]], chosen)
+    assert titles(table) == ["batch", "backward (ms)", "verb"]
+    assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [20.00, 20.00]", "fit"]
+
+
+@pytest.mark.parametrize(
+    "name, near", [("step", "step_s"), ("data.batchsize", "data.batch_size"), ("batch_sise", "batch_size")]
+)
+def test_a_column_that_is_none_is_refused_with_the_nearest(name: str, near: str):
+    with pytest.raises(ValueError, match=f"given '{name}'; did you mean {near}?"):
+        columns_named([name], [run("a", FAST)])
+
+
+def test_a_phase_that_never_ran_has_no_time_rather_than_none_at_all():
+    forward_only = run("b", [(0.010, 0.0)] * 6, name="b")
+    table = raw_rows(repeats_together([run("a", FAST, name="a"), forward_only]))
+    assert [row["backward_s"] for row in table.records()] == [0.020, None]
+
+
+def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_nobody_ran():
+    entries = [
+        run("a", FAST),
+        run("b", SLOW, precision="bf16-mixed"),
+        run("c", failed=("oom", "no memory left"), size="xl"),
+        run("d", failed=("refused", "too large"), size="2.7B", precision="bf16-mixed"),
+    ]
+    table = pivot(entries, [column("size")], [column("precision")], column("step_s"))
+    assert terminal(table) == (
+        "step (ms): median [95 % interval]\n"
+        "size                32-true            bf16-mixed\n"
+        "small  30.00 [30.00, 30.00]  70.00 [70.00, 70.00]\n"
+        "xl                      OOM\n"
+        "2.7B                                      refused\n"
+        "xl 32-true: OOM: Error: no memory left\n"
+        "2.7B bf16-mixed: refused: too large\n"
+    )
+    assert table.records()[1] == {
+        "size": "xl",
+        "32-true": None,
+        "32-true_low": None,
+        "32-true_high": None,
+        "32-true_status": "oom",
+        "bf16-mixed": None,
+        "bf16-mixed_low": None,
+        "bf16-mixed_high": None,
+        "bf16-mixed_status": None,
+    }
+
+
+def test_a_cell_without_a_run_stands_beside_those_that_have_one():
+    ran = of_sweep(run("a", FAST, batch_size=8), 0, **{"data.batch_size": "8", "trainer.precision": "32"})
+    cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
+    killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
+    table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
+    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [30.00, 30.00]"], ["16", "not run"]]
+    assert titles(table) == ["batch", "32-true H100"]
+
+
+def test_a_pivot_tells_how_many_runs_a_figure_is_of():
+    entries = [run("a", FAST), run("b", SLOW)]
+    entries += [run(status, failed=(status, "no memory left")) for status in ("oom", "refused")]
+    [[_, cell]] = pivot(entries, [column("size")], [column("device")], column("step_s")).rows
+    assert cell.text == "50.00 [30.00, 70.00] n=2 (1 OOM, 1 refused)"
+
+
+def test_any_option_of_a_call_can_tell_runs_apart():
+    runs = [run(name, FAST, name=name) for name in "ab"]
+    given = [{"model": "my.Module", "peak_tflops": "10"}, {"peak_tflops": "20"}]
+    entries = []
+    for entry, overrides in zip(runs, given, strict=True):
+        config = {**entry.record.config, "peak_tflops": int(overrides["peak_tflops"])}
+        entries.append(Entry(entry.folder, entry.record.model_copy(update={"overrides": overrides, "config": config})))
+    table = rows(repeats_together(entries))
+    assert titles(table)[:2] == ["run", "peak_tflops"]
+    assert "model lm_profiler.training.LanguageModel" in table.above[0]  # its class, not all of its options
+    assert [found.name for found in columns_named(["peak_tflops"], entries)] == ["peak_tflops"]
+
+
+def test_a_reason_names_its_run_where_names_tell_the_rows_apart():
+    died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
+    assert rows(repeats_together([run("a", FAST, name="a"), died])).below[-1] == "b: failed: Error: it broke"
+
+
+def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
+    entries = []
+    for name, clip in (("a", 1.0), ("b", None)):
+        entry = run(name, FAST, name=name)
+        trainer = {**entry.record.config["trainer"], "gradient_clip_val": clip}
+        config = {**entry.record.config, "trainer": trainer}
+        facts = {"config": config, "overrides": {"trainer.gradient_clip_val": str(clip)}}
+        entries.append(Entry(entry.folder, entry.record.model_copy(update=facts)))
+    died = run("c", failed=("failed", "it broke"), name="c")  # of which nobody knows
+    entries.append(Entry(died.folder, died.record.model_copy(update={"config": None})))
+    table = rows(repeats_together(entries))
+    assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
+    assert [row[1].text for row in table.rows] == ["1.0", "", ""]
+    assert "gradient_clip_val" not in table.above[0]
+    assert table.above[1].startswith("where known: size small (2 of 3 rows), d_model 768 (2 of 3 rows)")
+    [note] = rows([entries[:2]]).below[1:]
+    assert note == "note: one figure for runs that differ in trainer.gradient_clip_val: a, b"
+    assert [group.values for group in grouped(entries[:2]).groups] == [(1.0,), (None,)]
+
+
+def test_what_most_rows_do_not_know_is_not_in_all_rows():
+    entries = [run("a", FAST, name="a", precision="bf16-mixed")]
+    refused = [("oom", "no memory"), ("refused", "too large")]
+    for name, failed in zip("bc", refused, strict=True):
+        died = run(name, failed=failed, name=name)
+        entries.append(Entry(died.folder, died.record.model_copy(update={"model": None, "config": None})))
+    in_all, known, *_ = rows(repeats_together(entries)).above
+    assert in_all == "in all rows: verb fit, device H100"
+    assert "parameters 128,625,408 (1 of 3 rows), precision bf16-mixed (1 of 3 rows)" in known
+
+
+def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():
+    refused = run("a", failed=("refused", "too large"), size="xl")
+    refused = Entry(refused.folder, refused.record.model_copy(update={"model": None}))
+    [row] = rows([[refused]], [column("parameters")]).rows
+    assert (row[0].value, row[0].text) == (1_998_235_200, "1,998,235,200")

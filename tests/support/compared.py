@@ -1,0 +1,94 @@
+"""Runs made by hand for tests of comparisons: their step times are given, everything else is the same in each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.analysis import steadiness
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import (
+    Environment,
+    MemoryFacts,
+    MemoryReading,
+    ModelFacts,
+    RunRecord,
+    Steadiness,
+    Throughput,
+    write_run,
+)
+from lm_profiler.record.steps import StepRow, write_steps
+
+ENVIRONMENT = Environment(
+    versions={"torch": "2.13.0"}, platform="Linux", cpu="EPYC", cpu_count=2, threads=2, device_type="cuda",
+    device_name="NVIDIA H100", device_bytes=None, driver="550", world_size=1, flags={"cudnn_benchmark": False},
+    git_commit="abc",
+)  # fmt: skip
+MODEL = ModelFacts(
+    class_path="LanguageModel", parameters=1000, parameters_without_embedding=None, trainable_parameters=1000,
+    bytes=4000, precision="32-true", optimizers=["AdamW"], accumulate_grad_batches=1,
+)  # fmt: skip
+CONFIG = {"name": "a", "seed_everything": 0, "model": {"class_path": "LM", "init_args": {"attention": "sdpa"}}}
+
+
+def rows(parts_s: dict[str, Sequence[float]], warmup_s: Sequence[float] = (), **options: Any) -> list[StepRow]:
+    """A row for each place of the lists in ``parts_s``; before them warm-up steps, all of them ``forward``."""
+    lists = [[0.0] * len(warmup_s) + list(parts_s.get(part, ())) for part in PARTS]
+    lists[PARTS.index("forward")][: len(warmup_s)] = warmup_s
+    count = max(map(len, lists))
+    lists = [values if len(values) == count else [0.0] * count for values in lists]
+    found = []
+    for step, values in enumerate(zip(*lists, strict=True), 1):
+        seconds = (*values, sum(values))
+        found.append(StepRow(step, "warmup" if step <= len(warmup_s) else "measure", seconds, seconds, **options))
+    return found
+
+
+def record(**changes: Any) -> RunRecord:
+    values: dict[str, Any] = {
+        "name": "a",
+        "status": "ok",
+        "failure": None,
+        "verb": "fit",
+        "started": "2026-01-01T00:00:00+00:00",
+        "duration_s": 1.0,
+        "command": "",
+        "config": CONFIG,
+        "environment": ENVIRONMENT,
+        "model": MODEL,
+        "memory": MemoryFacts(measured=MemoryReading(allocated_peak=2**30, resident_peak=2**29), parts={}),
+        "throughput": Throughput(tokens_per_step=512, tokens_per_s=None, samples_per_step=4),
+    }
+    return RunRecord(**{**values, **changes})
+
+
+def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
+    """A run that is on no disk."""
+    found = Entry(Path(folder), record(steps=counts(measured), **changes))
+    found.__dict__["rows"] = list(measured)  # where the cached property would keep what it read
+    return found
+
+
+def entry_of_steps(folder: str, step_s: Sequence[float], **changes: Any) -> Entry:
+    """Steps of 40 % forward, 50 % backward, 10 % other, judged and cut as a run does it."""
+    judged = steadiness(step_s)
+    kept = {name: getattr(judged, name) for name in ("word", "cut", "drift", "lag1", "bias_of_mean", "evidence")}
+    shares = {"forward": 0.4, "backward": 0.5, "other": 0.1}
+    parts = {part: [share * seconds for seconds in step_s] for part, share in shares.items()}
+    return entry(folder, rows(parts), steadiness=Steadiness(recompilations=0, **kept), **changes)
+
+
+def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
+    """The same as a folder on the disk."""
+    folder.mkdir(parents=True)
+    write_steps(folder / "steps.csv", measured)
+    write_run(folder, record(steps=counts(measured), **changes))
+    return folder
+
+
+def counts(steps: Sequence[StepRow]) -> dict[str, int]:
+    """How many steps each stage finished."""
+    return dict(Counter(row.stage for row in steps))

@@ -1,0 +1,58 @@
+"""Two processes train the known loop; started by test_ranks.py. Arguments: the folder, and where an error is raised."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from known_loop import KnownModule, SlowLoader, instruments, spin, trainer_with
+from torch import Tensor
+
+from lm_profiler.callbacks.session import Session
+from lm_profiler.measure.clocks.timeline import StepMarks
+
+SLOWER_S = 30e-3
+
+
+class Uneven(KnownModule):
+    """Rank 1 does more in its forward pass: the other one waits for it in the backward pass."""
+
+    fails = False
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        if self.fails and batch_idx == 4 and self.global_rank == 1:
+            raise ValueError("rank 1 gives up")
+        spin("forward", SLOWER_S * self.global_rank)
+        return self.loss()
+
+    def tokens_in(self, batch: Tensor) -> int:
+        return 10 + self.global_rank
+
+
+def break_on_rank_1() -> None:
+    """Its instruments fail when its third step has ended."""
+    whole = Session.step_ended
+
+    def broken(session: Session, marks: StepMarks) -> int:
+        if session.steps == 2 and session._rank == 1:
+            raise ValueError("rank 1 measures no more")
+        return whole(session, marks)
+
+    Session.step_ended = broken  # type: ignore[method-assign]
+
+
+def main(folder: str, fails: str) -> None:
+    warnings.simplefilter("ignore")
+    module = Uneven()
+    module.fails = fails == "fails"
+    profiler = instruments(1, 5, memory=1, trace=1)
+    if fails == "breaks":
+        break_on_rank_1()
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
+    trainer_with([profiler], Path(folder), **options).fit(module, SlowLoader())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

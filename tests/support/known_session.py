@@ -1,0 +1,59 @@
+"""A session on the CPU whose steps take what the test says, without any real work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from fake_device import Clock
+
+from lm_profiler.callbacks import StageOptions, TraceOptions
+from lm_profiler.callbacks.instruments.instruments import (
+    CompileWatch,
+    HistoryWatch,
+    Instruments,
+    SyncWatch,
+    TelemetryWatch,
+)
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.work import FlopsWatch
+from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.stages import Precision, Schedule
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.device.contention import ContentionWatch
+from lm_profiler.measure.memory.peaks import ProcessProbe
+
+
+class Loop:
+    """Warm-up and measure of ``options``; ``agree`` is what rank 0 makes of this rank's answer."""
+
+    def __init__(self, folder: Path, options: StageOptions, agree: Callable[[bool], bool]) -> None:
+        self.clock = Clock()
+        self.timeline = Timeline(self.clock, None)
+        self.ended = 0
+        cpu = torch.device("cpu")
+        self.session = Session(
+            timeline=self.timeline,
+            stream=None,
+            schedule=Schedule({"warmup": options.warmup_steps, "measure": options.planned_steps}),
+            instruments=Instruments(
+                memory=MemoryReader(ProcessProbe(), self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
+                compiles=CompileWatch(),
+                syncs=SyncWatch(cpu),
+                history=HistoryWatch(cpu, folder, False),
+                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
+                telemetry=TelemetryWatch(cpu),
+                flops=FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)),
+                contention=ContentionWatch(cpu),
+            ),
+            progress=None,
+            rank=0,
+            precision=Precision(options, agree),
+        )
+
+    def step(self, ms: float) -> None:
+        self.timeline.begin_step()
+        self.clock.pass_ms(ms)
+        self.ended += not self.session.step_ended(self.timeline.end_step())

@@ -1,0 +1,56 @@
+"""Records of steps made by hand, through the code that makes every record."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from known_loop import trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rich.console import Console
+
+from lm_profiler.callbacks.outcome.hardware import Hardware
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.measure.device.ceiling import Ceiling
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import Flops, RunRecord, read_run
+from lm_profiler.record.steps import StepRow
+from lm_profiler.report.run.terminal import print_run
+
+LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 10.0]
+
+
+FLOPS = Flops(forward=100, backward=200, recomputation=60)
+
+
+def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None = None, **found: Any) -> RunRecord:
+    """The record of measured steps of ``step_ms``, all of it forward."""
+    trainer, module = trainer_with([], folder), BoringModel()
+    rows = []
+    for step, ms in enumerate(step_ms, 1):
+        seconds = (*(ms * 1e-3 if part == "forward" else 0.0 for part in PARTS), ms * 1e-3)
+        rows.append(StepRow(step, "measure", seconds, seconds))
+    values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
+    measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
+    recorder = Recorder(folder, Launch(), trainer, module, "fit")
+    recorder.complete(measured, recorder.first(measured, "ok", None), hardware or Hardware())
+    return read_run(folder)
+
+
+def lines(record: RunRecord) -> dict[str, list[str]]:
+    """What the terminal says, by the line's first word."""
+    out = io.StringIO()
+    print_run(record, Path("/logs"), Console(file=out, width=120))
+    said: dict[str, list[str]] = {}
+    for line in out.getvalue().splitlines():
+        first, _, rest = line.partition(" ")
+        said.setdefault(first, []).append(rest)
+    return said
+
+
+def ceiling_of(rate: float) -> Ceiling:
+    fields = dict.fromkeys(Ceiling.__dataclass_fields__)
+    return Ceiling(**{**fields, "flops_per_s": rate})

@@ -1,0 +1,43 @@
+"""One of two ranks with sharded weights; started by test_step_flops.py. Arguments: rank, and a file to meet in."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lm_profiler.measure.counts.flops import FlopCounter
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
+
+
+def tell(model: nn.Module) -> None:
+    counter = FlopCounter()
+    with counter:
+        model(torch.ones(2, 8)).sum().backward()
+    flops = counter.flops()
+    print(flops.forward, flops.backward)
+
+
+def main(rank: str, file: str) -> None:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=int(rank), world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    tell(parallelize_module(layers(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}))
+    model = layers()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    tell(model)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

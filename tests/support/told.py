@@ -1,0 +1,20 @@
+"""Who a sweep tells what becomes of its cells."""
+
+from __future__ import annotations
+
+from lm_profiler.record.sweep import Cell, CellOutcome
+
+
+class Told:
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def began(self, cell: Cell, device: str | None) -> None:
+        self.heard.append(f"+{cell.id}")
+
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+        self.heard.append(f"-{cell.id} {outcome.status}")
+
+    def tick(self) -> None: ...
