@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test setup lint format type imports unit test-python test-lowest test-browser wheel bench
+.PHONY: help demo test setup lint format type imports docs unit test-python test-lowest test-browser wheel bench
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -24,7 +24,7 @@ help:  ## list the targets
 demo: $(INSTALLED)  ## set up, then profile a small model on this machine (ARGS="--model.size=small")
 	$(BIN)/python -m lm_profiler fit --config configs/demo.yaml $(ARGS)
 
-test: lint type imports unit test-browser  ## set up, then every check that CI runs
+test: lint type imports docs unit test-browser  ## set up, then every check that CI runs
 
 setup: $(INSTALLED_DEV)  ## create .venv and install the package and the tools into it
 
@@ -41,6 +41,10 @@ type: $(INSTALLED_DEV)  ## mypy, strict
 
 imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
 	$(BIN)/lint-imports
+
+# Fresh each time (-E): an unchanged page would not repeat its warnings. -n: a name without a place is one, too.
+docs: $(INSTALLED_DEV)  ## build the documentation into docs/_build, warnings as errors
+	$(BIN)/python -m sphinx -q -W --keep-going -n -E -b html docs docs/_build
 
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

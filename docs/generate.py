@@ -1,0 +1,196 @@
+"""What the documentation says about the code, read from the code: figures, options, packages and who imports whom.
+
+Run by `docs/conf.py` at each build. Nothing here is kept by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import grimp
+import matplotlib.pyplot as plt
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from lm_profiler.cli import main as program
+from lm_profiler.record import quantities
+from lm_profiler.record.quantities import Quantity
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "lm_profiler"
+
+
+def write_all(folder: Path) -> None:
+    """Write every generated piece of the documentation into ``folder``."""
+    folder.mkdir(exist_ok=True)
+    for name, text in (("figures.md", figures), ("columns.txt", columns), ("command_line.md", command_line)):
+        (folder / name).write_text(text(), encoding="utf-8")
+    floors, imports = rooms(), imports_between_rooms()
+    (folder / "rooms.md").write_text(rooms_table(floors, imports), encoding="utf-8")
+    draw(floors, imports, folder / "rooms.svg")
+
+
+# -- figures ------------------------------------------------------------------------------------------------------------
+
+
+def figures() -> str:
+    """A table of every quantity in the registry."""
+    head = ("name", "shown as", "TensorBoard tag", "meaning")
+    rows = [
+        (f"`{q.name}`", f"{q.title}, {q.shown_unit}" if q.shown_unit else q.title, q.tag and f"`{q.tag}`", q.meaning)
+        for q in registered()
+    ]
+    return table(head, rows)
+
+
+def registered() -> list[Quantity]:
+    """Every quantity of the registry once, in its order there."""
+    found: dict[str, Quantity] = {}
+    for value in vars(quantities).values():
+        several = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
+        found |= {each.name: each for each in several if isinstance(each, Quantity)}
+    return list(found.values())
+
+
+# -- the command line ---------------------------------------------------------------------------------------------------
+
+
+def columns() -> str:
+    return said("report", "--columns", "help")
+
+
+def command_line() -> str:
+    """Each verb's own help, as its parser prints it."""
+    return "\n".join(f"{'## ' + verb if verb else ''}\n\n{_help(verb)}" for verb in ("", *verbs()))
+
+
+def verbs() -> dict[str, str]:
+    return program.TRAINER_VERBS | program.OTHER_VERBS
+
+
+def _help(verb: str) -> str:
+    """Its help; of the Trainer's other verbs what differs from fit's."""
+    text = said(*([verb] if verb else []), "--help")
+    if verb not in program.TRAINER_VERBS or verb == "fit":
+        return f"```text\n{text}```\n"
+    own, fit = (set(re.findall(r"^ +(--[\w.]+)", help, re.MULTILINE)) for help in (text, said("fit", "--help")))
+    more = f" Further options: {', '.join(f'`{option}`' for option in sorted(own - fit))}." if own - fit else ""
+    less = f" It does not take {', '.join(f'`{option}`' for option in sorted(fit - own))}." if fit - own else ""
+    return f"{verbs()[verb].capitalize()}. Takes the options of `fit`.{more}{less}\n"
+
+
+def said(*arguments: str) -> str:
+    """What the program prints for ``arguments``, 100 columns wide."""
+    width, out = os.environ.get("COLUMNS"), io.StringIO()
+    os.environ["COLUMNS"] = "100"
+    try:
+        with redirect_stdout(out):
+            try:
+                code = program.main(arguments)
+            except SystemExit as end:  # as argparse ends a call for help
+                code = end.code
+    finally:
+        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+    if code:
+        raise RuntimeError(f"{' '.join(arguments)}: exit code {code}")
+    return out.getvalue()
+
+
+# -- the rooms ----------------------------------------------------------------------------------------------------------
+
+
+def rooms() -> list[list[str]]:
+    """The packages of each floor, the highest first, as import-linter is told them."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    (layers,) = (contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers" and
+                 contract["containers"] == [PACKAGE])
+    return [re.split(r"\s*[|:]\s*", layer) for layer in layers]
+
+
+def imports_between_rooms() -> Counter[tuple[str, str]]:
+    """How many modules of one room import how many of another: ``(importer, imported)`` to their number."""
+    graph = grimp.build_graph(PACKAGE, cache_dir=None)
+    count = Counter[tuple[str, str]]()
+    for module in graph.modules:
+        for other in graph.find_modules_directly_imported_by(module):
+            pair = _room(module), _room(other)
+            count[pair] += all(pair) and pair[0] != pair[1]
+    return +count
+
+
+def _room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def rooms_table(floors: list[list[str]], imports: Mapping[tuple[str, str], int]) -> str:
+    """Each room and sub-room: where, what for (the docstring of its package), and what it imports."""
+    rows = []
+    for floor, names in enumerate(reversed(floors)):
+        for name in names:
+            below = ", ".join(sorted(other for room, other in imports if room == name)) or "nothing of ours"
+            rows += [(str(floor), f"**{name}**", _purpose(_file(name)), below)]
+            rows += [("", f"{name}/{folder.name}", _purpose(folder), "") for folder in _inner(name)]
+    return table(("floor", "room", "what it is for", "imports from"), rows)
+
+
+def _file(room: str) -> Path:
+    return ROOT / PACKAGE / room
+
+
+def _inner(room: str) -> Iterator[Path]:
+    return (path.parent for path in sorted(_file(room).glob("*/__init__.py")))
+
+
+def _purpose(folder: Path) -> str:
+    """The docstring of a package or a module, in one line."""
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    text = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\nExample")[0]
+    return " ".join(text.split()).replace("``", "`")
+
+
+def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: Path) -> None:
+    """The rooms by floor, with an arrow for every pair of rooms of which one imports the other."""
+    figure, axes = plt.subplots(figsize=(11, 1.9 * len(floors)), layout="constrained")
+    places, half = {}, 0.36
+    for y, names in enumerate(reversed(floors)):
+        for at, name in enumerate(names):
+            places[name] = ((at + 0.5) * 12 / len(names) + 0.5 * (-1) ** y, 2.0 * y)
+    colours = {name: f"C{at % 10}" for at, name in enumerate(places)}
+    for (above, below), count in imports.items():
+        (x, y), (to, down) = places[above], places[below]
+        arrow = FancyArrowPatch(
+            (x + 0.06 * (to - x), y - half), (to + 0.06 * (x - to), down + half), color=colours[above], alpha=0.75,
+            arrowstyle="-|>", mutation_scale=11, linewidth=0.7 + 0.12 * min(count, 20), connectionstyle="arc3,rad=0.05",
+        )
+        axes.add_patch(arrow)
+    for name, (x, y) in places.items():
+        box = FancyBboxPatch(
+            (x - 1.25, y - half), 2.5, 2 * half, boxstyle="round,pad=0.02", facecolor="white",
+            edgecolor=colours[name], linewidth=1.8, zorder=3,
+        )
+        axes.add_patch(box)
+        inner = " ".join(folder.name for folder in _inner(name))
+        axes.text(x, y + (0.13 if inner else 0), name, ha="center", va="center", weight="bold", zorder=4)
+        axes.text(x, y - 0.17, inner, ha="center", va="center", fontsize=8, color="0.3", zorder=4)
+    axes.set(xlim=(-0.8, 12.8), ylim=(-0.6, 2.0 * len(floors) - 1.3))
+    axes.axis("off")
+    figure.savefig(file, facecolor="white")
+    plt.close(figure)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str | None, ...]]) -> str:
+    """A Markdown table; a missing cell is empty."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join((cell or '').replace('|', chr(92) + '|') for cell in line)} |\n" for line in lines)
