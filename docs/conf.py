@@ -32,10 +32,9 @@ autodoc_typehints = "description"
 napoleon_numpy_docstring = False
 python_use_unqualified_type_names = True
 
-# `make docs` asks for every name in a signature to have its place (`-n`). These are explained elsewhere: an inventory of
-# another project's documentation would have to be fetched.
+# `make docs` asks for every name in a signature to have its place (`-n`). These are explained elsewhere: another
+# project's list of names would have to be fetched.
 nitpick_ignore_regex = [
     ("py:.*", r"(lightning|pytorch_lightning|torch|collections|pathlib|typing|types)\..*"),
-    ("py:.*", r"lm_profiler\.callbacks\..*\.Launch"),  # for the command line alone
-    ("py:.*", r"(Callable|Callback|Path|Literal|optional|shares?)"),
+    ("py:class", r"Launch|Verb|Path"),  # the command line's, and a choice of words
 ]

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def write_all(folder: Path) -> None:
     draw(floors, imports, folder / "rooms.svg")
 
 
-# -- figures ------------------------------------------------------------------------------------------------------------
+# -- figures ----------------------------------------------------------------------------------------------------------
 
 
 def figures() -> str:
@@ -64,7 +64,7 @@ def registered() -> list[Quantity]:
     return list(found.values())
 
 
-# -- the command line ---------------------------------------------------------------------------------------------------
+# -- the command line -------------------------------------------------------------------------------------------------
 
 
 def columns() -> str:
@@ -85,7 +85,7 @@ def _help(verb: str) -> str:
     text = said(*([verb] if verb else []), "--help")
     if verb not in program.TRAINER_VERBS or verb == "fit":
         return f"```text\n{text}```\n"
-    own, fit = (set(re.findall(r"^ +(--[\w.]+)", help, re.MULTILINE)) for help in (text, said("fit", "--help")))
+    own, fit = (set(re.findall(r"^ +(--[\w.]+)", page, re.MULTILINE)) for page in (text, said("fit", "--help")))
     more = f" Further options: {', '.join(f'`{option}`' for option in sorted(own - fit))}." if own - fit else ""
     less = f" It does not take {', '.join(f'`{option}`' for option in sorted(fit - own))}." if fit - own else ""
     return f"{verbs()[verb].capitalize()}. Takes the options of `fit`.{more}{less}\n"
@@ -108,14 +108,17 @@ def said(*arguments: str) -> str:
     return out.getvalue()
 
 
-# -- the rooms ----------------------------------------------------------------------------------------------------------
+# -- the rooms --------------------------------------------------------------------------------------------------------
 
 
 def rooms() -> list[list[str]]:
     """The packages of each floor, the highest first, as import-linter is told them."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    (layers,) = (contract["layers"] for contract in settings["contracts"] if contract["type"] == "layers" and
-                 contract["containers"] == [PACKAGE])
+    (layers,) = (
+        contract["layers"]
+        for contract in settings["contracts"]
+        if contract["type"] == "layers" and contract["containers"] == [PACKAGE]
+    )
     return [re.split(r"\s*[|:]\s*", layer) for layer in layers]
 
 
@@ -171,14 +174,26 @@ def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: 
     for (above, below), count in imports.items():
         (x, y), (to, down) = places[above], places[below]
         arrow = FancyArrowPatch(
-            (x + 0.06 * (to - x), y - half), (to + 0.06 * (x - to), down + half), color=colours[above], alpha=0.75,
-            arrowstyle="-|>", mutation_scale=11, linewidth=0.7 + 0.12 * min(count, 20), connectionstyle="arc3,rad=0.05",
+            (x + 0.06 * (to - x), y - half),
+            (to + 0.06 * (x - to), down + half),
+            color=colours[above],
+            alpha=0.75,
+            arrowstyle="-|>",
+            mutation_scale=11,
+            linewidth=0.7 + 0.12 * min(count, 20),
+            connectionstyle="arc3,rad=0.05",
         )
         axes.add_patch(arrow)
     for name, (x, y) in places.items():
         box = FancyBboxPatch(
-            (x - 1.25, y - half), 2.5, 2 * half, boxstyle="round,pad=0.02", facecolor="white",
-            edgecolor=colours[name], linewidth=1.8, zorder=3,
+            (x - 1.25, y - half),
+            2.5,
+            2 * half,
+            boxstyle="round,pad=0.02",
+            facecolor="white",
+            edgecolor=colours[name],
+            linewidth=1.8,
+            zorder=3,
         )
         axes.add_patch(box)
         inner = " ".join(folder.name for folder in _inner(name))

@@ -1,11 +1,13 @@
 """The floors hold, and nobody waits for torch to read a help text."""
 
+import ast
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +42,43 @@ def test_imports_point_down() -> None:
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = python(code)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+PACKAGES = [path.parent for top in ("lm_profiler", "callbacks") for path in (ROOT / top).rglob("__init__.py")]
+"""``callbacks`` once: rglob does not follow its link."""
+ROOMS = [folder for folder in PACKAGES if folder.parent == ROOT / "lm_profiler" or folder == ROOT / "callbacks"]
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph("lm_profiler", cache_dir=None, include_external_packages=True)
+
+
+def purpose(folder: Path) -> str:
+    """What the docstring of a package says, in one line."""
+    tree = ast.parse((folder / "__init__.py").read_text("utf-8"))
+    return " ".join((ast.get_docstring(tree) or "").split())
+
+
+@pytest.mark.parametrize("folder", PACKAGES[1:], ids=lambda folder: folder.relative_to(ROOT).as_posix())
+def test_a_package_says_what_it_is_for_and_what_it_may_use_and_what_never(folder: Path) -> None:
+    assert re.fullmatch(r"\S.*[.`] May use .+\. Never .+", purpose(folder)), purpose(folder)
+
+
+@pytest.mark.parametrize("folder", ROOMS, ids=lambda folder: folder.name)
+def test_what_a_room_says_of_its_imports_is_true(folder: Path, graph: grimp.ImportGraph) -> None:
+    may, never = re.split(r"\bNever\b", purpose(folder).split("May use", 1)[1], maxsplit=1)
+    room = f"lm_profiler.{folder.name}"
+    imported = {
+        name for module in graph.find_descendants(room) for name in graph.find_modules_directly_imported_by(module)
+    }
+    used = {re.sub(r"^lm_profiler\.", "", name).split(".")[0] for name in imported} - {folder.name}
+    ours = {other.name for other in ROOMS} & used
+    assert "everything" in may or ours <= {name.split(".")[0] for name in re.findall(r"``([a-z.]+)``", may)}
+    if "--help" not in never:
+        assert not used & set(re.findall(r"[a-z]+", never.split(".")[0].lower()))
+    if "anything else of ours" in never:
+        assert not ours
 
 
 def test_the_linter_sees_the_linked_package() -> None:

@@ -1,6 +1,6 @@
-"""The arithmetic: statistics, steadiness, peaks, utilisation and verdicts. Numbers in, numbers and words out.
+"""The arithmetic: numbers in, numbers and words out.
 
-Never torch, never I/O, and nothing else of lm_profiler.
+May use numpy, scipy and ``record``. Never torch or Lightning, and never prints.
 """
 
 from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, ratio_interval

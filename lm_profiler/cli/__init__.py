@@ -1,1 +1,4 @@
-"""The command line of the Trainer's verbs: reading it, checking it, running it, and how it ends."""
+"""The command line: it reads a call, checks it, runs its verb and says how it ended.
+
+May use everything: only here are the other packages joined. Never torch or Lightning for ``--help`` or ``--version``.
+"""

@@ -1,0 +1,4 @@
+"""Measuring with torch: clocks, memory, counts, and facts of the device.
+
+May use torch and ``record``. Never Lightning.
+"""

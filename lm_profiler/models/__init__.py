@@ -1,6 +1,7 @@
-"""Decoder-only language models: knows nothing of Lightning or of profiling.
+"""Decoder-only language models.
 
-Only what is asked for is imported: `config` must stay free of torch, for commands that a person waits for.
+May use torch and einops. Never Lightning, or anything else of ours. Only what is asked for is imported: ``config``
+stays free of torch, for commands that a person waits for.
 """
 
 from __future__ import annotations

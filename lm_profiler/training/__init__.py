@@ -1,7 +1,7 @@
 """The training loop that is profiled: a LightningModule, its fake data, and what they must hold in memory.
 
-Lightning is imported only when its parts are asked for. The function `footprint` stays in the module of its
-name, which imports neither torch nor Lightning: `from lm_profiler.training.fits.states import footprint`.
+May use Lightning, ``measure``, ``models`` and ``record``. Never ``callbacks`` or ``report``. Lightning is imported only
+when its parts are asked for.
 """
 
 from __future__ import annotations

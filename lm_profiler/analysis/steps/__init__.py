@@ -1,0 +1,4 @@
+"""Statistics of steps: intervals, warm-up, steadiness, odd steps, shares.
+
+May use what ``analysis`` may. Never reads a file.
+"""

@@ -1,0 +1,4 @@
+"""What each verb does: a module a verb, with ``run``, which returns the exit code.
+
+May use everything below, and what reads and checks a call. Never imports ``main``, and ``workers`` only by name.
+"""
