@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.reading import read_json
-from lm_profiler.record.run import Part, RecordError, why_not
+from lm_profiler.record.run import Newer, Part, read_as
 
 Kind = Literal[
     "matmul",
@@ -49,7 +48,7 @@ class PhaseKernels(Part):
     busy_s: float
     idle_s: float
     overlap_s: float
-    kinds: dict[Kind, KindTime]
+    kinds: dict[Annotated[Kind, Newer], KindTime]
 
 
 class KernelRow(Part):
@@ -61,7 +60,7 @@ class KernelRow(Part):
     """
 
     phase: str
-    kind: Kind
+    kind: Annotated[Kind, Newer]
     name: str
     operator: str | None
     module: str | None
@@ -92,7 +91,7 @@ class KernelTable(Part):
     """
 
     schema_version: Literal[1] = 1
-    source: Literal["kernels", "operators"]
+    source: Annotated[Literal["kernels", "operators"], Newer]
     steps: int = Field(gt=0)
     window_s: float = Field(gt=0)
     phases: dict[str, PhaseKernels]
@@ -101,6 +100,15 @@ class KernelTable(Part):
     rest: Rest
     memory_bound_share: float | None
     communication_share: float | None
+
+    @model_validator(mode="after")
+    def _whole(self) -> KernelTable:
+        """A row's time is a part of its phase's, or what is read is damaged."""
+        for row in self.rows:
+            phase = self.phases.get(row.phase)
+            if phase is None or (row.total_s and not phase.busy_s + phase.idle_s > 0):
+                raise ValueError(f"rows: expected phases that took time, given {row.phase!r}")
+        return self
 
 
 def kernels_file(trace: Path) -> Path:
@@ -125,18 +133,4 @@ def read_kernels(path: Path) -> KernelTable:
     Raises:
         RecordError: there is none, or it is damaged or of another version.
     """
-    try:
-        return _whole(KernelTable.model_validate(read_json(path)))
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: not a table of kernels of version 1: {why_not(error)}") from None
-
-
-def _whole(table: KernelTable) -> KernelTable:
-    """A row's time is a part of its phase's, or what is read is damaged."""
-    for row in table.rows:
-        phase = table.phases.get(row.phase)
-        if phase is None or (row.total_s and not phase.busy_s + phase.idle_s > 0):
-            raise ValueError(f"rows: expected phases that took time, found {row.phase!r}")
-    return table
+    return read_as(path, KernelTable, "a table of kernels")

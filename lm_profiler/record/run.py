@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.reading import read_json
 
 SCHEMA_VERSION = 1
+"""Of every file. What a later version may add without another number is said in ``docs/format.md``."""
 
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
@@ -23,13 +31,29 @@ Verb = Literal["fit", "validate", "test", "predict"]
 
 
 class RecordError(ValueError):
-    """A file that is not a run record of this version; the message names it."""
+    """A file that cannot be read as what it ought to be; the message names it."""
+
+
+def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return known(word)
+    except ValidationError:
+        if isinstance(word, str):
+            return word
+        raise
+
+
+Newer = WrapValidator(_known_or_newer)
+"""Of a field that holds one of some words: a word that a later version may have added is kept as it is."""
 
 
 class Part(BaseModel):
-    """A part of a record: nothing unknown in it, and nothing to change."""
+    """A part of a record, which is never changed. A field that a later version may have added is passed over."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+P = TypeVar("P", bound=Part)
 
 
 class OutOfMemory(Part):
@@ -164,7 +188,7 @@ class MemoryLevels(Part):
     start: int | None
     forward: int | None
     backward: int | None
-    source: Literal["allocator", "counted"]
+    source: Annotated[Literal["allocator", "counted"], Newer]
 
 
 class MemoryFacts(Part):
@@ -200,14 +224,14 @@ class Steadiness(Part):
     ``lag1`` the autocorrelation. ``recompilations`` of torch.compile happened while measuring.
     """
 
-    word: Literal["noisy", "steady", "slowing", "unsettled"] | None
+    word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
     cut: int
     drift: float | None
     lag1: float | None
     bias_of_mean: float | None
     evidence: str
     recompilations: int
-    also: Literal["slowing", "unsettled"] | None = None
+    also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     known_to: float | None = None
 
     @property
@@ -238,7 +262,7 @@ class Flops(Part):
     forward: int
     backward: int
     recomputation: int
-    causal_attention: Literal["full"] = "full"
+    causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
     def model(self) -> int:
@@ -301,7 +325,7 @@ class Telemetry(Part):
     median_power_w: float | None
     power_limit_w: float | None
     energy_j: float | None
-    energy_source: Literal["counter", "power samples"] | None
+    energy_source: Annotated[Literal["counter", "power samples"] | None, Newer]
     energy_per_step_j: float | None = None
     energy_per_token_j: float | None = None
     throttle_reasons: list[str] | None
@@ -382,7 +406,7 @@ class Verdict(Part):
     how to be sure.
     """
 
-    bound_by: Literal["input", "host", "compute", "memory bandwidth", "communication"] | None
+    bound_by: Annotated[Literal["input", "host", "compute", "memory bandwidth", "communication"] | None, Newer]
     share: float | None
     evidence: str
     advice: str
@@ -394,9 +418,9 @@ class RunRecord(Part):
 
     schema_version: Literal[1] = 1
     name: str
-    status: Status
+    status: Annotated[Status, Newer]
     failure: Failure | None
-    verb: Verb
+    verb: Annotated[Verb, Newer]
     started: str
     duration_s: float
     command: str
@@ -457,23 +481,38 @@ def read_run(folder: Path) -> RunRecord:
     """Read ``folder/run.json``.
 
     Raises:
-        RecordError: there is none, or it is damaged, foreign or of another version.
+        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
     """
-    path = folder / "run.json"
+    return read_as(folder / "run.json", RunRecord, "a run record")
+
+
+def read_as(path: Path, form: type[P], what: str) -> P:
+    """Read the JSON in ``path``, which ought to be ``what``.
+
+    Raises:
+        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
+    """
     try:
-        return RunRecord.model_validate(read_json(path))
+        content = read_json(path)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RecordError(
+                f"{path}: expected {what} of version {SCHEMA_VERSION} of the format, given version {version}, "
+                "which a later lm_profiler wrote; pip install --upgrade lm_profiler"
+            )
+        return form.model_validate(content)
     except OSError as error:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
+    except RecordError:
+        raise
     except ValueError as error:
-        raise RecordError(f"{path}: not a run record of version {SCHEMA_VERSION}: {why_not(error)}") from None
+        raise RecordError(f"{path}: not {what} of version {SCHEMA_VERSION}: {_why_not(error)}") from None
 
 
-def why_not(error: ValueError) -> str:
+def _why_not(error: ValueError) -> str:
     """Where a file is no record, and why: of pydantic's complaints the first."""
-    if isinstance(error, UnicodeDecodeError):
-        return "is not text"
     if not isinstance(error, ValidationError):  # no JSON, or figures that are none
         return f"file: {error}"
     first = error.errors()[0]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from lm_profiler.record.files import write_whole
@@ -92,8 +93,10 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
 def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
     """Read ``steps.csv`` back; of one that is ``growing``, without the line that is being written.
 
+    Columns that a later version may have added are passed over.
+
     Raises:
-        ValueError: it is not a steps.csv of this version.
+        ValueError: it is no steps.csv, or damaged.
     """
     content = read_plain(path)
     whole = content[: content.rfind(b"\n") + 1] if growing else content
@@ -102,6 +105,9 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
         header = tuple(next(reader, ()))
         if header == STEP_COLUMNS:
             return [_row(fields) for fields in reader]
+        if set(STEP_COLUMNS) <= set(header):
+            known = itemgetter(*map(header.index, STEP_COLUMNS))
+            return [_row(known(_whole(fields, len(header)))) for fields in reader]
     except UnicodeDecodeError:
         raise
     except (ValueError, IndexError, csv.Error) as error:
@@ -109,9 +115,14 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
     raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
 
 
-def _row(fields: list[str]) -> StepRow:
-    if len(fields) != len(STEP_COLUMNS):
-        raise ValueError(f"expected {len(STEP_COLUMNS)} fields, found {len(fields)}")
+def _whole(fields: Sequence[str], columns: int) -> Sequence[str]:
+    if len(fields) != columns:
+        raise ValueError(f"expected {columns} fields, given {len(fields)}")
+    return fields
+
+
+def _row(fields: Sequence[str]) -> StepRow:
+    _whole(fields, len(STEP_COLUMNS))
     n = len(TIMED)
     device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
     seconds, host_seconds = (_times(device) if any(device) else None), _times(host)
@@ -120,7 +131,7 @@ def _row(fields: list[str]) -> StepRow:
     return StepRow(_count(fields[0]), stage, seconds, host_seconds, tokens, tuple(memory), _count(fields[-1]))
 
 
-def _times(fields: list[str]) -> tuple[float, ...]:
+def _times(fields: Sequence[str]) -> tuple[float, ...]:
     values = tuple(map(float, fields))
     total = sum(values)
     if total != total or not max(map(abs, values)) < BEYOND:  # NaN is unlike itself, and `max` may pass over it

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.reading import read_json
-from lm_profiler.record.run import Part, RecordError, Verb, why_not
+from lm_profiler.record.run import Newer, Part, RecordError, Verb, read_as
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
 
@@ -36,7 +35,7 @@ class SweepPlan(Part):
     schema_version: Literal[1] = 1
     name: str
     command: str
-    verb: Verb
+    verb: Annotated[Verb, Newer]
     seed: int
     config_sha256: str | None = None
     """Of the content of all config files, one after the other; None without any."""
@@ -51,11 +50,8 @@ class CellOutcome(Part):
     ``exit_code`` is negative for the signal that killed it; None where nobody knows.
     """
 
-    # Not held to known keys alone: what a newer version adds leaves the rest readable.
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
     cell: str
-    status: CellStatus
+    status: Annotated[CellStatus, Newer]
     reason: str | None
     run: str | None
     ended: str
@@ -74,13 +70,7 @@ def read_plan(folder: Path) -> SweepPlan:
     Raises:
         RecordError: there is none, or it is damaged or of another version.
     """
-    path = folder / PLAN_FILE
-    try:
-        return SweepPlan.model_validate(read_json(path))
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise RecordError(f"{path}: not a sweep of version 1: {why_not(error)}") from None
+    return read_as(folder / PLAN_FILE, SweepPlan, "a sweep")
 
 
 def write_outcome(folder: Path, outcome: CellOutcome) -> None:
@@ -95,8 +85,8 @@ def write_outcome(folder: Path, outcome: CellOutcome) -> None:
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:
     """What became of one cell of the sweep in ``folder``; None where nothing is known, or nothing that can be read."""
     try:
-        return CellOutcome.model_validate(read_json(folder / cell_id / OUTCOME_FILE))
-    except (OSError, ValueError):  # pydantic's and Unicode's errors are ValueErrors
+        return read_as(folder / cell_id / OUTCOME_FILE, CellOutcome, "a cell's outcome")
+    except RecordError:
         return None
 
 

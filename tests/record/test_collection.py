@@ -55,7 +55,7 @@ def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
     [problem] = collect([tmp_path]).problems
     assert str(path) in problem
-    assert "schema_version" in problem
+    assert "given version 99, which a later lm_profiler wrote" in problem
 
 
 def test_a_run_without_a_record_is_a_problem(tmp_path: Path):
