@@ -13,15 +13,13 @@ from rich.live import Live
 from rich.text import Text
 
 from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import QUANTITIES, Place, Quantity
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
-from lm_profiler.report.tables.columns import column
-from lm_profiler.report.tables.table import title_with_unit
 from lm_profiler.sweep.lines import CellTable, Row, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 
 _RECENT = 8
-_FIGURES = ("step_s", "tokens_per_s", "allocated_peak_bytes", "resident_peak_bytes")
 
 
 class Display:
@@ -124,24 +122,24 @@ def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
     console = console or Console()
     if not console.is_terminal:  # a file has no width to keep to
         console.width = 160
-    figures = [column(name) for name in _FIGURES if any(column(name).get(entry) is not None for entry in entries)]
-    titles = []
-    for figure in figures:
-        assert figure.quantity is not None
-        titles.append(title_with_unit(figure.title, figure.quantity.shown_unit))
+    headlines = [of for of in QUANTITIES.values() if of.place is Place.HEADLINE]
+    figures = [of for of in headlines if any(_figure(entry, of) is not None for entry in entries)]
     rows = [
-        Row(entry.cell, entry.status, [_shown(entry, figure.name) for figure in figures], entry.reason)
+        Row(entry.cell, entry.status, [_shown(entry, of) for of in figures], entry.reason)
         for entry in entries
         if entry.cell is not None
     ]
-    for line in CellTable([row.cell for row in rows]).lines(rows, titles, console.width):
+    for line in CellTable([row.cell for row in rows]).lines(rows, [of.heading for of in figures], console.width):
         console.print(line)
 
 
-def _shown(entry: Entry, name: str) -> str:
-    figure = column(name)
-    value = figure.get(entry)
-    return "" if value is None or figure.quantity is None else figure.quantity.show(value, unit=False)
+def _figure(entry: Entry, of: Quantity) -> float | None:
+    return None if entry.record is None else of.get(entry.record)
+
+
+def _shown(entry: Entry, of: Quantity) -> str:
+    value = _figure(entry, of)
+    return "" if value is None else of.show(value, unit=False)
 
 
 def duration(seconds: float) -> str:

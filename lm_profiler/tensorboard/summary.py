@@ -16,7 +16,7 @@ from typing import Any
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
 from lm_profiler.record.collection import Entry
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMES, TOKENS_PER_S
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.terminal import headline, summary_lines, time_table
 from lm_profiler.report.tables.columns import COLUMNS, OPTIONS
@@ -28,17 +28,9 @@ SUFFIX = ".summary"
 
 GROUP = "Summary"
 """Of the main figures' tags. TensorBoard takes every scalar of a run for a metric of it, and shows the first few by the
-alphabet until it is asked for others: capitals come before the groups of the steps."""
+alphabet until it is asked for others: capitals come before the groups of the steps. The step's is among the first."""
 
 _MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
-_FIGURES = {
-    "median_step_ms": TIMES["step"],
-    "median_forward_ms": TIMES["forward"],
-    "median_backward_ms": TIMES["backward"],
-    "mfu_percent": MFU,
-    "tokens_per_s": TOKENS_PER_S,
-}
-"""By names of which the step's is among the first five: TensorBoard shows no more until it is asked."""
 
 
 def write_hparams(entry: Entry) -> None:
@@ -106,9 +98,10 @@ def _setting(value: Any) -> bool | float | str:
 def figures(entry: Entry) -> dict[str, float]:
     """The main figures by their tags, in the units that those say; what is unknown is left out."""
     reading = "allocated_peak" if COLUMNS[MEMORY["allocated_peak"].name].get(entry) is not None else "resident_peak"
-    quantities = {**_FIGURES, f"{reading}_gib": MEMORY[reading]}
-    known = ((name, quantity, COLUMNS[quantity.name].get(entry)) for name, quantity in quantities.items())
-    return {f"{GROUP}/{name}": value * quantity.scale for name, quantity, value in known if value is not None}
+    other = "resident_peak" if reading == "allocated_peak" else "allocated_peak"
+    shown = [of for of in QUANTITIES.values() if of.run_tag is not None and of is not MEMORY[other]]
+    known = ((of, COLUMNS[of.name].get(entry)) for of in shown)
+    return {f"{GROUP}/{of.run_tag}": value * of.scale for of, value in known if value is not None}
 
 
 def markdown(entry: Entry) -> str:

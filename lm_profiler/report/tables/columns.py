@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.precision import full_name
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.quantities import QUANTITIES, Quantity
 from lm_profiler.record.run import RunRecord
 
 
@@ -90,84 +90,6 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
         return None
 
 
-def _time(part: str, clock: str) -> Column:
-    quantity = (HOST_TIMES if clock == "host" else TIMES)[part]
-
-    def summary(entry: Entry) -> Any:
-        record = entry.record
-        times = {} if record is None else record.host_time if clock == "host" else record.time
-        return times.get(part)
-
-    def get(entry: Entry) -> float | None:
-        time = summary(entry)
-        return time.median if time is not None and time.max else None  # a phase that never took time did not occur
-
-    def interval(entry: Entry) -> tuple[float, float] | None:
-        time = summary(entry)
-        return None if time is None or time.ci_low is None else (time.ci_low, time.ci_high)
-
-    title = f"{quantity.title} (host)" if clock == "host" else quantity.title
-    return Column(quantity.name, title, get, quantity, interval)
-
-
-_STATISTICS = {
-    "mean": "mean",
-    "std": "standard deviation",
-    "cv": "standard deviation over the mean",
-    "p95": "95th percentile",
-}
-
-
-def _statistic(part: str, name: str) -> Column:
-    """One of ``_STATISTICS`` of a part's measured steps on the device's clock."""
-    of = TIMES[part]
-    title = f"{of.title} {name.upper() if name == 'cv' else name}"
-    meaning = f"{_STATISTICS[name]}: {of.meaning}"
-    if name == "cv":
-        quantity = Quantity(f"{part}_cv", title, "1", "%", 100.0, 1, None, meaning)
-    else:
-        quantity = replace(of, name=f"{part}_{name}_s", title=title, tag=None, meaning=meaning)
-
-    def get(record: RunRecord) -> float | None:
-        time = record.time.get(part)
-        return getattr(time, name) if time is not None and time.max else None
-
-    return Column(quantity.name, title, _of_record(get), quantity)
-
-
-def _backward_over_forward(record: RunRecord) -> float | None:
-    """Of the medians."""
-    times = [record.time.get(part) for part in ("forward", "backward")]
-    medians = [time.median for time in times if time is not None and time.max]
-    return medians[1] / medians[0] if len(medians) == 2 and medians[0] and medians[1] else None
-
-
-_FIRST_MEANING = "the run's first step, compilation included"
-_FIRST_STEP = replace(TIMES["step"], name="first_step_s", title="first step", tag=None, meaning=_FIRST_MEANING)
-_RATIO = Quantity(
-    "backward_over_forward", "backward / forward", "1", "x", 1.0, 2, None, "median backward over median forward"
-)
-
-
-def _peak(reading: str) -> Column:
-    quantity = MEMORY[reading]
-
-    def get(record: RunRecord) -> int | None:
-        return None if record.memory is None else getattr(record.memory.measured, reading)
-
-    return Column(quantity.name, quantity.title, _of_record(get), quantity)
-
-
-_SAVED = Quantity(
-    "saved_bytes", "saved for backward", "bytes", "GiB", 2.0**-30, 3, None, "bytes that forward leaves for backward"
-)
-
-
-def _saved(record: RunRecord) -> int | None:
-    held = record.memory.held if record.memory is not None else None
-    return None if held is None or held.start is None or held.forward is None else held.forward - held.start
-
-
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 _FACTS = (
@@ -199,34 +121,17 @@ _FACTS = (
     Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
 )
 
-_RATES = (
-    Column(
-        TOKENS_PER_S.name,
-        TOKENS_PER_S.title,
-        _of_record(lambda record: record.throughput and record.throughput.tokens_per_s),
-        TOKENS_PER_S,
-    ),
-    Column(MFU.name, MFU.title, _of_record(lambda record: record.utilisation and record.utilisation.mfu), MFU),
-)
 
-SPREAD = (
-    *(_statistic(part, name) for part in TIMES for name in _STATISTICS),
-    Column("first_step_s", "first step", _of_record(lambda record: record.first_step_s), _FIRST_STEP),
-    Column(_RATIO.name, _RATIO.title, _of_record(_backward_over_forward), _RATIO),
-)
-"""How the steps of a run spread; asked for by name, and in files for programs."""
+def _of_figure(quantity: Quantity) -> Column:
+    get, interval = _of_record(quantity.get), _of_record(quantity.interval)
+    return Column(quantity.name, quantity.title, get, None if quantity.is_text else quantity, interval)
+
+
+_FIGURES = [_of_figure(quantity) for quantity in QUANTITIES.values()]
+_NAMED = {fact.name for fact in _FACTS}
 
 COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        *_FACTS,
-        *(_time(part, "device") for part in TIMES),
-        *(_time(part, "host") for part in TIMES),
-        *SPREAD,
-        *_RATES,
-        *(_peak(reading) for reading in MEMORY),
-        Column(_SAVED.name, _SAVED.title, _of_record(_saved), _SAVED),
-    )
+    column.name: column for column in (*_FACTS, *(figure for figure in _FIGURES if figure.name not in _NAMED))
 }
 """Every column that has a name of its own: facts first, then figures."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lm_profiler.record.quantities import MEMORY, MFU, TIMES, TOKENS_PER_S
-from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, SPREAD, Column, column
+from lm_profiler.record.quantities import MEMORY, Place
+from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, column
 from lm_profiler.report.tables.merged import (
     HOW_MERGED,
     WORDS,
@@ -26,11 +26,6 @@ from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, fig
 
 _FACTS = ("verb", "device", "size", *DIMENSIONS, "parameters", "precision", "batch_size", "context_length")
 _MORE_FACTS = ("compile", "attention", "optimizer", "warmup_steps", "steadiness")
-_FIGURES = (
-    *(TIMES[part].name for part in ("step", "forward", "backward", "optimizer")),
-    TOKENS_PER_S.name,
-    MFU.name,
-)
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
 
@@ -93,8 +88,9 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
     """The same for programs: nothing that is known is left out because all rows share it."""
     if columns is None:
         facts = [COLUMNS[name] for name in ("name", "folder", "status", "reason")] + _known_facts(groups)
-        spread = [found for found in SPREAD if _known(groups, found)]
-        columns = [*by, *(found for found in facts if found not in by), *_figures(groups), *spread]
+        figures = _figures(groups)
+        more = [found for found in of_place(Place.FILE) if found not in figures and _known(groups, found)]
+        columns = [*by, *(found for found in facts if found not in by), *figures, *more]
     return _table(groups, columns, lambda found: True)
 
 
@@ -199,7 +195,12 @@ def _figures(groups: Sequence[Merged]) -> list[Column]:
     allocated, _, resident = (COLUMNS[quantity.name] for quantity in MEMORY.values())
     on_host = any(e.status == "ok" and allocated.get(e) is None for group in groups for e in group)
     memory = [allocated] * _known(groups, allocated) + [resident] * (on_host or not _known(groups, allocated))
-    return [*(COLUMNS[name] for name in _FIGURES), *memory]
+    return [found for found in of_place(Place.TABLE) if found not in (allocated, resident)] + memory
+
+
+def of_place(place: Place) -> list[Column]:
+    """The figures that are shown at ``place`` or earlier, as the registry orders them."""
+    return [of for of in COLUMNS.values() if of.quantity is not None and of.quantity.place <= place]
 
 
 def _is_time(of: Column) -> bool:

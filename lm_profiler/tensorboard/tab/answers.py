@@ -19,7 +19,7 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.record.kernels import kernel_files, read_kernels
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMED, TIMES, TOKENS_PER_S
+from lm_profiler.record.quantities import MEMORY, TIMED, Place, Quantity
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run import comparison as compare_output
@@ -33,7 +33,6 @@ from lm_profiler.tensorboard.tab.files import inside
 from lm_profiler.tensorboard.tab.perfetto import has_perfetto
 
 _OF_A_RUN = ("run.json", "steps.csv", "trace")
-_FIGURES = (*TIMES.values(), *HOST_TIMES.values(), *MEMORY.values(), TOKENS_PER_S, MFU)
 _MOST_STEPS = 4000
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
@@ -48,8 +47,7 @@ def colours() -> Json:
 def listing(logdir: Path) -> Json:
     """All runs and cells with every column's value; the columns; and what could not be read."""
     found = with_unfinished(collect([logdir]))
-    figures = {quantity.name for quantity in _FIGURES}
-    columns = [column for column in COLUMNS.values() if column.quantity is None or column.name in figures]
+    columns = [of for of in COLUMNS.values() if of.quantity is None or _is_listed(of.quantity)]
     options = _options(found.entries)
     shown = [*columns, *(option for option in options if option.name not in COLUMNS)]
     root = os.path.realpath(logdir)
@@ -61,6 +59,11 @@ def listing(logdir: Path) -> Json:
         "runs": runs,
         "problems": found.problems,
     }
+
+
+def _is_listed(quantity: Quantity) -> bool:
+    """Whether it is shown of many runs: not each part's spread, which would be most of the answer."""
+    return quantity.place <= Place.FILE and quantity.of is None
 
 
 def _options(entries: list[Entry]) -> list[Column]:
@@ -95,10 +98,12 @@ def _stamp(folder: Path) -> str:
 
 
 def _column(column: Column) -> Json:
-    shown = None
-    if (quantity := column.quantity) is not None:
-        shown = {"unit": quantity.shown_unit, "scale": quantity.scale, "digits": quantity.digits}
-    return {"name": column.name, "title": column.title, "shown": shown}
+    """How it is called and shown; of a figure also what it means, in which group it is, and how early it is shown."""
+    said: Json = {"name": column.name, "title": column.title, "shown": None}
+    if (of := column.quantity) is None:
+        return said
+    shown = {"unit": of.shown_unit, "scale": of.scale, "digits": of.digits}
+    return {**said, "shown": shown, "meaning": of.meaning, "group": of.group, "place": of.place}
 
 
 def run(logdir: Path, name: str) -> Json:

@@ -1,0 +1,40 @@
+"""The one registry of what is measured: names, units, how to print, TensorBoard tags, meanings, where records have it.
+
+Columns of ``steps.csv``, keys of ``run.json``, tags, table headers and the documentation come from here.
+"""
+
+from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES
+from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, with_prefix
+from lm_profiler.record.quantities.times import (
+    HOST_TIMES,
+    MEMORY,
+    MFU,
+    PARTS,
+    PHASES,
+    STEP_COLUMNS,
+    TIMED,
+    TIMES,
+    TOKENS,
+    TOKENS_PER_S,
+)
+
+__all__ = [
+    "GROUPS",
+    "HOST_TIMES",
+    "LISTS",
+    "MEMORY",
+    "MFU",
+    "PARTS",
+    "PHASES",
+    "QUANTITIES",
+    "STEP_COLUMNS",
+    "TIMED",
+    "TIMES",
+    "TOKENS",
+    "TOKENS_PER_S",
+    "Place",
+    "Quantity",
+    "bytes_text",
+    "counted",
+    "with_prefix",
+]

@@ -1,0 +1,128 @@
+"""One measured quantity: what it is called, how it is shown, and where a run's record has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm_profiler.record.run import RunRecord
+
+Unit = tuple[str, str, float, int]
+"""As stored, as shown, the factor between them, and the most digits behind the point."""
+
+MS: Unit = ("s", "ms", 1e3, 3)
+SECONDS: Unit = ("s", "s", 1.0, 2)
+GIB: Unit = ("bytes", "GiB", 2.0**-30, 3)
+SHARE: Unit = ("1", "%", 100.0, 1)
+RATIO: Unit = ("1", "x", 1.0, 2)
+NUMBER: Unit = ("1", "", 1.0, 3)
+COUNT: Unit = ("1", "", 1.0, 0)
+GFLOP: Unit = ("FLOP", "GFLOP", 1e-9, 3)
+TFLOP_PER_S: Unit = ("FLOP/s", "TFLOP/s", 1e-12, 3)
+MHZ: Unit = ("Hz", "MHz", 1e-6, 0)
+WATT: Unit = ("W", "W", 1.0, 1)
+JOULE: Unit = ("J", "J", 1.0, 4)
+CELSIUS: Unit = ("°C", "°C", 1.0, 0)
+TEXT: Unit = ("text", "", 1.0, 0)
+"""No figure, but what one needs beside it: a source, a reason."""
+
+_BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
+
+
+class Place(IntEnum):
+    """How early a figure is shown where there is no room for all."""
+
+    HEADLINE = 1
+    """Beside a run's name: at a sweep's end, and in the columns of the tab that stay in place."""
+    TABLE = 2
+    """In the usual table of runs, and among TensorBoard's HPARAMS."""
+    FILE = 3
+    """In files for programs."""
+    ASKED = 4
+    """By its name, and on the page of its run."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity, stored in SI under ``name`` and shown as ``value * scale`` in ``shown_unit``.
+
+    Attributes:
+        meaning: One line without a full stop.
+        tag: TensorBoard's, of its value in each step; None where steps have none.
+        path: Where ``run.json`` has it; empty for what is computed of several values, or is of a step alone.
+        get: Its value in a record, in SI; None where it is unknown.
+        interval: Its (low, high) there, 95 %; None for a figure without one.
+        run_tag: What TensorBoard's HPARAMS call a run's value.
+        of: In ``name`` and ``meaning`` of a family, such as one for each phase, what its members differ in.
+    """
+
+    name: str
+    title: str
+    unit: str
+    shown_unit: str
+    scale: float
+    digits: int
+    meaning: str
+    tag: str | None = None
+    path: str = ""
+    get: Callable[[RunRecord], Any] = lambda record: None
+    interval: Callable[[RunRecord], tuple[float, float] | None] = lambda record: None
+    place: Place = Place.FILE
+    run_tag: str | None = None
+    group: str = ""
+    of: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is no figure, but what one needs beside it."""
+        return self.unit == "text"
+
+    @property
+    def heading(self) -> str:
+        """``step (ms)``; a title that is its unit stays as it is."""
+        unit = self.shown_unit
+        return f"{self.title} ({unit})" if unit and unit not in self.title else self.title
+
+    def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
+        """``value`` (SI) for people; ``unknown`` for None. ``digits`` behind the point, if not the usual ones."""
+        if value is None:
+            return "unknown"
+        if self.is_text:
+            return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
+        number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
+        return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
+
+    def fit(self, value: Any) -> str:
+        """The same on its own, where no other value has to stand in the same unit."""
+        if value is None or self.is_text:
+            return self.show(value)
+        if self.unit == "bytes":
+            return bytes_text(value)
+        if self.unit.startswith("FLOP"):
+            return with_prefix(value, self.unit)
+        if self.unit in ("J", "W"):
+            return f"{value:,.4g} {self.shown_unit}"
+        return self.show(value)
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with three figures, in the largest unit of which they are at least a half."""
+    unit, size = next(((unit, size) for unit, size in _BINARY if abs(count) >= size / 2), ("B", 1.0))
+    shown = count / size
+    digits = 0 if size == 1 or abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else 2
+    return f"{shown:,.{digits}f} {unit}"
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """``196 GFLOP/s``: three figures, and the prefix that fits."""
+    prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))
+    return f"{value / size:.3g} {prefix}{unit}"

@@ -1,0 +1,207 @@
+"""What a step is cut into, the time of each part, and the columns of ``steps.csv``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lm_profiler.record.quantities.quantity import COUNT, GIB, MS, SHARE, Place, Quantity
+
+if TYPE_CHECKING:
+    from lm_profiler.record.run import RunRecord, TimeSummary
+
+PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+PARTS = (*PHASES, "other")
+"""What a step is cut into: the phases, and ``other`` for what no phase covers. They add up to the step."""
+
+TIMED = (*PARTS, "step")
+
+_MEANINGS = {
+    "data": "the loop asks for a batch, until it has it",
+    "transfer": "the batch goes to the device",
+    "forward": "training_step (or validation_step, test_step, predict_step)",
+    "zero_grad": "gradients are cleared",
+    "backward": "backward, without the hooks around it",
+    "clip": "gradient clipping",
+    "optimizer": "the optimizer's own arithmetic",
+    "other": "what no phase covers: hooks, loggers, schedulers, the loop itself",
+    "step": "from asking for the step's first batch to asking for the next step's",
+    "forward_backward": "forward and backward added up within each step",
+}
+_PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
+_RUN_TAGS = {part: f"median_{part}_ms" for part in ("step", "forward", "backward")}
+_CLOCKS = {"time": "", "host_time": "_host"}
+
+
+def _summary(times: str, part: str) -> Callable[[RunRecord], TimeSummary | None]:
+    """Of ``part``; None where it never took time, and so did not occur."""
+
+    def get(record: RunRecord) -> TimeSummary | None:
+        time = getattr(record, times).get(part)
+        return time if time is not None and time.max else None
+
+    return get
+
+
+def _median(times: str, part: str) -> Quantity:
+    host, summary = times == "host_time", _summary(times, part)
+
+    def interval(record: RunRecord) -> tuple[float, float] | None:
+        time = summary(record)
+        return None if time is None or time.ci_low is None or time.ci_high is None else (time.ci_low, time.ci_high)
+
+    return Quantity(
+        f"{part}{_CLOCKS[times]}_s",
+        part.replace("forward_backward", "forward + backward") + (" (host)" if host else ""),
+        *MS,
+        _MEANINGS[part] + (", on the host's clock" if host else ""),
+        tag=f"{times}_ms/{part}",
+        path=f"{times}.{part}.median",
+        get=lambda record: None if (time := summary(record)) is None else time.median,
+        interval=interval,
+        place=Place.FILE if host else _PLACES.get(part, Place.FILE),
+        run_tag=None if host else _RUN_TAGS.get(part),
+        group="Time on the host's clock" if host else "Time of a step",
+    )
+
+
+TIMES = {part: _median("time", part) for part in (*TIMED, "forward_backward")}
+"""Time on the device's stream; where there is none, the host's. Of a run: the median of its measured steps."""
+HOST_TIMES = {part: _median("host_time", part) for part in TIMES}
+
+_STATISTICS = {
+    "mean": ("mean", Place.FILE),
+    "std": ("standard deviation", Place.FILE),
+    "cv": ("standard deviation over the mean", Place.FILE),
+    "p95": ("95th percentile", Place.FILE),
+    "p5": ("5th percentile", Place.ASKED),
+    "min": ("shortest", Place.ASKED),
+    "max": ("longest", Place.ASKED),
+    "outliers": ("how many lie outside Tukey's fences", Place.ASKED),
+}
+_UNITLESS = {"cv": SHARE, "outliers": COUNT}
+
+
+def _statistic(times: str, part: str, name: str) -> Quantity:
+    """One of ``_STATISTICS`` of a part's measured steps."""
+    clock, summary, of = _CLOCKS[times], _summary(times, part), TIMES[part]
+    words, place = _STATISTICS[name]
+
+    def get(record: RunRecord) -> Any:
+        time = summary(record)
+        return None if time is None else getattr(time, name)
+
+    return Quantity(
+        f"{part}{clock}_{name}" + ("" if name in _UNITLESS else "_s"),
+        f"{of.title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
+        *_UNITLESS.get(name, MS),
+        f"{words}: {of.meaning}" + (", on the host's clock" if clock else ""),
+        path=f"{times}.{part}.{name}",
+        get=get,
+        place=Place.ASKED if clock else place,
+        group="Spread of the steps",
+        of=part,
+    )
+
+
+SPREAD = tuple(_statistic(times, part, name) for times in _CLOCKS for part in TIMES for name in _STATISTICS)
+
+
+def _share(part: str) -> Quantity:
+    return Quantity(
+        f"{part}_share",
+        f"{TIMES[part].title} share",
+        *SHARE,
+        f"share of the typical step: {_MEANINGS[part]}",
+        path=f"shares.{part}",
+        get=lambda record: record.shares.get(part),
+        place=Place.ASKED,
+        group="Shares of the typical step",
+        of=part,
+    )
+
+
+SHARES = tuple(_share(part) for part in (*PARTS, "forward_backward"))
+
+
+def _peak(reading: str, meaning: str, place: Place) -> Quantity:
+    return Quantity(
+        f"{reading}_bytes",
+        "peak " + reading.removesuffix("_peak"),
+        *GIB,
+        meaning,
+        tag=f"memory_gib/{reading}",
+        path=f"memory.measured.{reading}",
+        get=lambda record: None if record.memory is None else getattr(record.memory.measured, reading),
+        place=place,
+        run_tag=None if place is Place.FILE else f"{reading}_gib",
+        group="Memory",
+    )
+
+
+MEMORY = {
+    reading: _peak(reading, meaning, place)
+    for reading, meaning, place in (
+        ("allocated_peak", "most bytes held by tensors on the device", Place.HEADLINE),
+        ("reserved_peak", "most bytes the allocator took from the device", Place.FILE),
+        ("resident_peak", "most bytes of the process in the machine's memory", Place.HEADLINE),
+    )
+}
+
+
+def per_step(quantity: Quantity) -> Quantity:
+    """``quantity``, which goes by the inverse of the step, with the interval of the median step turned over."""
+    step = TIMES["step"]
+
+    def interval(record: RunRecord) -> tuple[float, float] | None:
+        value, time, around = quantity.get(record), step.get(record), step.interval(record)
+        if value is None or time is None or around is None or not all(around):
+            return None
+        return value * time / around[1], value * time / around[0]
+
+    return replace(quantity, interval=interval)
+
+
+TOKENS = Quantity("tokens", "tokens", *COUNT, "tokens trained on in the step", group="Throughput")
+"""Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
+
+TOKENS_PER_S = per_step(
+    Quantity(
+        "tokens_per_s",
+        "tokens/s",
+        *("1/s", "tokens/s", 1.0, 0),
+        "tokens of a step / its time",
+        tag="throughput/tokens_per_s",
+        path="throughput.tokens_per_s",
+        get=lambda record: record.throughput and record.throughput.tokens_per_s,
+        place=Place.HEADLINE,
+        run_tag="tokens_per_s",
+        group="Throughput",
+    )
+)
+MFU = per_step(
+    Quantity(
+        "mfu",
+        "MFU",
+        *SHARE,
+        "model FLOPs of a step / (its time x the device's peak)",
+        tag="throughput/mfu",
+        path="utilisation.mfu",
+        get=lambda record: record.utilisation and record.utilisation.mfu,
+        place=Place.TABLE,
+        run_tag="mfu_percent",
+        group="Use of the hardware",
+    )
+)
+
+STEP_COLUMNS = (
+    "step",
+    "stage",
+    *(TIMES[part].name for part in TIMED),
+    *(HOST_TIMES[part].name for part in TIMED),
+    TOKENS.name,
+    *(quantity.name for quantity in MEMORY.values()),
+    "rank",
+)
+"""The header of ``steps.csv``."""
