@@ -19,6 +19,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.tensorboard.summary import write_hparams
+from lm_profiler.training.fits.states import Refusal
 
 
 def rank() -> int:
@@ -82,9 +83,10 @@ class Attempt:
         """What the instruments wrote; None where they did not get so far."""
         return None if self.profiler is None else self.profiler.record
 
-    def refuse(self, reason: str, where: Environment) -> None:
+    def refuse(self, why: Refusal, where: Environment) -> None:
         """Record that the run was not tried, and where."""
-        self._record("refused", Failure(phase="setup", step=None, type="Refused", message=reason), where)
+        failure = Failure(phase="setup", step=None, type="Refused", message=str(why), remedies=tuple(why.remedies))
+        self._record("refused", failure, where)
 
     def finished(self) -> int:
         """The exit code of a run that came to its end; where the instruments failed nothing was measured."""

@@ -16,7 +16,7 @@ from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.training.fits.batch import batch_refusal
-from lm_profiler.training.fits.states import refusal
+from lm_profiler.training.fits.states import Refusal, refusal
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
@@ -82,7 +82,7 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
         model.check_precision()
 
 
-def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> str | None:
+def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> Refusal | None:
     """Why what ``model`` must hold for ``data`` cannot fit, and what would; None if it does, or nobody can say."""
     device = trainer.strategy.root_device
     if isinstance(trainer.strategy, _SHARDED) or (device.type != "cpu" and _forks(trainer)):

@@ -74,7 +74,8 @@ class OutOfMemory(Part):
 class Failure(Part):
     """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
 
-    In ``instruments`` it is the profiler that failed: training itself went on.
+    In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a refused run are
+    options to add, each alternative enough by itself.
     """
 
     phase: str
@@ -82,6 +83,7 @@ class Failure(Part):
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
+    remedies: tuple[str, ...] = ()
 
 
 class Environment(Part):

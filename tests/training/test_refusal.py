@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
-from lm_profiler.training.fits.states import footprint, refusal
+from lm_profiler.training.fits.states import Refusal, footprint, refusal
 
 GIB = 2**30
 
 
-def remedies(message: str) -> list[list[str]]:
-    """The alternatives of a message, each a list of options."""
-    second = message.splitlines()[1]
-    assert second.startswith("would fit: ")
-    assert second.endswith("; --check_memory=false tries all the same")
-    text = second.removeprefix("would fit: ").partition(";")[0]
-    return [option.split() for option in text.split(" or ")] if text.startswith("--") else []
+def remedies(refused: Refusal) -> list[list[str]]:
+    """The alternatives, each a list of options; the text says the same."""
+    second = str(refused).splitlines()[1]
+    told = second.removeprefix("would fit: ").removesuffix("; --check_memory=false to run anyway")
+    assert told == (" or ".join(refused.remedies) or "no preset, in any precision")
+    return [options.split() for options in refused.remedies]
 
 
 def applied(options: list[str], call: dict[str, Any]) -> dict[str, Any]:
@@ -55,10 +54,10 @@ def test_every_remedy_is_one(config: TransformerConfig, precision: Any, optimize
         for share in (0.999, 0.6, 0.4, 0.2, 0.05, 0.001):
             call: dict[str, Any] = {"config": config, "precision": precision, "optimizer": optimizer}
             call |= {"training": training, "copies": copies, "available_bytes": int(need * copies * share)}
-            message = refusal(**call)
-            assert message is not None
-            for options in remedies(message):
-                assert refusal(**applied(options, call)) is None, (message, options)
+            refused = refusal(**call)
+            assert refused is not None
+            for options in remedies(refused):
+                assert refusal(**applied(options, call)) is None, (refused, options)
                 found += 1
     assert found >= 1
 
@@ -71,35 +70,35 @@ def test_what_just_fits_is_not_refused() -> None:
 
 
 def test_it_says_what_is_needed_what_there_is_and_several_ways_out() -> None:
-    message = refusal(PRESETS["xl"], "bf16-mixed", "adamw", True, 24 * GIB)
-    assert message is not None
-    assert message == (
+    refused = refusal(PRESETS["xl"], "bf16-mixed", "adamw", True, 24 * GIB)
+    assert refused is not None
+    assert str(refused) == (
         "memory: expected at most the 24.0 GiB that are free, given 29.8 GiB before any activation "
         "(weights 7.4 GiB, gradients 7.4 GiB, optimizer states 14.9 GiB; bf16-mixed, optimizer adamw)\n"
         "would fit: --model.optimizer=sgd or --trainer.precision=bf16-true or --model.size=large; "
-        "--check_memory=false tries all the same"
+        "--check_memory=false to run anyway"
     )
 
 
 def test_without_training_only_the_weights_count() -> None:
-    message = refusal(PRESETS["2.7B"], "32-true", "adamw", False, 10 * GIB)
-    assert message is not None
-    assert "given 12.7 GiB before any activation (weights 12.7 GiB;" in message
-    assert remedies(message) == [["--trainer.precision=bf16-true"], ["--model.size=xl"]]
+    refused = refusal(PRESETS["2.7B"], "32-true", "adamw", False, 10 * GIB)
+    assert refused is not None
+    assert "given 12.7 GiB before any activation (weights 12.7 GiB;" in refused.reason
+    assert remedies(refused) == [["--trainer.precision=bf16-true"], ["--model.size=xl"]]
 
 
 def test_replicas_on_one_machine_share_its_memory() -> None:
-    message = refusal(PRESETS["small"], "32-true", "adamw", True, 3 * GIB, copies=2)
-    assert message is not None
-    assert "given 1.9 GiB x 2 processes" in message
-    assert remedies(message)[0] == ["--trainer.devices=1"]
+    refused = refusal(PRESETS["small"], "32-true", "adamw", True, 3 * GIB, copies=2)
+    assert refused is not None
+    assert "given 1.9 GiB x 2 processes" in refused.reason
+    assert remedies(refused)[0] == ["--trainer.devices=1"]
 
 
 def test_a_model_of_its_own_dimensions_is_given_fewer_layers() -> None:
     custom = replace(PRESETS["small"], d_model=4096, num_layers=64, num_heads=32)
-    message = refusal(custom, "bf16-true", "sgd", True, 4 * GIB)
-    assert message is not None
-    ((option,),) = remedies(message)
+    refused = refusal(custom, "bf16-true", "sgd", True, 4 * GIB)
+    assert refused is not None
+    ((option,),) = remedies(refused)
     layers = int(option.removeprefix("--model.num_layers="))
     fits, next_one = (replace(custom, num_layers=n) for n in (layers, layers + 1))
     assert footprint(fits, "bf16-true", "sgd").total_bytes <= 4 * GIB
@@ -107,6 +106,6 @@ def test_a_model_of_its_own_dimensions_is_given_fewer_layers() -> None:
 
 
 def test_where_nothing_fits_it_says_so() -> None:
-    message = refusal(PRESETS["small"], "32-true", "adamw", True, 1000)
-    assert message is not None
-    assert "would fit: no preset here" in message
+    refused = refusal(PRESETS["small"], "32-true", "adamw", True, 1000)
+    assert refused is not None
+    assert "would fit: no preset, in any precision;" in str(refused)

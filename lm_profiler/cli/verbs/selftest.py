@@ -27,7 +27,7 @@ _HELP = """\
 usage: python -m lm_profiler selftest [--config FILE] [options of fit]
 
 Runs the same fit twice in fresh processes and prints how much two equal runs differ on this machine, the smallest
-change that a comparison could tell, and what the instruments cost against Trainer(barebones=True)."""
+change that a comparison can detect, and what the instruments cost against Trainer(barebones=True)."""
 
 _TOY = (
     "--model.d_model=256",
@@ -77,19 +77,20 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
         lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {words}")
     interval = ratio_interval(steps_a, steps_b)
     if interval is None:
-        lines.append("  too few steps to compare; raise --stages.measure_steps")
+        lines.append("  too few steps, or too noisy ones, to compare; raise --stages.measure_steps")
     else:
         lines += _comparison(interval)
     return [*lines, _cost_line(*costs, a.time["step"].median)]
 
 
 def _comparison(interval: RatioInterval) -> list[str]:
+    word: str = change(interval)
     seen, low, high = (ratio - 1.0 for ratio in (interval.ratio, interval.low, interval.high))
-    word = change(interval)
-    wrongly = ", wrongly: something else was using the machine" if word in ("FASTER", "SLOWER") else ""
+    if word in ("FASTER", "SLOWER"):
+        word = f"false alarm: {word}; something else was using the machine"
     return [
-        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], called {word}{wrongly}",
-        f"  smallest change that one run against one would tell: {minimum_detectable_effect(interval):.1%}",
+        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], {word}",
+        f"  smallest change that one run against one can detect: {minimum_detectable_effect(interval):.1%}",
     ]
 
 

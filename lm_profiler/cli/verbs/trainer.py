@@ -181,10 +181,10 @@ class ProfilerCLI(LightningCLI):
         except ValueError as error:
             raise UsageError(str(error)) from None
         if self._get(self.config, "check_memory"):
-            reason = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
-            if reason is not None:
-                self.attempt.refuse(reason, environment(self.trainer.strategy.root_device, self.trainer.world_size))
-                raise UsageError(reason)
+            refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
+            if refusal is not None:
+                self.attempt.refuse(refusal, environment(self.trainer.strategy.root_device, self.trainer.world_size))
+                raise UsageError(str(refusal))
         arguments = self._prepare_subcommand_kwargs(self.verb)
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory

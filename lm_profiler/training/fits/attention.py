@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import AttentionName
-from lm_profiler.training.fits.states import bytes_per_value, bytes_per_weight, gib
+from lm_profiler.training.fits.states import Refusal, bytes_per_value, bytes_per_weight, gib
 
 _SCORES = 3
 """Arrays [B, T, T] that `math` holds at once: the scores, the masked scores and their softmax. Measured on the CPU:
@@ -55,15 +55,16 @@ class AttentionFootprint:
         """Gradients of Q, K and V come when all but one of the scores' arrays have gone."""
         return self.inputs_bytes + max(self.scores_bytes, self.inputs_bytes if self.training else 0)
 
-    def refusal(self, available_bytes: int) -> str | None:
-        """Why it cannot run in `available_bytes`, and what would, in two lines; None if its known bytes fit."""
+    def refusal(self, available_bytes: int) -> Refusal | None:
+        """Why it cannot run in `available_bytes`, and what would; None if its known bytes fit."""
         if self.total_bytes <= available_bytes:
             return None
-        remedies = " or ".join(self._remedies(available_bytes)) or "nothing here, however short"
-        return (
+        return Refusal(
             f"memory: expected at most the {gib(available_bytes)} that are free, given {gib(self.total_bytes)} "
             f"(Q, K and V {gib(self.inputs_bytes)}, scores {gib(self.scores_bytes)}; {self.attention}, "
-            f"{self.precision})\nwould fit: {remedies}; --check_memory=false tries all the same"
+            f"{self.precision})",
+            self._remedies(available_bytes),
+            "no context or batch of any size",
         )
 
     def _remedies(self, available_bytes: int) -> list[str]:

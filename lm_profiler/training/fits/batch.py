@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.record.precision import full_name
-from lm_profiler.training.fits.states import OptimizerName, bytes_per_value, bytes_per_weight, footprint, gib
+from lm_profiler.training.fits.states import OptimizerName, Refusal, bytes_per_value, bytes_per_weight, footprint, gib
 
 _PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
 """Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
@@ -61,8 +61,8 @@ def batch_refusal(
     optimizer: OptimizerName,
     training: bool,
     available_bytes: int,
-) -> str | None:
-    """Why one batch cannot fit beside the weights, and what would, in two lines; None if what is certain does fit.
+) -> Refusal | None:
+    """Why one batch cannot fit beside the weights, and what would; None if what is certain does fit.
 
     Certain are the weights, the optimizer's states, the token ids and one copy of the logits; what would fit is
     reckoned by ``activation_bytes``.
@@ -75,9 +75,9 @@ def batch_refusal(
         return None
     fixed, with_one = (activation_bytes(config, n, context_length, precision, training) for n in (0, 1))
     sequences = (room - fixed) // (with_one - fixed)
-    fitting = f"--data.batch_size={sequences}" if sequences > 0 else "a shorter context"
-    return (
+    return Refusal(
         f"memory: expected at most the {gib(room)} that are free beside the model, given {gib(batch_bytes)} of "
-        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {config.vocab_size:,})\n"
-        f"would fit: {fitting}; --check_memory=false tries all the same"
+        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {config.vocab_size:,})",
+        [f"--data.batch_size={sequences}"] if sequences > 0 else [],
+        "a shorter context",
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -20,7 +19,6 @@ _ROOM = 0.9
 _MOST = 5
 """Runs that a table ends with advice for."""
 
-_REFUSAL = re.compile(r"would fit: (--.*?);")
 _SHARDED = ("fsdp", "deepspeed", "model_parallel")
 
 
@@ -40,8 +38,8 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
 
 def _remedies(entry: Entry) -> list[str]:
     if entry.status == "refused":
-        found = _REFUSAL.search(entry.reason or "")
-        options, sure = found[1].split(" or ") if found else [], "activations aside"
+        failure = entry.record.failure if entry.record is not None else None
+        options, sure = list(failure.remedies) if failure is not None else [], "activations aside"
     elif entry.status == "oom":
         options, sure = _after_oom(entry), "by an estimate of the activations"
     else:

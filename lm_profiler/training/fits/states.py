@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, get_args
@@ -40,6 +40,25 @@ class Footprint:
     def total_bytes(self) -> int:
         """The sum of the three."""
         return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run cannot fit, and the options that would make it fit; as text, two lines.
+
+    Args:
+        reason: In a line.
+        remedies: Options to add to the call, each alternative enough by itself.
+        otherwise: What to say where there are none.
+    """
+
+    reason: str
+    remedies: Sequence[str]
+    otherwise: str
+
+    def __str__(self) -> str:
+        fitting = " or ".join(self.remedies) or self.otherwise
+        return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
 def footprint(
@@ -90,8 +109,8 @@ def refusal(
     training: bool,
     available_bytes: int,
     copies: int = 1,
-) -> str | None:
-    """Why a run cannot fit, and what would, in two lines; None if its known bytes do fit.
+) -> Refusal | None:
+    """Why a run cannot fit, and what would; None if its known bytes do fit.
 
     Args:
         config: The model's dimensions.
@@ -111,11 +130,11 @@ def refusal(
     remedies = _remedies(config, precision, optimizer, training, available_bytes // copies)
     if need.total_bytes <= available_bytes:
         remedies.insert(0, "--trainer.devices=1")
-    fitting = " or ".join(remedies) if remedies else "no preset here, however it is held"
-    return (
+    return Refusal(
         f"memory: expected at most the {gib(available_bytes)} that are free, given {gib(need.total_bytes)}{times} "
-        f"before any activation ({parts}; {precision}, optimizer {optimizer})\n"
-        f"would fit: {fitting}; --check_memory=false tries all the same"
+        f"before any activation ({parts}; {precision}, optimizer {optimizer})",
+        remedies,
+        "no preset, in any precision",
     )
 
 

@@ -67,15 +67,15 @@ def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
 @pytest.mark.parametrize("b_ms,word", [(10.0, None), (12.0, "SLOWER"), (8.0, "FASTER")])
 def test_the_difference_is_that_of_the_medians(b_ms: float, word: str | None) -> None:
     (said,) = [line for line in lines(b_ms) if "observed difference" in line]
-    found = re.fullmatch(r"  observed difference: (\S+)% \[(\S+)%, (\S+)%\], called (\w+)(, wrongly: .+)?", said)
+    found = re.fullmatch(r"  observed difference: (\S+)% \[(\S+)%, (\S+)%\], (false alarm: )?(\w+)(; .+)?", said)
     assert found is not None
     a, b = cell(10.0)[1], cell(b_ms)[1]
     seen = 100 * (statistics.median(b) / statistics.median(a) - 1)
     assert float(found[1]) == pytest.approx(seen, abs=0.006)
     assert float(found[2]) <= seen + 0.01
     assert float(found[3]) >= seen - 0.01
-    assert found[4] == word if word else found[4] in ("SAME", "UNCLEAR")
-    assert bool(found[5]) == bool(word)  # the two are equal programs
+    assert found[5] == word if word else found[5] in ("SAME", "UNCLEAR")
+    assert bool(found[4]) == bool(found[6]) == bool(word)  # the two are equal programs
 
 
 def test_the_smallest_change_is_by_hand() -> None:
@@ -87,11 +87,12 @@ def test_the_smallest_change_is_by_hand() -> None:
     assert float(said.rpartition(" ")[2].rstrip("%")) == pytest.approx(100 * by_hand, abs=0.051)
 
 
-def test_too_few_steps_are_not_compared() -> None:
-    (a, steps), (b, _) = cell(10.0), cell(10.0)
-    said = selftest.report([(a, steps[:5]), (b, steps)], ([], []))
+@pytest.mark.parametrize("steps", [cell(10.0)[1][:5], [10.0 ** (n % 8 - 4) for n in range(16)]])
+def test_steps_that_are_too_few_or_too_noisy_are_not_compared(steps: list[float]) -> None:
+    (a, _), (b, others) = cell(10.0), cell(10.0)
+    said = selftest.report([(a, steps), (b, others)], ([], []))
     assert said[3:] == [
-        "  too few steps to compare; raise --stages.measure_steps",
+        "  too few steps, or too noisy ones, to compare; raise --stages.measure_steps",
         "instruments: too few steps to tell their cost",
     ]
 
@@ -132,7 +133,9 @@ def test_a_real_self_test(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert [line.split()[0] for line in said] == ["A/A", "A:", "B:", "observed", "smallest", "instruments:"]
+    # On a machine that is busy, two runs may be too noisy to compare; the tests above hold what is said of each.
+    comparison = ["too"] if "too noisy" in said[3] else ["observed", "smallest"]
+    assert [line.split()[0] for line in said] == ["A/A", "A:", "B:", *comparison, "instruments:"]
     assert re.match(r"instruments: [+-]\d+\.\d µs a step \[", said[-1])
     assert not list(tmp_path.iterdir())  # it keeps no runs
 

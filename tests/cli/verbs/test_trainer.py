@@ -296,6 +296,7 @@ def test_a_model_that_cannot_fit_is_refused_before_anything_is_allocated(
     assert record.status == "refused"
     assert record.failure is not None
     assert "24.0 GiB" in record.failure.message
+    assert second == f"would fit: {' or '.join(record.failure.remedies)}; --check_memory=false to run anyway"
     assert record.environment is not None  # so that it stands beside the other runs of this device
     names = {path.name for path in (here / "logs" / "xl" / "version_0").iterdir()}
     assert {name for name in names if not name.startswith("events.")} == {"run.json", "config.yaml"}
@@ -338,7 +339,7 @@ def test_every_remedy_that_it_prints_can_be_pasted(
     assert main(call) == 2
     second = capsys.readouterr().err.splitlines()[1]
     ways, override = second.removeprefix("would fit: ").split("; ")
-    alternatives = [*ways.split(" or "), override.removesuffix(" tries all the same")]
+    alternatives = [*ways.split(" or "), override.removesuffix(" to run anyway")]
     assert len(alternatives) == 4
     for options in alternatives:
         assert main([*call, *options.split()]) == 0, options

@@ -30,10 +30,10 @@ def test_sdpa_needs_q_k_v_and_their_gradients() -> None:
 
 
 def test_it_says_what_is_needed_what_there_is_and_several_ways_out() -> None:
-    assert CELL.refusal(24 * GIB) == (
+    assert str(CELL.refusal(24 * GIB)) == (
         "memory: expected at most the 24.0 GiB that are free, given 384.4 GiB "
         "(Q, K and V 0.4 GiB, scores 384.0 GiB; math, 32-true)\n"
-        "would fit: --model.attention=sdpa or --data.context_length=8192; --check_memory=false tries all the same"
+        "would fit: --model.attention=sdpa or --data.context_length=8192; --check_memory=false to run anyway"
     )
 
 
@@ -42,10 +42,9 @@ def test_it_says_what_is_needed_what_there_is_and_several_ways_out() -> None:
 def test_every_remedy_is_one_and_what_just_fits_is_not_refused(available: int, attention: Any) -> None:
     cell = replace(CELL, attention=attention)
     assert cell.refusal(cell.total_bytes) is None
-    message = cell.refusal(min(available, cell.total_bytes - 1))
-    assert message is not None
-    text = message.splitlines()[1].removeprefix("would fit: ").partition(";")[0]
-    for option in text.split(" or ") if text.startswith("--") else ():
+    refused = cell.refusal(min(available, cell.total_bytes - 1))
+    assert refused is not None
+    for option in refused.remedies:
         name, _, value = option.partition("=")
         changed: dict[str, Any] = {name.rpartition(".")[2]: int(value) if value.isdigit() else value}
         assert replace(cell, **changed).refusal(available) is None, option

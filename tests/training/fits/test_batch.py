@@ -69,7 +69,7 @@ def test_a_batch_is_refused_where_its_logits_alone_are_too_many(precision: str, 
     assert batch_refusal(*call, need) is None
     message = batch_refusal(*call, need - 1)
     assert message is not None
-    assert "(batch 8 x context 32, vocabulary 100)\nwould fit: " in message
+    assert "(batch 8 x context 32, vocabulary 100)\nwould fit: " in str(message)
 
 
 def test_the_batch_that_would_fit_is_the_largest_by_the_estimate() -> None:
@@ -77,7 +77,7 @@ def test_the_batch_that_would_fit_is_the_largest_by_the_estimate() -> None:
     available = held.weights_bytes + held.optimizer_bytes + activation_bytes(CONFIG, 5, 32, "bf16-mixed")
     message = batch_refusal(CONFIG, 10**6, 32, "bf16-mixed", "adamw", True, available)
     assert message is not None
-    assert "would fit: --data.batch_size=5; --check_memory=false" in message
+    assert "would fit: --data.batch_size=5; --check_memory=false" in str(message)
     message = batch_refusal(CONFIG, 1, 10**9, "bf16-mixed", "adamw", True, available)
     assert message is not None
-    assert "would fit: a shorter context; " in message
+    assert "would fit: a shorter context; " in str(message)

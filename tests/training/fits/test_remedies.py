@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,20 @@ from lm_profiler.training.fits.remedies import remedies
 COMMAND = "python -m lm_profiler fit --config a.yaml"
 
 
-def failed(status: str, message: str, total_gib: float | None = None, **options: Any) -> Entry:
+def failed(
+    status: str, message: str, total_gib: float | None = None, remedies: Sequence[str] = (), **options: Any
+) -> Entry:
     entry = run("a", failed=(status, message), **options)
     total = None if total_gib is None else round(total_gib * 2**30)
     said = OutOfMemory(requested=None, free=None, total=total, allocated=None, fragmented=None, allowed=None)
-    failure = Failure(phase="forward", step=1, type="OutOfMemoryError", message=message, out_of_memory=said)
+    failure = Failure(
+        phase="forward",
+        step=1,
+        type="OutOfMemoryError",
+        message=message,
+        out_of_memory=said,
+        remedies=tuple(remedies),
+    )
     config = entry.config or {}
     own = {"vocab_size": 10_000, "activation_checkpointing": False}
     config["model"]["init_args"] |= own
@@ -35,10 +45,8 @@ def options_of(lines: list[str]) -> set[str]:
 
 
 def test_a_refusal_offers_its_own_remedies_as_a_command():
-    message = (
-        "memory: expected less\nwould fit: --model.optimizer=sgd or --model.size=large; --check_memory=false tries"
-    )
-    assert remedies([failed("refused", message)]) == [
+    options = ["--model.optimizer=sgd", "--model.size=large"]
+    assert remedies([failed("refused", "memory: expected less", remedies=options)]) == [
         "run:",
         f"  would fit, activations aside: {COMMAND} --model.optimizer=sgd",
         "  or instead: --model.size=large",
@@ -75,7 +83,7 @@ def test_where_the_weights_alone_do_not_fit_nothing_about_the_batch_is_offered()
         run("a", [(0.1, 0.1)] * 6),
         run("a", failed=("failed", "it broke")),
         run("a", failed=("oom", "somebody else's module")),
-        failed("refused", "would fit: no preset here, however it is held; --check_memory=false tries all the same"),
+        failed("refused", "memory: expected less\nwould fit: --model.size=small; prose is not read"),
         failed("oom", "no room", 60, precision="transformer-engine"),
         failed("oom", "no room", 60, strategy="fsdp"),
     ],
@@ -87,7 +95,7 @@ def test_nothing_is_offered_where_nothing_is_known(entry: Entry):
 def test_a_cells_command_leaves_the_sweeps_folder_alone_and_repeats_are_told_once():
     arguments = ["fit", "--config=a b.yaml", "--log_dir=logs/sweep", "--name=cell"]
     cells = [Cell(id=f"cell,r{repeat}", overrides={}, repeat=repeat, arguments=arguments) for repeat in range(2)]
-    found = failed("refused", "would fit: --model.size=large; --check_memory=false tries")
+    found = failed("refused", "memory: expected less", remedies=["--model.size=large"])
     lines = remedies([replace(found, cell=cell, folder=Path(cell.id)) for cell in cells])
     assert lines == [
         "cell,r0:",
