@@ -23,7 +23,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def files_of_the_tree() -> set[str]:
-    """Each file of the packages, as a path below the root; `callbacks` is read through its link."""
+    """Each file of the packages, as a path below the root; `callbacks` and `configs` are read through their links."""
     found = set()
     for folder, _, files in os.walk(ROOT / "lm_profiler", followlinks=True):
         if Path(folder).name != "__pycache__":
@@ -32,7 +32,7 @@ def files_of_the_tree() -> set[str]:
 
 
 def packages_of_the_tree() -> set[str]:
-    modules = (Path(file) for file in files_of_the_tree() if file.endswith(".py"))
+    modules = (Path(file) for file in files_of_the_tree() if file.endswith((".py", ".yaml")))
     return {".".join(module.parent.parts) for module in modules}
 
 
@@ -52,18 +52,15 @@ def build_wheel(source: Path, out: Path) -> Path:
     return wheel
 
 
-@pytest.fixture(scope="module", params=["with the link", "without links"])
-def wheel(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of a clean copy; git writes a link as a one-line file where it cannot make links."""
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of a clean copy."""
     source = tmp_path_factory.mktemp("source")
     skip = shutil.ignore_patterns("__pycache__")
     for folder in ("lm_profiler", "callbacks", "tests", "configs"):
         shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=skip)
     for file in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, source)
-    if request.param == "without links":
-        (source / "lm_profiler" / "callbacks").unlink()
-        (source / "lm_profiler" / "callbacks").write_text("../callbacks", encoding="utf-8")
     return build_wheel(source, tmp_path_factory.mktemp("dist"))
 
 
@@ -71,11 +68,12 @@ def test_package_list_is_the_tree() -> None:
     assert PYPROJECT["tool"]["setuptools"]["packages"] == sorted(packages_of_the_tree())
 
 
-def test_link_and_folder_are_one() -> None:
-    link = ROOT / "lm_profiler" / "callbacks"
+@pytest.mark.parametrize("name", ["callbacks", "configs"])
+def test_link_and_folder_are_one(name: str) -> None:
+    link = ROOT / "lm_profiler" / name
     assert link.is_symlink()
-    assert link.readlink() == Path("../callbacks"), "the link must hold wherever the checkout stands"
-    assert link.samefile(ROOT / "callbacks")
+    assert link.readlink() == Path("..", name), "the link must hold wherever the checkout stands"
+    assert link.samefile(ROOT / name)
 
 
 def test_callbacks_refuses_its_folder_name() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.record.shipped import config_file, instead_of
 from lm_profiler.record.yaml_text import YamlTextError, compose, read_text, too_large, without
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
@@ -93,6 +94,8 @@ class Call:
             if item.node is not None and passed:
                 rest = without(item.node, passed)
                 words += [f"--config={rest}"] * (rest.strip() != "{}")
+            elif item.file is not None:
+                words.append(f"--config={item.file}")
             elif not any(key in known and isinstance(said, str) for key, said in item.says.items() if not item.node):
                 words += item.words
         return words
@@ -195,6 +198,7 @@ def _loaded(key: str, value: str) -> Any:
 
 
 def _config(path: str, words: Sequence[str]) -> _Item:
+    path = config_file(path)
     node, text = read_config(path)
     content = yaml.safe_load(text)
     said = {key: content[key] for key in OURS if key in content}
@@ -219,8 +223,12 @@ def _is_text(path: str) -> bool:
     return "\n" in path or path.startswith("{")
 
 
-def read_config(path: str) -> tuple[yaml.MappingNode, str]:
-    """The nodes and the text of the config at ``path``, which is opened once; a config may also be given as text.
+def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
+    """The nodes and the text of the config ``path``, which is opened once; a config may also be given as text.
+
+    Args:
+        path: The file, or the name of a config that comes with the package.
+        shipped: The folder of those names: ``sweeps`` for sweeps.
 
     Raises:
         UsageError: it is missing, unreadable, not YAML, not a mapping of options, or larger than people write.
@@ -228,10 +236,10 @@ def read_config(path: str) -> tuple[yaml.MappingNode, str]:
     if not path:
         raise UsageError(f"{_EXPECTED}, given none")
     try:
-        text = path if _is_text(path) else read_text(Path(path))
+        text = path if _is_text(path) else read_text(Path(config_file(path, shipped)))
         node = compose(text)
     except OSError as error:
-        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror})") from None
+        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){instead_of(path, shipped)}") from None
     except YamlTextError as error:
         raise UsageError(f"{_EXPECTED}, given {path[:200]}, which {error}") from None
     if isinstance(node, yaml.MappingNode):

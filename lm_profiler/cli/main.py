@@ -33,7 +33,7 @@ usage: python -m lm_profiler <verb> [options]
   --version   print the version
   --help      print this; `<verb> --help` lists a verb's options
 
-for example: python -m lm_profiler fit --config configs/demo.yaml"""
+for example: python -m lm_profiler fit --config demo"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

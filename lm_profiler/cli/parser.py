@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lm_profiler.cli.usage import UsageError, explain
+from lm_profiler.record.shipped import names
 from lm_profiler.training import FakeTokens, LanguageModel
 
 
@@ -27,6 +28,9 @@ class Parser(LightningArgumentParser):
 
     def format_help(self, formatter: HelpFormatter | None = None) -> str:
         """What our own model and data take, which the parser keeps to ``--model.help CLASS``, comes last."""
+        for action in self._actions:
+            if action.dest == "config":
+                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(names())}."
         text: str = super().format_help(formatter)
         if "model" not in (self.groups or ()):  # a verb's parser has it
             return text

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.command import command_line
+from lm_profiler.record.shipped import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 
@@ -56,7 +57,7 @@ def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None
                     id=cell_id, overrides=point, repeat=repeat, arguments=_call(request, point, called, folder, cell_id)
                 )
             )
-    read = texts if texts is not None else {path: Path(path).read_text(encoding="utf-8") for path in request.configs}
+    read = texts if texts is not None else {path: _text(path) for path in request.configs}
     configs = "".join(read[path] for path in request.configs).encode()
     return SweepPlan(
         name=request.name,
@@ -69,6 +70,10 @@ def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None
     )
 
 
+def _text(path: str) -> str:
+    return Path(config_file(path)).read_text(encoding="utf-8")
+
+
 def _check_count(request: Request) -> None:
     count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
     if count > MOST_CELLS:
@@ -79,11 +84,9 @@ def _check_count(request: Request) -> None:
 
 def _kept_as(paths: Sequence[str]) -> dict[str, str]:
     """A file name for the copy of each config: its own where no other has it."""
-    names = Counter(Path(path).stem.lower() for path in dict.fromkeys(paths))
-    unique = dict.fromkeys(paths)
-    return {
-        path: f"{Path(path).stem}{f'-{n}' * (names[Path(path).stem.lower()] > 1)}.yaml" for n, path in enumerate(unique)
-    }
+    stems = {path: Path(config_file(path)).stem for path in paths}
+    count = Counter(stem.lower() for stem in stems.values())
+    return {path: f"{stem}{f'-{n}' * (count[stem.lower()] > 1)}.yaml" for n, (path, stem) in enumerate(stems.items())}
 
 
 def sweep_folder(request: Request) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, cast, get_args
 import yaml
 
 from lm_profiler.record.run import Verb
+from lm_profiler.record.shipped import config_file
 from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
 
 CLUSTERS = ("slurm", "local", "debug")
@@ -116,7 +117,7 @@ def _split(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, str | 
 
 def _default_name(file: str | None, settings: Mapping[str, Any]) -> str:
     config = settings.get("config")
-    return Path(file).stem if file is not None else f"{Path(config).stem}_sweep" if config else "sweep"
+    return Path(file).stem if file is not None else f"{Path(config_file(config)).stem}_sweep" if config else "sweep"
 
 
 # -- YAML, whose scalars stay text: the cells' own parser knows what `on`, `010` or `1e-3` shall mean ------------------

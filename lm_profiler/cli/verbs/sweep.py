@@ -22,6 +22,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
 from lm_profiler.record.quantities import counted
+from lm_profiler.record.shipped import names
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.cluster import ClusterError, Jobs
 from lm_profiler.sweep.display import Display, print_end
@@ -37,10 +38,11 @@ usage: python -m lm_profiler sweep [FILE] [options] [options of every cell]
 Runs every combination of some options, each in a process of its own, and keeps what became of each. Started again, it
 goes on with what is missing. A cell whose folder is removed is missing again.
 
-  FILE                     YAML with config, grid, list, verb, repeats, seed, timeout_s, name
-  --config FILE            config of every cell
+  FILE                     YAML with config, grid, list, verb, repeats, seed, timeout_s, name; or the name of one that
+                           comes with the package: {sweeps}
+  --config FILE            config of every cell, or the name of one that comes with the package, such as demo
   --grid.OPTION A,B        values of an option; every combination is run. A value that is a list: [1,2],[3,4]
-  --list "[{OPTION: A}]"   sets of options; each is run with every combination of the grid
+  --list "[{{OPTION: A}}]"   sets of options; each is run with every combination of the grid
   --verb VERB              fit (if not given), validate, test or predict
   --repeats N              each cell so often, in rounds of random order
   --seed N                 of that order
@@ -52,7 +54,7 @@ goes on with what is missing. A cell whose folder is removed is missing again.
   --slurm.OPTION VALUE     of that cluster, such as --slurm.partition=gpu
   --dry_run                print the cells' calls, one a line, and run none
 
-for example: python -m lm_profiler sweep --config configs/demo.yaml --grid.data.context_length 64,128,256"""
+for example: python -m lm_profiler sweep --config demo --grid.data.context_length 64,128,256"""
 
 SPAWNING = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
@@ -70,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         UsageError: a wrong call; nothing was run.
     """
     if {"-h", "--help"} & set(arguments):
-        print(_HELP)
+        print(_HELP.format(sweeps=", ".join(names("sweeps"))))
         return OK
     request, plan = _read(arguments)
     if request.dry_run:
@@ -98,7 +100,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
-    text = read_config(arguments[0])[1] if arguments and not arguments[0].startswith("-") else None
+    text = read_config(arguments[0], "sweeps")[1] if arguments and not arguments[0].startswith("-") else None
     try:
         request = read_request(arguments, text)
     except ValueError as error:

@@ -1,0 +1,61 @@
+"""Configs that come with the package are named without folder and suffix; whatever is a file stays a file."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.shipped import config_file, names
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "sweeps"])
+def test_every_config_of_the_tree_has_its_name(below: str) -> None:
+    files = sorted((CONFIGS / below).glob("*.yaml"))
+    assert names(below) == sorted(file.name[: -len(".yaml")] for file in files)
+    for file in files:
+        meant = Path(config_file(file.name[: -len(".yaml")], below))
+        assert meant.read_bytes() == file.read_bytes()
+
+
+def test_a_file_of_that_name_goes_first() -> None:
+    Path("demo").write_text("model: {size: small}\n", encoding="utf-8")
+    assert config_file("demo") == "demo"
+    assert config_file("configs/demo.yaml") == "configs/demo.yaml"
+
+
+@pytest.mark.parametrize("verb", [["fit", "--config=dmeo"], ["sweep", "--config", "dmeo", "--repeats", "2"]])
+def test_a_misspelt_name_is_told_the_shipped_ones(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(verb) == 2
+    said = capsys.readouterr().err
+    assert "given dmeo" in said
+    assert f"shipped are {', '.join(names())}" in said
+
+
+def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=my/own.yaml"]) == 2
+    assert "shipped" not in capsys.readouterr().err
+
+
+def test_misspelt_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "attenton"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("shipped are attention, context_lengths, demo, sizes")
+
+
+def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
+    for file in (CONFIGS / "sweeps").glob("*.yaml"):
+        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in names()
+
+
+def test_a_shipped_sweep_can_be_planned_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "sizes", "--dry_run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 * 2 * 3
+    assert all("--config=small_bf16 " in line for line in lines)
