@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.simulation import KINDS, Kind, autocorrelated, independent, shared_machine, spiky
-from lm_profiler.analysis import change, median_interval, precise_enough, ratio_interval, steadiness
-from lm_profiler.analysis.steps.steadiness import KNOWN_TO
+from lm_profiler.analysis.compare.ratio import change, ratio_interval
+from lm_profiler.analysis.steps.statistics import median_interval, precise_enough
+from lm_profiler.analysis.steps.steadiness import KNOWN_TO, steadiness
 
 LENGTHS = (15, 30, 60, 200)
 COMPARED = ("independent, 2 %", "independent, 15 %", "one-sided spikes", "AR(1), 0.3", "AR(1), 0.6", "eager warm-up")

@@ -45,14 +45,13 @@ from lm_profiler.callbacks.outcome.failures import (
 )
 from lm_profiler.callbacks.outcome.folder import run_folder, second_place, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.guard import found
 from lm_profiler.callbacks.outcome.hardware import Hardware, look_at_hardware
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import Precision, Schedule, StageOptions
-from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say
+from lm_profiler.callbacks.stages import StageCounter, StageOptions, StoppingRule
+from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, say, try_or_note
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.measure.device.contention import ContentionWatch
@@ -144,7 +143,7 @@ class TrainingProfiler(Callback):
         self._max_steps = trainer.max_steps
         self._notes = []
         self._gathered: Measured | None = None
-        self._precision: Precision | None = None
+        self._stopping: StoppingRule | None = None
         self._begun = False
         self.record = None
         self._recording = Part("the record", self._tell, self._abandon)
@@ -188,13 +187,15 @@ class TrainingProfiler(Callback):
             timeline.observers += (Part("trace.nvtx", self._tell).guard(NvtxRanges()),)
         progress = None
         if trainer.is_global_zero and not self._quiet:
-            progress = found("progress", lambda: Progress(until_sure=self._stages.until_ci is not None), self._notes)
-        schedule = Schedule(self._planned)
-        precision = self._precision = Precision(self._stages, self._agree)
+            progress = try_or_note(
+                "progress", lambda: Progress(until_sure=self._stages.until_ci is not None), self._notes
+            )
+        schedule = StageCounter(self._planned)
+        stopping = self._stopping = StoppingRule(self._stages, self._agree)
         instruments = self._instruments(timeline)
         self._optimizers = OptimizerMarks(timeline)
         keep = recorder.keep if trainer.is_global_zero else None
-        self._session = Session(timeline, stream, schedule, instruments, progress, rank, precision, self._tell, keep)
+        self._session = Session(timeline, stream, schedule, instruments, progress, rank, stopping, self._tell, keep)
         if trainer.is_global_zero:
             Part("writing an unfinished record", self._tell).run(recorder.begin, self._planned)
         self._stand_in(timeline)
@@ -226,12 +227,12 @@ class TrainingProfiler(Callback):
 
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
-        planned, precision = self._planned, self._precision
+        planned, stopping = self._planned, self._stopping
         later = planned["memory"] + planned["trace"]
         measured = planned["measure"] - (left - later)
-        if precision is None or left <= later or measured < 1:
+        if stopping is None or left <= later or measured < 1:
             return left
-        return later if precision.follow(measured) else left
+        return later if stopping.follow(measured) else left
 
     def _agree(self, own: int) -> int:
         return self._exchange.of_first("answer", lambda: own)
@@ -409,7 +410,7 @@ class TrainingProfiler(Callback):
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif failure is None and session is not None:
-            found("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
+            try_or_note("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
         self._over = True
         self._session = None
 
@@ -434,7 +435,7 @@ class TrainingProfiler(Callback):
         if session is not None:
             last = Part("the last steps", self._tell, session.instruments.discard, outcome="unknown")
             last.run(session.finish, failure is None)
-            measured = found("what was measured", session.measured, self._notes)
+            measured = try_or_note("what was measured", session.measured, self._notes)
         if measured is None:
             measured = Measured((), {}, self._planned, None, None, 0, ())
         return replace(measured, notes=(*self._notes, *measured.notes))
@@ -442,7 +443,7 @@ class TrainingProfiler(Callback):
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
         """First what is certain: neither an error nor a signal in what is looked at afterwards can lose it."""
         recorder, notes = self._a_recorder(), list(measured.notes)
-        record = found("figures", lambda: recorder.first(measured, status, failure), notes)
+        record = try_or_note("figures", lambda: recorder.first(measured, status, failure), notes)
         self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))
         self._over = True
         if record is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from lm_profiler.callbacks.instruments.instruments import Instruments
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.progress import Progress
-from lm_profiler.callbacks.stages import Precision, Schedule
+from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
@@ -37,7 +37,7 @@ class Session:
         instruments: what is looked at beside time.
         progress: tells the person who waits; None on every rank but one.
         rank: global rank of this process.
-        precision: whether enough was measured before the stage's steps are done.
+        stopping: whether enough was measured before the stage's steps are done.
         tell: is told what a reader must know before using the figures.
         keep: keeps rows where the end of the process cannot reach them; called every second at most.
 
@@ -48,11 +48,11 @@ class Session:
         self,
         timeline: Timeline,
         stream: EventStream | None,
-        schedule: Schedule,
+        schedule: StageCounter,
         instruments: Instruments,
         progress: Progress | None,
         rank: int,
-        precision: Precision | None = None,
+        stopping: StoppingRule | None = None,
         tell: Callable[[str], object] | None = None,
         keep: Callable[[Sequence[StepRow]], None] | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Session:
         self._stream = stream
         self._progress = progress
         self._rank = rank
-        self._precision = precision
+        self._stopping = stopping
         tell = tell if tell is not None else self.notes.append
         instruments.guard(tell)
         self._drawing = Part("progress", tell)
@@ -111,11 +111,11 @@ class Session:
             self._kept = len(self._rows)
 
     def _measured_enough(self) -> bool:
-        if self._precision is None or not self._precision.asks(self.schedule.done):
+        if self._stopping is None or not self._stopping.asks(self.schedule.done):
             return False
         self._read_reached()
         elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
-        if not self._precision.reached(self.schedule.done, self._measured_s(), elapsed_s):
+        if not self._stopping.reached(self.schedule.done, self._measured_s(), elapsed_s):
             return False
         self.schedule.end_stage()
         return True
@@ -167,8 +167,8 @@ class Session:
         if stage == "measure":
             self._read_all()
             went_on = self.schedule.stage != "measure"
-            if self._precision is not None and went_on and self._rank == 0:  # whose answer was everybody's
-                self.notes += self._precision.missed(self._measured_s())
+            if self._stopping is not None and went_on and self._rank == 0:  # whose answer was everybody's
+                self.notes += self._stopping.missed(self._measured_s())
         self.instruments.end(stage)
         self.keep()
 

@@ -52,7 +52,7 @@ class StageOptions:
         return self.measure_steps if self.until_ci is None else self.max_steps
 
 
-class Precision:
+class StoppingRule:
     """Whether enough was measured: the answer to ``until_ci``.
 
     Args:
@@ -106,7 +106,7 @@ class Precision:
         return [f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"]
 
 
-class Schedule:
+class StageCounter:
     """Counts steps through the stages, in the order of ``steps``; a stage of no steps is passed over.
 
     ``stage`` is that of the step that runs now or comes next, None when all are done; ``done`` counts its steps.

@@ -74,11 +74,11 @@ class ModuleRanges:
 
 def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Path and module of all that are called below ``module``, each once."""
-    left_alone = {inside for found in module.modules() if is_compiled(found) for inside in found.modules()}
-    for path, found in module.named_modules(memo=left_alone):
+    left_alone = {inside for part in module.modules() if is_compiled(part) for inside in part.modules()}
+    for path, part in module.named_modules(memo=left_alone):
         # A list of modules has no forward pass of its own.
-        if path and type(found).forward is not nn.Module.forward:
-            yield _plain(path), found
+        if path and type(part).forward is not nn.Module.forward:
+            yield _plain(path), part
 
 
 def _plain(path: str) -> str:

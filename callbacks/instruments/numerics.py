@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -68,7 +68,7 @@ class NumericsAudit:
         plugin = trainer.precision_plugin
         scaler = getattr(plugin, "scaler", None)
         with _unattached(module):
-            found = audit(
+            return audit(
                 module,
                 step_of(module, self._verb),
                 self._batch,
@@ -76,7 +76,6 @@ class NumericsAudit:
                 plugin.forward_context(),
                 1.0 if scaler is None else scaler.get_scale(),
             )
-        return NumericsFacts.model_validate(asdict(found))
 
 
 @contextmanager
@@ -94,8 +93,8 @@ def _unattached(module: LightningModule) -> Iterator[None]:
 
 def _is_one_of_many() -> bool:
     """Whether the step could talk to other processes, whoever joined them."""
-    found = torch.distributed
-    return found.is_available() and found.is_initialized() and found.get_world_size() > 1
+    group = torch.distributed
+    return group.is_available() and group.is_initialized() and group.get_world_size() > 1
 
 
 def _on_host(leaf: Any) -> Any:

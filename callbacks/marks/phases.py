@@ -47,7 +47,7 @@ _DRY = 1000
 
 
 class _Spans(dict[str, Marked]):
-    """The span of each action, found out when the action is first seen."""
+    """The span of each action, looked up when the action is first seen."""
 
     def __init__(
         self, find: Callable[[str], Marked | None], counting: Sequence[tuple[str, str, Marked]], part: Part

@@ -72,8 +72,8 @@ class Exchange:
             return find()
         key = f"lm_profiler/{self._run}/{what}/{next(self._asked)}"
         if self._rank > 0:
-            found, value = pickle.loads(self._get(key, self._patience_s))
-            if not found:
+            known, value = pickle.loads(self._get(key, self._patience_s))
+            if not known:
                 raise RuntimeError(f"rank 0 has no {what}: {value}")
             return value  # type: ignore[no-any-return]
         try:

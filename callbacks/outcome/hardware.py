@@ -11,9 +11,9 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.instruments.numerics import NumericsAudit
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import Work
-from lm_profiler.callbacks.outcome.guard import found
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
 from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.measure.device.kept_ceilings import known_ceiling
@@ -50,15 +50,17 @@ def look_at_hardware(
     notes: list[str] = []
     module, device = trainer.lightning_module, trainer.strategy.root_device
     dtype = torch_dtype(run_dtype(trainer))
-    kernels = found("kernels", tracer.kernels, notes)
+    kernels = try_or_note("kernels", tracer.kernels, notes)
     notes += without_kernels(device, kernels)
     return Hardware(
-        flops=found("FLOPs", lambda: _flops(trainer, work, measured, notes), notes),
-        ceiling=None if dtype is None else found("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
+        flops=try_or_note("FLOPs", lambda: _flops(trainer, work, measured, notes), notes),
+        ceiling=None
+        if dtype is None
+        else try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes),
         peak_flops_per_s=peak_flops_per_s,
-        samples=found("samples", lambda: work.samples_per_step(trainer), notes),
+        samples=try_or_note("samples", lambda: work.samples_per_step(trainer), notes),
         kernels=kernels,
-        numerics=found("numerics", lambda: audit.facts(trainer, module), notes),
+        numerics=try_or_note("numerics", lambda: audit.facts(trainer, module), notes),
         notes=notes,
     )
 

@@ -12,13 +12,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 
-from lm_profiler import analysis
-from lm_profiler.analysis import Settings
+from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.hardware.peaks import matmul_dtype, peak
-from lm_profiler.analysis.hardware.utilisation import hfu, mfu
+from lm_profiler.analysis.hardware.utilisation import share_of_peak
 from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
 from lm_profiler.analysis.steps.statistics import median_rank
-from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.typical import agree, resamples
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.outcome.facts import is_compiled_in
@@ -44,12 +42,6 @@ _NO_TIME = 1e-12  # seconds: a clock that stood still
 
 _BEYOND = 1.05
 """More of the machine's own matrix product than noise explains."""
-
-
-def judge_steadiness(steps: Sequence[StepRow], recompilations: int) -> Steadiness:
-    """Of the measured steps, one row each."""
-    found = steadiness([row.time("step") for row in steps])
-    return Steadiness(**dataclasses.asdict(found), recompilations=recompilations)
 
 
 def run_dtype(trainer: Trainer) -> str | None:
@@ -79,7 +71,7 @@ def judge_utilisation(
     if peak_flops_per_s is not None:
         rate, source = peak_flops_per_s, "given with --peak_tflops"
     own = None if ceiling is None else ceiling.flops_per_s
-    reached = hfu(flops.all, step_s, own, devices)
+    reached = share_of_peak(flops.all, step_s, own, devices)
     if reached is not None and reached > _BEYOND:
         own = reached = None  # a step cannot beat the machine: something else was using it meanwhile
     return Utilisation(
@@ -87,8 +79,8 @@ def judge_utilisation(
         dtype=dtype,
         peak_flops_per_s=rate,
         peak_source=source,
-        mfu=mfu(flops.model, step_s, rate, devices),
-        hfu=hfu(flops.all, step_s, rate, devices),
+        mfu=share_of_peak(flops.model, step_s, rate, devices),
+        hfu=share_of_peak(flops.all, step_s, rate, devices),
         ceiling_flops_per_s=own,
         of_ceiling=reached,
     )
@@ -125,11 +117,11 @@ def judge(
         traced=kernels is not None,
         settings=settings,
     )
-    found = what_binds(times.of(range(len(steps)), figures))
+    verdict = what_binds(times.of(range(len(steps)), figures))
     if unsure is None:
-        return Verdict(**dataclasses.asdict(found))
+        return verdict
     drawn = resamples(len(steps)) if unsure.resamples_tell else ()
-    return _certain(found, [what_binds(times.of(some, figures)) for some in drawn], unsure)
+    return _certain(verdict, [what_binds(times.of(some, figures)) for some in drawn], unsure)
 
 
 def _idle_share(kernels: KernelTable | None) -> float | None:
@@ -185,13 +177,13 @@ def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention
     return Unsure("the steps differ too much to tell", remedy, resamples_tell=True)
 
 
-def _certain(found: analysis.Verdict, answers: Sequence[analysis.Verdict], unsure: Unsure) -> Verdict:
-    """What of ``found`` is the answer of nearly all resamples; and first the remedy."""
-    if not agree([answer.bound_by for answer in answers], found.bound_by):
+def _certain(verdict: Verdict, answers: Sequence[Verdict], unsure: Unsure) -> Verdict:
+    """What of ``verdict`` is the answer of nearly all resamples; and first the remedy."""
+    if not agree([answer.bound_by for answer in answers], verdict.bound_by):
         return Verdict(bound_by=None, share=None, evidence=unsure.because, advice=unsure.remedy, certain=False)
-    advised = agree([answer.advice for answer in answers], found.advice)
-    advice = f"{unsure.remedy} Then: {found.advice}" if advised else unsure.remedy
-    return Verdict(**{**dataclasses.asdict(found), "advice": advice})
+    advised = agree([answer.advice for answer in answers], verdict.advice)
+    advice = f"{unsure.remedy} Then: {verdict.advice}" if advised else unsure.remedy
+    return verdict.model_copy(update={"advice": advice})
 
 
 def settings_of(
@@ -243,5 +235,5 @@ def _are_fused(trainer: Trainer) -> bool | None:
 def _loader(trainer: Trainer) -> Any:
     """The first loader of the verb that runs."""
     loaders = (trainer.train_dataloader, trainer.val_dataloaders, trainer.test_dataloaders, trainer.predict_dataloaders)
-    found = next((loader for loader in loaders if loader is not None), None)
-    return found[0] if isinstance(found, (list, tuple)) and found else found
+    loader = next((each for each in loaders if each is not None), None)
+    return loader[0] if isinstance(loader, (list, tuple)) and loader else loader

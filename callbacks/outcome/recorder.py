@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lm_profiler.analysis.steps.shares import odd, shares, typical
+from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import (
     ideal_step_s,
     mean_over_ranks,
@@ -23,13 +24,11 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.outcome.facts import model_facts
-from lm_profiler.callbacks.outcome.guard import found
 from lm_profiler.callbacks.outcome.hardware import Hardware
 from lm_profiler.callbacks.outcome.judgement import (
     Unsure,
     free_share,
     judge,
-    judge_steadiness,
     judge_utilisation,
     run_dtype,
     settings_of,
@@ -37,6 +36,7 @@ from lm_profiler.callbacks.outcome.judgement import (
 )
 from lm_profiler.callbacks.outcome.logger import write_scalars
 from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
 from lm_profiler.measure.memory.holdings import by_cause
@@ -127,8 +127,10 @@ class Recorder:
         """Log the scalars, and write run.json once more with all that was found out since ``record``."""
         record = self._record(measured, record.status, record.failure, hardware)
         notes = list(record.notes)
-        found("scalars in TensorBoard", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes)
-        found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
+        try_or_note(
+            "scalars in TensorBoard", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes
+        )
+        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
         write_run(self.folder, record)
         return record
@@ -149,21 +151,21 @@ class Recorder:
         trainer, launch = self._trainer, self._launch
         timed, notes = _timed(measured), [*measured.notes, *hardware.notes]
         steps = mean_over_ranks(timed)
-        steadiness = judge_steadiness(steps, measured.recompilations) if steps else None
-        steady = steps[steadiness.cut :] if steadiness is not None else []
+        level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
+        steady = steps[level.cut :] if level is not None else []
         usual = typical(steady)
         times, host_times = summaries(steady, "device"), summaries(steady, "host")
         tokens = throughput(steady, times, hardware.samples)
-        utilisation = found("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
-        surroundings = found("environment", self._environment, notes) if asking else None
+        utilisation = try_or_note("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
+        surroundings = try_or_note("environment", self._environment, notes) if asking else None
         memory = _memory(timed, measured)
         free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
-        other_use = found("contention", lambda: contention(measured.cpu_uses), notes)
-        verdict = found(
+        other_use = try_or_note("contention", lambda: contention(measured.cpu_uses), notes)
+        verdict = try_or_note(
             "verdict",
             lambda: self._verdict(
                 usual,
-                why_unsure(steadiness, len(steady), other_use),
+                why_unsure(level, len(steady), other_use),
                 measured.device_idle,
                 utilisation,
                 tokens,
@@ -179,7 +181,7 @@ class Recorder:
             failure=failure,
             verb=self._verb,
             environment=surroundings,
-            model=found("model", lambda: model_facts(trainer, self._module), notes),
+            model=try_or_note("model", lambda: model_facts(trainer, self._module), notes),
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
             first_step_s=max(first, default=None),
@@ -191,7 +193,7 @@ class Recorder:
             rank_step_s=rank_medians(timed),
             memory=memory,
             throughput=tokens,
-            steadiness=steadiness,
+            steadiness=level,
             utilisation=utilisation,
             telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
             contention=other_use,

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.callbacks.outcome.guard import found
 from lm_profiler.callbacks.outcome.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.measure.boundary import first_line, said, say
+from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
@@ -131,7 +130,9 @@ class Attempt:
         record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, environment=where)
         folder = self.folder
         write_run(folder, record)
-        found("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])  # the record stands without
+        try_or_note(
+            "HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), []
+        )  # the record stands without
 
     def _where(self) -> str:
         return f"; written to {from_here(self.folder)}" if self.folder is not None else ""

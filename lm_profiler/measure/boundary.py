@@ -104,6 +104,14 @@ class Part:
         return Hook(self, call)
 
 
+def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Result | None:
+    """What ``look`` returns; None, and a note that ``what`` is unknown and why, where it raises.
+
+    Any error counts: a user's module, loader or logger runs in there, or a driver, and the run itself went well.
+    """
+    return Part(what, notes.append, outcome="unknown").run(look)
+
+
 class Hook:
     """A callable of ours inside an object of training's. A copy of that object, or its pickle, has one that does
     nothing and knows nothing of us."""

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lm_profiler.models.config import PRESETS, AttentionName, TransformerConfig, preset
-    from lm_profiler.models.transformer import Transformer, count_parameters
+    from lm_profiler.models.transformer import Transformer
 
-__all__ = ["PRESETS", "AttentionName", "Transformer", "TransformerConfig", "count_parameters", "preset"]
-
-_NEED_TORCH = frozenset({"Transformer", "count_parameters"})
+__all__ = ["PRESETS", "AttentionName", "Transformer", "TransformerConfig", "preset"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'transformer' if name in _NEED_TORCH else 'config'}"), name)
+    return getattr(import_module(f"{__name__}.{'transformer' if name == 'Transformer' else 'config'}"), name)

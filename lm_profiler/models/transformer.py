@@ -139,14 +139,3 @@ class Transformer(nn.Module):
                 x_BTD = block(x_BTD, rope)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
-
-
-def count_parameters(model: nn.Module, embedding: bool = True) -> int:
-    """The number of parameters, each shared one once.
-
-    Args:
-        model: Any module, on any device, the meta device included.
-        embedding: Count the tables of `nn.Embedding`, whose rows are looked up and not multiplied.
-    """
-    tables = set() if embedding else {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    return sum(parameter.numel() for parameter in model.parameters() if parameter not in tables)

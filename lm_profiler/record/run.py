@@ -125,17 +125,17 @@ class TimeSummary(Part):
     """
 
     n: int
-    mean: float | None
-    std: float | None
-    cv: float | None
-    median: float | None
-    ci_low: float | None
-    ci_high: float | None
-    p5: float | None
-    p95: float | None
-    min: float | None
-    max: float | None
-    outliers: int
+    mean: float | None = None
+    std: float | None = None
+    cv: float | None = None
+    median: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
+    p5: float | None = None
+    p95: float | None = None
+    min: float | None = None
+    max: float | None = None
+    outliers: int = 0
 
 
 class MemoryReading(Part):
@@ -232,7 +232,7 @@ class Steadiness(Part):
     lag1: float | None
     bias_of_mean: float | None
     evidence: str
-    recompilations: int
+    recompilations: int = 0
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     known_to: float | None = None
 
@@ -391,7 +391,8 @@ class NumericsFacts(Part):
     """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
 
     Errors are the Euclidean norm of the difference over that of the float32 result; None where it is not finite, or
-    there is nothing to compare. ``output_error`` is of the last tensor that a module returned: the logits.
+    there is nothing to compare. ``output_error`` is of the first floating-point tensor, of one dimension or more, that
+    the last module to do so returned in the forward pass: the logits of a language model.
     """
 
     loss: float | None
@@ -401,6 +402,9 @@ class NumericsFacts(Part):
     kinds: list[NumericsKind]
 
 
+Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
+
+
 class Verdict(Part):
     """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next.
 
@@ -408,7 +412,7 @@ class Verdict(Part):
     how to be sure.
     """
 
-    bound_by: Annotated[Literal["input", "host", "compute", "memory bandwidth", "communication"] | None, Newer]
+    bound_by: Annotated[Bound | None, Newer]
     share: float | None
     evidence: str
     advice: str

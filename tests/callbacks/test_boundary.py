@@ -18,7 +18,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompo
 
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import Precision
+from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Part
 from lm_profiler.measure.clocks.timeline import StepMarks
 from lm_profiler.record.run import read_run
@@ -195,8 +195,8 @@ def test_a_rank_without_instruments_answers_when_all_are_asked() -> None:
         said.append(mine)
         return next(answers)
 
-    precision = Precision(StageOptions(until_ci=0.1), of_rank_0)
-    assert [precision.follow(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
+    stopping = StoppingRule(StageOptions(until_ci=0.1), of_rank_0)
+    assert [stopping.follow(steps) for steps in range(1, 8)] == [False] * 4 + [True] * 3
     assert said == [0, 0]  # asked after steps 1 and 5 alone, as everybody
 
 

@@ -22,7 +22,7 @@ from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import Schedule
+from lm_profiler.callbacks.stages import StageCounter
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.device.contention import ContentionWatch
@@ -76,7 +76,7 @@ class Loop:
         options: dict[str, Any] = {"stream": stream, "progress": self.progress}
         self.session = Session(
             timeline=self.timeline,
-            schedule=Schedule(stages),
+            schedule=StageCounter(stages),
             instruments=Instruments(
                 memory=MemoryReader(self.probe, self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
                 compiles=CompileWatch(),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from lm_profiler.callbacks import MemoryOptions, StageOptions
-from lm_profiler.callbacks.stages import Schedule
+from lm_profiler.callbacks.stages import StageCounter
 
 
-def passed_through(schedule: Schedule) -> list[str | None]:
+def passed_through(schedule: StageCounter) -> list[str | None]:
     """The stage of every step, until there is none."""
     stages = []
     while schedule.stage is not None:
@@ -18,7 +18,7 @@ def passed_through(schedule: Schedule) -> list[str | None]:
 
 
 def test_stages_follow_each_other() -> None:
-    schedule = Schedule({"warmup": 2, "measure": 3, "memory": 1, "trace": 2})
+    schedule = StageCounter({"warmup": 2, "measure": 3, "memory": 1, "trace": 2})
     stages = passed_through(schedule)
     assert stages == ["warmup"] * 2 + ["measure"] * 3 + ["memory"] + ["trace"] * 2
 
@@ -33,18 +33,18 @@ def test_stages_follow_each_other() -> None:
     ],
 )
 def test_a_stage_of_no_steps_is_passed_over(steps: dict[str, int], expected: list[str]) -> None:
-    schedule = Schedule(steps)
+    schedule = StageCounter(steps)
     assert passed_through(schedule) == expected
     assert schedule.planned == steps
 
 
 def test_advance_says_when_a_stage_is_over() -> None:
-    schedule = Schedule({"warmup": 2, "measure": 1})
+    schedule = StageCounter({"warmup": 2, "measure": 1})
     assert [schedule.advance() for _ in range(3)] == [False, True, True]
 
 
 def test_a_stage_can_be_ended_early() -> None:
-    schedule = Schedule({"measure": 100, "trace": 2})
+    schedule = StageCounter({"measure": 100, "trace": 2})
     schedule.advance()
     assert (schedule.stage, schedule.done) == ("measure", 1)
     schedule.end_stage()

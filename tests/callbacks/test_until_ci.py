@@ -10,9 +10,9 @@ from known_loop import trainer_with
 from known_session import Loop
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.analysis import relative_half_width
+from lm_profiler.analysis.steps.statistics import relative_half_width
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.callbacks.stages import Precision
+from lm_profiler.callbacks.stages import StoppingRule
 
 
 def alone(own: int) -> int:
@@ -109,7 +109,7 @@ def test_without_a_target_nobody_is_asked(tmp_path: Path) -> None:
     def never(own: int) -> int:
         pytest.fail("a collective call that the other ranks may not make")
 
-    assert not Precision(StageOptions(), never).asks(10)
+    assert not StoppingRule(StageOptions(), never).asks(10)
     assert measured(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), [10.0] * 20, never) == 12
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis import steadiness
+from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (

@@ -20,7 +20,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import Precision, Schedule
+from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.device.contention import ContentionWatch
 from lm_profiler.measure.memory.peaks import ProcessProbe
@@ -37,7 +37,7 @@ class Loop:
         self.session = Session(
             timeline=self.timeline,
             stream=None,
-            schedule=Schedule({"warmup": options.warmup_steps, "measure": options.planned_steps}),
+            schedule=StageCounter({"warmup": options.warmup_steps, "measure": options.planned_steps}),
             instruments=Instruments(
                 memory=MemoryReader(ProcessProbe(), self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
                 compiles=CompileWatch(),
@@ -50,7 +50,7 @@ class Loop:
             ),
             progress=None,
             rank=0,
-            precision=Precision(options, agree),
+            stopping=StoppingRule(options, agree),
         )
 
     def step(self, ms: float) -> None:

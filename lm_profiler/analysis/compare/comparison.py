@@ -24,7 +24,7 @@ from lm_profiler.record.quantities import MEMORY, PARTS
 _RESIDENT_SCATTER = 0.05
 """How far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %."""
 
-Verdict = Change | Literal["ONLY A", "ONLY B"]
+PartVerdict = Change | Literal["ONLY A", "ONLY B"]
 MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 
@@ -43,7 +43,7 @@ class PartChange:
     difference_s: float
     of_step: float | None
     interval: RatioInterval | None
-    verdict: Verdict
+    verdict: PartVerdict
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
 def _part_change(part: str, a: Side, b: Side, confidence: float) -> PartChange:
     a_s, b_s, step_s = a.typical_s(part), b.typical_s(part), a.typical_s("step")
     interval = ratio_interval(a.seconds(part), b.seconds(part), confidence)
-    verdict: Verdict = change(interval)
+    verdict: PartVerdict = change(interval)
     if a.occurs(part) != b.occurs(part):
         verdict = "ONLY A" if a.occurs(part) else "ONLY B"
     return PartChange(part, a_s, b_s, b_s - a_s, (b_s - a_s) / step_s if step_s > 0 else None, interval, verdict)

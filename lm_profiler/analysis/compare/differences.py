@@ -52,8 +52,8 @@ def in_environment(a: RunRecord, b: RunRecord) -> list[Difference] | None:
     """Versions, driver, flags, threads, git commit; None where a run was killed before it told its own."""
     if a.environment is None or b.environment is None:
         return None
-    found = _between(a.environment.model_dump(), b.environment.model_dump())
-    return [difference for difference in found if difference.path not in _SAID_AS_UNLIKE]
+    differences = _between(a.environment.model_dump(), b.environment.model_dump())
+    return [difference for difference in differences if difference.path not in _SAID_AS_UNLIKE]
 
 
 def _work(run: RunRecord) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def _between(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values by dotted path, as the command line would name them."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         path = prefix if key == "init_args" and prefix else f"{prefix}.{key}".lstrip(".")
         if isinstance(value, Mapping) and value:
-            found.update(flat(value, path))
+            values.update(flat(value, path))
         else:
-            found[path] = value
-    return found
+            values[path] = value
+    return values

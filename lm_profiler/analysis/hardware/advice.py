@@ -20,7 +20,6 @@ class Settings:
         tf32: whether float32 products may use TF32 (None also where the device has none).
         half_precision: the mixed precision that the device has matrix units for; None where it has none, or unknown.
         compiled: torch.compile is on.
-        cuda_graphs: compiled with mode="reduce-overhead" or "max-autotune".
         num_workers: of the DataLoader.
         cores: CPU cores that this process may use for them.
         pin_memory: of the DataLoader.
@@ -34,7 +33,6 @@ class Settings:
     tf32: bool | None = None
     half_precision: str | None = None
     compiled: bool | None = None
-    cuda_graphs: bool | None = None
     num_workers: int | None = None
     cores: int | None = None
     pin_memory: bool | None = None
@@ -86,10 +84,6 @@ def for_host(s: Settings) -> str:
             (
                 s.fused_optimizer is False,
                 "Use the fused optimizer (fused=True): one launch instead of hundreds.",
-            ),
-            (
-                s.compiled is True and s.cuda_graphs is False,
-                'Compile with mode="reduce-overhead" (CUDA graphs).',
             ),
         ],
         _larger_batch(s, "the same launches then do more work"),

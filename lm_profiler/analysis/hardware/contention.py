@@ -7,18 +7,18 @@ from lm_profiler.record.run import SHARED, Contention, GpuSharing
 _MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and clock where nobody had to wait
 
 
-def contention_lines(found: Contention | None) -> list[str]:
+def contention_lines(contention: Contention | None) -> list[str]:
     """What took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
-    if found is None:
+    if contention is None:
         return []
-    said, whole_s = [], found.wall_s * found.cpus
-    if (found.not_had or 0.0) >= SHARED:
-        said.append(f"something else used this machine: {found.not_had:.0%} of the wanted CPU time was not had")
-    elif (found.others_s or 0.0) >= _MUCH * whole_s:
-        said.append(f"something else used {(found.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
-    if (found.throttled_s or 0.0) >= SHARED * found.had_s > 0.0:
-        said.append(f"the CPU limit of its control group held this run back for {found.throttled_s:.1f} s")
-    return said + ([] if found.gpu is None or not found.gpu.processes else [_on_gpu(found.gpu)])
+    said, whole_s = [], contention.wall_s * contention.cpus
+    if (contention.not_had or 0.0) >= SHARED:
+        said.append(f"something else used this machine: {contention.not_had:.0%} of the wanted CPU time was not had")
+    elif (contention.others_s or 0.0) >= _MUCH * whole_s:
+        said.append(f"something else used {(contention.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
+    if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
+        said.append(f"the CPU limit of its control group held this run back for {contention.throttled_s:.1f} s")
+    return said + ([] if contention.gpu is None or not contention.gpu.processes else [_on_gpu(contention.gpu)])
 
 
 def _on_gpu(gpu: GpuSharing) -> str:

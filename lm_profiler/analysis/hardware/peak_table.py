@@ -1,4 +1,4 @@
-"""Datasheet peaks, one row a product: TFLOP/s without sparsity, GB/s, and where each figure stands.
+"""Datasheet peaks, one row a product: TFLOP/s without sparsity, and where each figure stands.
 
 NVIDIA's sheets since Ampere print tensor figures "with sparsity"; half of that is the dense figure, and only
 that is kept here. GeForce cards run fp16 and bf16 at half rate when they accumulate in fp32, which is what
@@ -13,128 +13,90 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Names as the driver reports them, dense TFLOP/s by dtype, memory GB/s, source.
+    """Names as the driver reports them, source, dense TFLOP/s by dtype; None is unknown.
 
-    `tf32` is None where unknown; `has_tf32` is False where the chip has no such mode and float32 stays
-    float32.
+    Where the chip has no TF32 mode, float32 stays float32: its figure stands in both places.
     """
 
     names: tuple[str, ...]
     source: str
-    gb_per_s: float | None = None
-    float32: float | None = None
-    tf32: float | None = None
+    float32: float
+    tf32: float
     bfloat16: float | None = None
     float16: float | None = None
-    fp8: float | None = None
-    has_tf32: bool = True
 
 
 _ADA = "NVIDIA Ada GPU Architecture whitepaper v2.1 (2023), appendix A"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture whitepaper v2.1 (2021), appendix A"
 _A100 = "NVIDIA A100 Tensor Core GPU datasheet (2021)"
-_H100 = "NVIDIA H100 Tensor Core GPU Architecture whitepaper (2023); bandwidth: H100 datasheet (2023)"
+_H100 = "NVIDIA H100 Tensor Core GPU Architecture whitepaper (2023)"
 _GH200 = "NVIDIA GH200 Grace Hopper Superchip datasheet (2023): the GPU is an H100 SXM"
 _BLACKWELL = "NVIDIA Blackwell datasheet (2025), Individual Blackwell GPU Specifications; half the sparse figure"
 _RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1 (2025), appendix A"
 _RTX_PRO = "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper (2025)"
 _V100 = "NVIDIA V100 Tensor Core GPU datasheet (2020)"
 
-_HOPPER_SXM = (66.9, 494.7, 989.4, 989.4, 1978.9)
-_HOPPER_NVL = (60.0, 417.5, 835.5, 835.5, 1670.5)
+_HOPPER_SXM = (66.9, 494.7, 989.4, 989.4)
 _A100_TFLOPS = (19.5, 156.0, 312.0, 312.0)
 
 ROWS: tuple[Row, ...] = (
     # Blackwell
-    Row(("NVIDIA GB200",), _BLACKWELL, 8000.0, 80.0, 1250.0, 2500.0, 2500.0, 5000.0),
-    # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for
-    # one.
-    Row(("NVIDIA B200",), _BLACKWELL, 7700.0, 75.0, 1125.0, 2250.0, 2250.0, 4500.0),
-    Row(
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",),
-        _RTX_PRO,
-        1792.0,
-        125.0,
-        251.9,
-        503.8,
-        503.8,
-        1007.6,
-    ),
+    Row(("NVIDIA GB200",), _BLACKWELL, 80.0, 1250.0, 2500.0, 2500.0),
+    # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for one.
+    Row(("NVIDIA B200",), _BLACKWELL, 75.0, 1125.0, 2250.0, 2250.0),
+    Row(("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",), _RTX_PRO, 125.0, 251.9, 503.8, 503.8),
     Row(
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (2025): 110 TFLOP/s fp32, 3511 AI TOPS (fp4, "
-        "sparse); the tensor figures from the latter by the whitepaper's ratios (bf16 an eighth)",
-        *(1792.0, 110.0, 219.4, 438.9, 438.9, 877.8),
+        "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (2025): 110 TFLOP/s fp32, 3511 AI TOPS (fp4, sparse); "
+        "the tensor figures from the latter by the whitepaper's ratios (bf16 an eighth)",
+        110.0,
+        219.4,
+        438.9,
+        438.9,
     ),
-    Row(  # 120 TFLOP/s at launch, 117 in later sheets: compute stays unknown
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition",),
-        "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (2025)",
-        1597.0,
-    ),
-    Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 1792.0, 104.8, 104.8, 209.5, 209.5, 419.0),
+    Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 104.8, 104.8, 209.5, 209.5),
     # Hopper
-    Row(("NVIDIA H100 80GB HBM3",), _H100, 3350.0, *_HOPPER_SXM),
-    Row(("NVIDIA H100 PCIe",), _H100, 2000.0, 51.2, 378.0, 756.0, 756.0, 1513.0),
-    Row(("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 3900.0, *_HOPPER_NVL),
-    Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", 4800.0, *_HOPPER_SXM),
-    Row(("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 4800.0, *_HOPPER_NVL),
-    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), _GH200, 4000.0, *_HOPPER_SXM),
-    Row(("NVIDIA GH200 144G HBM3e",), _GH200, 4900.0, *_HOPPER_SXM),
+    Row(("NVIDIA H100 80GB HBM3",), _H100, *_HOPPER_SXM),
+    Row(("NVIDIA H100 PCIe",), _H100, 51.2, 378.0, 756.0, 756.0),
+    Row(("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
+    Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", *_HOPPER_SXM),
+    Row(("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
+    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), _GH200, *_HOPPER_SXM),
+    Row(("NVIDIA GH200 144G HBM3e",), _GH200, *_HOPPER_SXM),
     # Ada Lovelace
-    Row(("NVIDIA L4",), _ADA + "; NVIDIA L4 datasheet (2023)", 300.0, 30.3, 60.0, 121.0, 121.0, 242.5),
-    Row(("NVIDIA L40",), "NVIDIA L40 datasheet (2023)", 864.0, 90.5, 90.5, 181.05, 181.05, 362.0),
-    Row(("NVIDIA L40S",), "NVIDIA L40S datasheet (2023)", 864.0, 91.6, 183.0, 362.05, 362.05, 733.0),
-    Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 960.0, 91.1, 182.1, 364.2, 364.2, 728.5),
-    Row(("NVIDIA GeForce RTX 4090",), _ADA, 1008.0, 82.6, 82.6, 165.2, 165.2, 330.3),
+    Row(("NVIDIA L4",), _ADA + "; NVIDIA L4 datasheet (2023)", 30.3, 60.0, 121.0, 121.0),
+    Row(("NVIDIA L40",), "NVIDIA L40 datasheet (2023)", 90.5, 90.5, 181.05, 181.05),
+    Row(("NVIDIA L40S",), "NVIDIA L40S datasheet (2023)", 91.6, 183.0, 362.05, 362.05),
+    Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 91.1, 182.1, 364.2, 364.2),
+    Row(("NVIDIA GeForce RTX 4090",), _ADA, 82.6, 82.6, 165.2, 165.2),
     Row(
         ("NVIDIA GeForce RTX 4090 Laptop GPU",),
-        "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the RTX "
-        "4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits",
-        *(576.0, 42.9, 42.9, 85.8, 85.8, 171.5),
+        "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the "
+        "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits",
+        42.9,
+        42.9,
+        85.8,
+        85.8,
     ),
     # Ampere
-    Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, 1555.0, *_A100_TFLOPS),
-    Row(("NVIDIA A100-SXM4-80GB",), _A100, 2039.0, *_A100_TFLOPS),
-    Row(("NVIDIA A100 80GB PCIe",), _A100, 1935.0, *_A100_TFLOPS),
-    Row(("NVIDIA A30",), "NVIDIA A30 datasheet (2022)", 933.0, 10.3, 82.0, 165.0, 165.0),
-    Row(("NVIDIA A40",), "NVIDIA A40 datasheet (2021)", 696.0, 37.4, 74.8, 149.7, 149.7),
-    Row(("NVIDIA A10",), "NVIDIA A10 datasheet (2021)", 600.0, 31.2, 62.5, 125.0, 125.0),
-    Row(("NVIDIA A10G",), "NVIDIA A10G datasheet for AWS (2022)", 600.0, 35.0, 35.0, 70.0, 70.0),
-    Row(("NVIDIA RTX A6000",), _GA102, 768.0, 38.7, 77.4, 154.8, 154.8),
-    Row(("NVIDIA GeForce RTX 3090",), _GA102, 936.0, 35.6, 35.6, 71.0, 71.0),
-    Row(("NVIDIA GeForce RTX 3090 Ti",), _ADA, 1008.0, 40.0, 40.0, 80.0, 80.0),
+    Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, *_A100_TFLOPS),
+    Row(("NVIDIA A100-SXM4-80GB",), _A100, *_A100_TFLOPS),
+    Row(("NVIDIA A100 80GB PCIe",), _A100, *_A100_TFLOPS),
+    Row(("NVIDIA A30",), "NVIDIA A30 datasheet (2022)", 10.3, 82.0, 165.0, 165.0),
+    Row(("NVIDIA A40",), "NVIDIA A40 datasheet (2021)", 37.4, 74.8, 149.7, 149.7),
+    Row(("NVIDIA A10",), "NVIDIA A10 datasheet (2021)", 31.2, 62.5, 125.0, 125.0),
+    Row(("NVIDIA A10G",), "NVIDIA A10G datasheet for AWS (2022)", 35.0, 35.0, 70.0, 70.0),
+    Row(("NVIDIA RTX A6000",), _GA102, 38.7, 77.4, 154.8, 154.8),
+    Row(("NVIDIA GeForce RTX 3090",), _GA102, 35.6, 35.6, 71.0, 71.0),
+    Row(("NVIDIA GeForce RTX 3090 Ti",), _ADA, 40.0, 40.0, 80.0, 80.0),
     # Turing and Volta: fp16 tensor cores only
-    Row(
-        ("Tesla T4",),
-        "NVIDIA T4 datasheet (2019); bandwidth: Turing whitepaper (2018)",
-        *(320.0, 8.1, None, None, 65.0),
-        has_tf32=False,
-    ),
-    Row(
-        ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"),
-        _V100,
-        *(900.0, 15.7, None, None, 125.0),
-        has_tf32=False,
-    ),
-    Row(
-        ("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"),
-        _V100,
-        *(900.0, 14.0, None, None, 112.0),
-        has_tf32=False,
-    ),
-    Row(("Tesla V100S-PCIE-32GB",), _V100, 1134.0, 16.4, None, None, 130.0, has_tf32=False),
-    # Apple: the GPU's fp32 where Apple named a number, for the chip with all its GPU cores (some have one or
-    # two less)
-    Row(("Apple M1",), "Apple press release, 10 November 2020: 2.6 teraflops", 68.25, 2.6, has_tf32=False),
-    Row(("Apple M1 Pro",), "Apple keynote, 18 October 2021: 5.2 teraflops", 200.0, 5.2, has_tf32=False),
-    Row(("Apple M1 Max",), "Apple keynote, 18 October 2021: 10.4 teraflops", 400.0, 10.4, has_tf32=False),
-    Row(("Apple M2",), "Apple keynote, 6 June 2022: 3.6 teraflops", 100.0, 3.6, has_tf32=False),
-    Row(("Apple M1 Ultra",), "Apple press release, 8 March 2022 (bandwidth)", 800.0),
-    Row(("Apple M2 Pro",), "Apple press release, 17 January 2023 (bandwidth)", 200.0),
-    Row(("Apple M2 Max",), "Apple press release, 17 January 2023 (bandwidth)", 400.0),
-    Row(("Apple M2 Ultra",), "Apple press release, 5 June 2023 (bandwidth)", 800.0),
-    Row(("Apple M3",), "Apple press release, 30 October 2023 (bandwidth)", 100.0),
-    Row(("Apple M3 Pro",), "Apple press release, 30 October 2023 (bandwidth)", 150.0),
-    Row(("Apple M4",), "Apple press release, 7 May 2024 (bandwidth)", 120.0),
-    Row(("Apple M4 Pro",), "Apple press release, 30 October 2024 (bandwidth)", 273.0),
+    Row(("Tesla T4",), "NVIDIA T4 datasheet (2019)", 8.1, 8.1, None, 65.0),
+    Row(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), _V100, 15.7, 15.7, None, 125.0),
+    Row(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), _V100, 14.0, 14.0, None, 112.0),
+    Row(("Tesla V100S-PCIE-32GB",), _V100, 16.4, 16.4, None, 130.0),
+    # Apple: the GPU's fp32 where Apple named a number, for the chip with all its GPU cores (some have one or two less)
+    Row(("Apple M1",), "Apple press release, 10 November 2020: 2.6 teraflops", 2.6, 2.6),
+    Row(("Apple M1 Pro",), "Apple keynote, 18 October 2021: 5.2 teraflops", 5.2, 5.2),
+    Row(("Apple M1 Max",), "Apple keynote, 18 October 2021: 10.4 teraflops", 10.4, 10.4),
+    Row(("Apple M2",), "Apple keynote, 6 June 2022: 3.6 teraflops", 3.6, 3.6),
 )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 from lm_profiler.analysis.hardware import advice
 from lm_profiler.analysis.hardware.advice import Settings
-
-Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
+from lm_profiler.record.run import Bound, Verdict
 
 # Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
 _INPUT, _COMMUNICATION, _MEMORY, _OTHER = 1 / 3, 0.20, 0.50, 0.30
@@ -20,6 +18,7 @@ _BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, 
 _WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
 _KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
 
+_FEWER = "Train with fewer callbacks and less logging, and compare."
 _COMPUTE_PHASES = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 
@@ -55,16 +54,6 @@ class Evidence:
     settings: Settings = field(default_factory=Settings)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What binds a run (None: unknown), its share of the step, one sentence of evidence, one thing to try."""
-
-    bound_by: Bound | None
-    share: float | None
-    evidence: str
-    advice: str
-
-
 def what_binds(evidence: Evidence) -> Verdict:
     """The first cause that the evidence carries, asked in the order in which one hides the next.
 
@@ -83,13 +72,17 @@ def what_binds(evidence: Evidence) -> Verdict:
     return _nothing(evidence)
 
 
+def _answer(bound_by: Bound | None, share: float | None, evidence: str, advice: str) -> Verdict:
+    return Verdict(bound_by=bound_by, share=share, evidence=evidence, advice=advice)
+
+
 def _share(e: Evidence, *phases: str) -> float:
     return sum(e.phases_s.get(phase, 0.0) for phase in phases) / e.step_s
 
 
 def _input(e: Evidence) -> Verdict | None:
     share, text, remedy = _batch(e)
-    return Verdict("input", share, text, remedy) if share >= _INPUT else None
+    return _answer("input", share, text, remedy) if share >= _INPUT else None
 
 
 def _batch(e: Evidence) -> tuple[float, str, str]:
@@ -105,7 +98,7 @@ def _communication(e: Evidence) -> Verdict | None:
     if share is None or share < _COMMUNICATION:
         return None
     text = f"{share:.0%} of the step is communication that nothing overlaps"
-    return Verdict("communication", share, text, advice.for_communication(e.settings))
+    return _answer("communication", share, text, advice.for_communication(e.settings))
 
 
 def _host(e: Evidence) -> Verdict | None:
@@ -121,7 +114,7 @@ def _host(e: Evidence) -> Verdict | None:
         return None
     if e.idle_share is not None:
         text += f", which had nothing to do in {e.idle_share:.0%} of the traced steps"
-    return Verdict("host", e.idle_share, text, advice.for_host(e.settings))
+    return _answer("host", e.idle_share, text, advice.for_host(e.settings))
 
 
 def _launching(e: Evidence) -> str | None:
@@ -143,7 +136,7 @@ def _memory(e: Evidence) -> Verdict | None:
     if share is None or share < _MEMORY:
         return None
     text = f"{share:.0%} of the step is spent in kernels that wait for memory"
-    return Verdict("memory bandwidth", share, text, advice.for_memory(e.settings, _share(e, "optimizer")))
+    return _answer("memory bandwidth", share, text, advice.for_memory(e.settings, _share(e, "optimizer")))
 
 
 def _compute(e: Evidence) -> Verdict | None:
@@ -154,7 +147,7 @@ def _compute(e: Evidence) -> Verdict | None:
         return None  # busy, but with what? Low or unknown utilisation does not say
     text = f"{_working(e)}, at {e.utilisation:.0%} of what the machine can reach"
     on_device = e.has_device_stream
-    return Verdict("compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device))
+    return _answer("compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device))
 
 
 def _working(e: Evidence) -> str:
@@ -168,14 +161,14 @@ def _nothing(e: Evidence) -> Verdict:
     outside = 1.0 - _share(e, "data", "transfer", *_COMPUTE_PHASES)
     if outside >= _OTHER:
         text = f"{outside:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)"
-        return Verdict(None, None, text, "Train with fewer callbacks and less logging, and compare.")
+        return _answer(None, None, text, _FEWER)
     share, text, remedy = _batch(e)
     if share >= _NOTED:
-        return Verdict(None, None, f"no single cause stands out; {text}; {_working(e)}", remedy)
+        return _answer(None, None, f"no single cause stands out; {text}; {_working(e)}", remedy)
     optimizer = _share(e, "optimizer")
     if e.utilisation is None:
         text = f"{_working(e)}; utilisation is unknown, and with it the cause"
-        return Verdict(None, None, text, advice.for_unknown(e.settings, optimizer, e.traced))
+        return _answer(None, None, text, advice.for_unknown(e.settings, optimizer, e.traced))
     reached = "less than 1%" if e.utilisation < 0.01 else f"only {e.utilisation:.0%}"
     text = f"{reached} of what the machine can reach, so the time goes to small operators or memory, not to arithmetic"
-    return Verdict(None, None, text, advice.for_memory(e.settings, optimizer))
+    return _answer(None, None, text, advice.for_memory(e.settings, optimizer))

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from lm_profiler.record.run import TimeSummary
 
 FINEST_TARGET = 0.005
 """Half width (as a share of the median) below which one process proves nothing: memory layout, clocks and
@@ -26,27 +27,6 @@ _TUKEY = 1.5
 FAR_OUT = 3.0
 """Interquartile ranges beyond the quartiles: Tukey's "far out"."""
 _FEWEST_FOR_FENCES = 4
-
-
-@dataclass(frozen=True)
-class Summary:
-    """One list of seconds, summarised; what cannot be said is None.
-
-    `ci_low` to `ci_high` is the 95 % interval of the median. `outliers` are counted and kept in every figure.
-    """
-
-    n: int
-    mean: float | None = None
-    std: float | None = None
-    cv: float | None = None
-    median: float | None = None
-    ci_low: float | None = None
-    ci_high: float | None = None
-    p5: float | None = None
-    p95: float | None = None
-    min: float | None = None
-    max: float | None = None
-    outliers: int = 0
 
 
 def finite(values: ArrayLike) -> NDArray[np.float64]:
@@ -65,8 +45,8 @@ def finite(values: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
-def summarise(values: Sequence[float] | NDArray[np.float64]) -> Summary:
-    """Summary of times in seconds; `Summary(n=0)` for none.
+def summarise(values: Sequence[float] | NDArray[np.float64]) -> TimeSummary:
+    """Summary of times in seconds; `TimeSummary(n=0)` for none.
 
     std is the sample's (ddof=1, None below two values), cv is std / mean, percentiles interpolate linearly
     (Hyndman & Fan 1996, type 7).
@@ -76,12 +56,12 @@ def summarise(values: Sequence[float] | NDArray[np.float64]) -> Summary:
     """
     x = finite(values)
     if x.size == 0:
-        return Summary(n=0)
+        return TimeSummary(n=0)
     mean = float(x.mean())
     std = float(x.std(ddof=1)) if x.size > 1 else None
     low, high = median_interval(x) or (None, None)
     p5, median, p95 = (float(q) for q in np.percentile(x, [5, 50, 95]))
-    return Summary(
+    return TimeSummary(
         n=x.size,
         mean=mean,
         std=std,

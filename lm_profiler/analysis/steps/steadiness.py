@@ -11,7 +11,6 @@ That no change of level was found in a few noisy steps is no steadiness: where t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from lm_profiler.analysis.steps.rank_tests import change_point, inflation, lag1_autocorrelation, prefix_differs
 from lm_profiler.analysis.steps.statistics import FAR_OUT, clipped, fences, finite, relative_half_width
 from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import Steadiness
 
 Level = Literal["steady", "slowing", "unsettled"]
 Word = Literal["noisy", Level]
@@ -32,32 +32,6 @@ FEWEST_STEPS = 10
 
 SMALLEST_EFFECT = 0.01
 """Level changes under 1 % are not worth a word."""
-
-
-@dataclass(frozen=True)
-class Steadiness:
-    """Whether a run's step times were level, and whether their median is known.
-
-    Attributes:
-        word: noisy (the median is not known to `KNOWN_TO`); else steady; slowing (later steps slower: throttling,
-            fragmentation); unsettled (never became level); None where there are too few steps to tell.
-        also: slowing or unsettled, where a noisy run is certainly that too.
-        known_to: how far the median after the cut may be off, a share of it (see `known_to`).
-        cut: steps to leave out at the front.
-        drift: median of the second half over median of the first half, minus 1, over all steps.
-        lag1: lag-1 autocorrelation after the cut, outliers clipped.
-        bias_of_mean: how far off the mean over all steps would be, relative to the mean after the cut.
-        evidence: one sentence.
-    """
-
-    word: Word | None
-    cut: int
-    drift: float | None
-    lag1: float | None
-    bias_of_mean: float | None
-    evidence: str
-    also: Literal["slowing", "unsettled"] | None = None
-    known_to: float | None = None
 
 
 def mser_cut(values: ArrayLike) -> int:
@@ -89,8 +63,10 @@ def known_to(values: ArrayLike) -> float | None:
     return None if width is None else width * math.sqrt(inflation(clipped(x)))
 
 
-def steadiness(values: ArrayLike) -> Steadiness:
+def steadiness(values: ArrayLike, recompilations: int = 0) -> Steadiness:
     """Judge step times, in seconds, in the order in which they were taken (warm-up included).
+
+    ``recompilations`` were counted meanwhile; they are handed on.
 
     Slowing and unsettled need a level change of at least 1 % that a rank test finds at the 1 % level
     after allowing for lag-1 autocorrelation: Pettitt (1979) for a change anywhere, Mann-Whitney for the cut
@@ -116,7 +92,17 @@ def steadiness(values: ArrayLike) -> Steadiness:
         if level == "steady":
             reason = f"noise hides any change of level; {reason.partition('; ')[2]}"
         reason = f"the median of {counted(x.size - cut, 'step')} is {unknown}; {reason}"
-    return Steadiness(word, cut, drift, lag1, _bias(x, cut), reason, also, known)
+    return Steadiness(
+        word=word,
+        cut=cut,
+        drift=drift,
+        lag1=lag1,
+        bias_of_mean=_bias(x, cut),
+        evidence=reason,
+        recompilations=recompilations,
+        also=also,
+        known_to=known,
+    )
 
 
 def _judge(x: NDArray[np.float64], cut: int, faster_prefix: bool) -> tuple[Level | None, str]:
@@ -126,9 +112,9 @@ def _judge(x: NDArray[np.float64], cut: int, faster_prefix: bool) -> tuple[Level
     if faster_prefix:
         change = float(np.median(x[cut:]) / np.median(x[:cut]) - 1.0)
         return "slowing", f"steps {cut + 1} to {n} are {change:.1%} slower than those before"
-    found = change_point(clipped(x[cut:]), SMALLEST_EFFECT)
-    if found is not None:
-        at, change = cut + found.at, found.change
+    point = change_point(clipped(x[cut:]), SMALLEST_EFFECT)
+    if point is not None:
+        at, change = cut + point.at, point.change
         how = "slower" if change > 0 else "faster"
         reason = f"steps {at + 1} to {n} are {abs(change):.1%} {how} than steps {cut + 1} to {at}"
         return ("slowing" if change > 0 else "unsettled"), reason
@@ -152,8 +138,8 @@ def _cut(x: NDArray[np.float64]) -> tuple[int, bool]:
     if np.median(before) > np.median(after):
         return cut, False
     # A faster prefix accuses the hardware: it must also stand out as a change point of the whole.
-    found = change_point(clipped(x[start:]), SMALLEST_EFFECT)
-    slower_later = found is not None and found.change > 0
+    point = change_point(clipped(x[start:]), SMALLEST_EFFECT)
+    slower_later = point is not None and point.change > 0
     return (cut, True) if slower_later else (start, False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from lm_profiler.analysis.hardware.utilisation import samples_per_s, tokens_per_s
+from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
@@ -41,10 +41,7 @@ def _means(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
 def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
     """A summary of each part, the step, and forward + backward."""
     complete = [row for row in steps if clock == "host" or row.seconds is not None]
-    return {
-        part: TimeSummary(**dataclasses.asdict(summarise([row.time(part, clock) for row in complete])))
-        for part in TIMES
-    }
+    return {part: summarise([row.time(part, clock) for row in complete]) for part in TIMES}
 
 
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
@@ -86,7 +83,7 @@ def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], sampl
     step_s = times["step"].median or None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
-        tokens_per_s=tokens_per_s(tokens, step_s),
+        tokens_per_s=per_second(tokens, step_s),
         samples_per_step=samples,
-        samples_per_s=samples_per_s(samples, step_s),
+        samples_per_s=per_second(samples, step_s),
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from lm_profiler.analysis.trace.walk import Range
 
-OUTSIDE = "other"
+NO_PHASE = "other"
 """What lies in no phase."""
 
 
@@ -42,8 +42,8 @@ class Phases:
         self._starts = [r.start for r in ranges]
 
     def at(self, moment: int) -> str:
-        found = bisect_right(self._starts, moment) - 1
-        return self.ranges[found].name if found >= 0 and moment < self.ranges[found].end else OUTSIDE
+        last = bisect_right(self._starts, moment) - 1
+        return self.ranges[last].name if last >= 0 and moment < self.ranges[last].end else NO_PHASE
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -68,5 +68,5 @@ def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> dict[str,
             shared = max(min(stop, phase.end) - max(start, phase.start), 0)
             covered[phase.name] = covered.get(phase.name, 0) + shared
             outside -= shared
-        covered[OUTSIDE] = covered.get(OUTSIDE, 0) + outside
+        covered[NO_PHASE] = covered.get(NO_PHASE, 0) + outside
     return covered

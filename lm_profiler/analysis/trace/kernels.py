@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from lm_profiler.analysis.trace.intervals import OUTSIDE, Busy, Phases, by_phase, union_of
+from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, Phases, by_phase, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import MODULE_PREFIX, Launch, Operator, Packed, walk
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
@@ -59,9 +59,9 @@ class _Totals:
 
     def of_phase(self, phase: str) -> dict[Kind, KindTime]:
         """The largest first."""
-        found = [(kind, sum_) for (part, kind), sum_ in self.kinds.items() if part == phase]
-        found.sort(key=lambda pair: -pair[1].total)
-        return {kind: KindTime(count=sum_.count, total_s=_seconds(sum_.total)) for kind, sum_ in found}
+        kinds = [(kind, sum_) for (part, kind), sum_ in self.kinds.items() if part == phase]
+        kinds.sort(key=lambda pair: -pair[1].total)
+        return {kind: KindTime(count=sum_.count, total_s=_seconds(sum_.total)) for kind, sum_ in kinds}
 
 
 def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
@@ -88,7 +88,7 @@ def _of_device(packed: Packed) -> KernelTable:
             computing.add(work.start, work.end, phase)
         if kind != "communication":
             local.add(work.start, work.end, phase)
-    all_.add(end, end, OUTSIDE)
+    all_.add(end, end, NO_PHASE)
     window = end - begin
     return _table(
         packed,

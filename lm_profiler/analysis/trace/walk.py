@@ -28,11 +28,11 @@ class Names:
         self._names: list[Any] = []
 
     def number(self, name: Any) -> int:
-        found = self._numbers.get(name)
-        if found is None:
-            found = self._numbers[name] = len(self._names)
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self._names)
             self._names.append(name)
-        return found
+        return number
 
     def name(self, number: int) -> str | None:
         """None for a negative number, which stands for no name."""

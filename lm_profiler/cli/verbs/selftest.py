@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval, summarise
+from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, ratio_interval
 from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.cli.endings import WRONG_CALL
 from lm_profiler.cli.usage import UsageError

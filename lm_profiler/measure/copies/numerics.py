@@ -20,36 +20,7 @@ from torch.utils._pytree import tree_leaves
 from lm_profiler.measure.copies.compiled_flops import Step
 from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.measure.device.precision import Switches, operators_with_precision
-
-
-@dataclass(frozen=True)
-class KindNumerics:
-    """All modules of one class: the dtypes of their own parameters, their floating-point outputs, and gradients.
-
-    ``gradient_error`` is that of all their parameters' gradients together; None where there are none, or not finite.
-    """
-
-    kind: str
-    modules: int
-    parameters: list[str]
-    outputs: list[str]
-    gradients: list[str]
-    gradient_error: float | None
-
-
-@dataclass(frozen=True)
-class Numerics:
-    """Errors are relative: the Euclidean norm of the difference over that of the reference. None: not finite.
-
-    The output is the first floating-point tensor, of one dimension or more, that the last module to do so returned in
-    the forward pass: the logits of a language model. None where there was none.
-    """
-
-    loss: float | None
-    reference_loss: float | None
-    output_error: float | None
-    gradient_error: float | None
-    kinds: list[KindNumerics]
+from lm_profiler.record.run import NumericsFacts, NumericsKind
 
 
 def audit(
@@ -59,7 +30,7 @@ def audit(
     device: torch.device,
     precision: AbstractContextManager[Any],
     loss_scale: float = 1.0,
-) -> Numerics:
+) -> NumericsFacts:
     """Run ``step(copy, batch)`` and the backward pass of its loss, in this precision and in float32, and compare.
 
     The module, its gradients, buffers and the random states stay as they are. On ``device`` it needs the memory of one
@@ -167,10 +138,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _compare(seen: _Seen, reference: _Seen) -> Numerics:
+def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
     gradients = {name: _squares(seen.gradients[name], reference.gradients[name]) for name in seen.classes}
     outputs = [] if seen.output is None or reference.output is None else [(seen.output, reference.output)]
-    return Numerics(
+    return NumericsFacts(
         loss=_finite(seen.loss),
         reference_loss=_finite(reference.loss),
         output_error=_relative([_square(*pair) for pair in outputs]),
@@ -179,10 +150,10 @@ def _compare(seen: _Seen, reference: _Seen) -> Numerics:
     )
 
 
-def _kinds(seen: _Seen, gradients: Mapping[str, list[_Squares]]) -> Iterator[KindNumerics]:
+def _kinds(seen: _Seen, gradients: Mapping[str, list[_Squares]]) -> Iterator[NumericsKind]:
     for kind in dict.fromkeys(seen.classes.values()):
         names = [name for name, other in seen.classes.items() if other == kind]
-        yield KindNumerics(
+        yield NumericsKind(
             kind=kind,
             modules=len(names),
             parameters=_union(seen.parameters, names),
@@ -200,13 +171,13 @@ _Squares = tuple[float, float]
 """Of a difference and of its reference, summed."""
 
 
-def _squares(found: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> list[_Squares]:
-    return [_square(found[name], reference[name]) for name in found.keys() & reference.keys()]
+def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> list[_Squares]:
+    return [_square(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
 
 
-def _square(found: Tensor, reference: Tensor) -> _Squares:
+def _square(ours: Tensor, reference: Tensor) -> _Squares:
     norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
-    return norm(found - reference).item() ** 2, norm(reference).item() ** 2
+    return norm(ours - reference).item() ** 2, norm(reference).item() ** 2
 
 
 def _relative(squares: list[_Squares]) -> float | None:

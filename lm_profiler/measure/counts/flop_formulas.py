@@ -209,7 +209,7 @@ _BY_NAME: dict[str, Formula] = {
 }
 
 _OURS: dict[Any, Formula] = {
-    **{getattr(torch.ops.aten, name): found for name, found in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
+    **{getattr(torch.ops.aten, name): formula for name, formula in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
     # Known by name: importing them would import torch's compiler.
     **{operator: _flex_attention_backward for operator in flop_registry if str(operator) == "flex_attention_backward"},
 }

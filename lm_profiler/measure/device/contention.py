@@ -74,12 +74,12 @@ def contention(uses: Sequence[CpuUse]) -> Contention | None:
     and of what the hypervisor took, our part.
     """
     long_enough = [use for use in uses if use.end.at_s - use.begin.at_s >= _SHORTEST_S]
-    found = []
+    machines = []
     for where in {(use.end.machine, use.end.cpus): use for use in long_enough}.values():
         # Ranks may have CPUs of their own, or share them.
         together = [u for u in long_enough if u.end.machine == where.end.machine and u.end.cpus <= where.end.cpus]
-        found.append(_shared(where, together))
-    worst = max(found, key=lambda each: each.not_had or 0.0, default=None)
+        machines.append(_shared(where, together))
+    worst = max(machines, key=lambda each: each.not_had or 0.0, default=None)
     gpus = [use.gpu for use in uses if use.gpu is not None]
     gpu = max(gpus, key=lambda each: (each.utilisation or 0.0, each.processes), default=None)
     return None if worst is None else worst.model_copy(update={"gpu": gpu})

@@ -69,17 +69,17 @@ def _system(text: str, cpus: frozenset[int]) -> tuple[int, int]:
 
 
 def _processes(proc: Path, tick_s: float) -> dict[int, _Process]:
-    found = {}
+    processes = {}
     for entry in os.scandir(proc):
         if entry.name.isdigit() and (text := _text(proc / entry.name / "stat")) is not None:
             # The name, in brackets, may hold anything; what follows it is state, parent, then 9 more up to the times:
             # its own (user, system), and those of the processes that it has waited for.
             rest = text.rpartition(")")[2].split()
-            found[int(entry.name)] = _Process(int(rest[1]), sum(map(int, rest[11:15])) * tick_s)
-    for pid, process in found.items():
-        if process.parent in found:
-            found[process.parent].children.append(pid)
-    return found
+            processes[int(entry.name)] = _Process(int(rest[1]), sum(map(int, rest[11:15])) * tick_s)
+    for pid, process in processes.items():
+        if process.parent in processes:
+            processes[process.parent].children.append(pid)
+    return processes
 
 
 def _family(processes: dict[int, _Process], pid: int) -> dict[int, float]:

@@ -39,11 +39,11 @@ class GpuNeighbours:
 
     def end(self) -> GpuSharing | None:
         """What others had since ``begin``; None where NVML does not say, or not in time: it can hang on a lost GPU."""
-        found: list[GpuSharing | None] = []
-        thread = threading.Thread(target=lambda: found.append(self._look()), name="lm_profiler gpu", daemon=True)
+        readings: list[GpuSharing | None] = []
+        thread = threading.Thread(target=lambda: readings.append(self._look()), name="lm_profiler gpu", daemon=True)
         thread.start()
         thread.join(timeout=_PATIENCE_S)
-        return found[0] if found else None
+        return readings[0] if readings else None
 
     def _look(self) -> GpuSharing | None:
         try:
@@ -82,5 +82,5 @@ _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since
 
 def gpu_neighbours_of(device: torch.device) -> GpuNeighbours | None:
     """Of a CUDA device; None off NVIDIA, without NVML, and under MIG."""
-    found = handle_of(device)
-    return None if found is None else GpuNeighbours(found.handle, found.nvml)
+    gpu = handle_of(device)
+    return None if gpu is None else GpuNeighbours(gpu.handle, gpu.nvml)

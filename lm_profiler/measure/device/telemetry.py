@@ -216,9 +216,8 @@ def _known(values: Iterable[float | None]) -> list[float]:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    found = list(values)
-    known = _known(found)
-    return sum(known) if len(known) == len(found) else None
+    all_ = list(values)
+    return None if None in all_ else sum(_known(all_))
 
 
 def _union(reasons: Sequence[list[str] | None]) -> list[str] | None:
@@ -241,8 +240,8 @@ def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None)
 
     Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
     """
-    found = handle_of(device, nvml, properties)
-    return None if found is None else TelemetrySampler(found.handle, found.nvml, gpu=found.uuid)
+    gpu = handle_of(device, nvml, properties)
+    return None if gpu is None else TelemetrySampler(gpu.handle, gpu.nvml, gpu=gpu.uuid)
 
 
 class Handle(NamedTuple):

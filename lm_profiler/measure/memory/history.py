@@ -143,8 +143,8 @@ def oom_cause(error: BaseException, device: torch.device) -> OutOfMemory | None:
 
 
 def _bytes(pattern: str, message: str) -> int | None:
-    found = re.search(pattern, message)
-    if found is None:
+    match = re.search(pattern, message)
+    if match is None:
         return None
-    number, unit = (group for group in found.groups() if group is not None)
+    number, unit = (group for group in match.groups() if group is not None)
     return round(float(number) * 1024.0 ** _UNITS[unit[0]])

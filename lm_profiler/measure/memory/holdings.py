@@ -191,10 +191,10 @@ def _inside(value: Any) -> Iterator[Tensor]:
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Bytes of each storage on ``device``, by the storage's identity."""
-    found = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
+    pieces = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
     return {
         storage._cdata: storage.nbytes()
-        for storage in found
+        for storage in pieces
         if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
 

@@ -91,10 +91,10 @@ class LevelsReader:
     def _now(self) -> int:
         if self._saved is None:
             return self._held() or 0
-        found = storages(self._saved, self._device)
+        held = storages(self._saved, self._device)
         for cause in storages_by_cause(self._module, self._optimizers, self._device):
-            found.update(cause)
-        return sum(found.values())
+            held.update(cause)
+        return sum(held.values())
 
 
 def _most(known: int | None, now: int) -> int:

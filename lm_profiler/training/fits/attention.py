@@ -73,11 +73,11 @@ class AttentionFootprint:
         def fits(**changes: Any) -> bool:
             return replace(self, **changes).total_bytes <= available_bytes
 
-        found = ["--model.attention=sdpa"] if fits(attention="sdpa") else []
+        options = ["--model.attention=sdpa"] if fits(attention="sdpa") else []
         for name in ("context_length", "batch_size"):
             smaller: int = getattr(self, name)
             while smaller and not fits(**{name: smaller}):
                 smaller //= 2
             if smaller:
-                found.append(f"--data.{name}={smaller}")
-        return found
+                options.append(f"--data.{name}={smaller}")
+        return options

@@ -28,12 +28,12 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
     What a refusal says is reckoned from known bytes; after a real out-of-memory activations are estimated, by no less
     than what the failure shows.
     """
-    found: dict[str, list[str]] = {}
+    advice: dict[str, list[str]] = {}
     for entry in entries:
         if lines := _remedies(entry):
-            found.setdefault(lines[0], [f"{entry.name}:", *lines])  # repeats end alike
-    shown = [line for lines in list(found.values())[:_MOST] for line in lines]
-    return shown + [f"{len(found) - _MOST} more did not fit"] * (len(found) > _MOST)
+            advice.setdefault(lines[0], [f"{entry.name}:", *lines])  # repeats end alike
+    shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
+    return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
 
 
 def _remedies(entry: Entry) -> list[str]:
@@ -93,10 +93,10 @@ def _fitting(plan: _Plan, room: int) -> list[str]:
     def fits(other: _Plan) -> bool:
         return other.known_bytes() + factor * other.activation_bytes() <= _ROOM * room
 
-    found = []
+    fitting = []
     for ways in _ways(plan):
-        found += [text for text, other in ways if fits(other)][:1]
-    return found
+        fitting += [text for text, other in ways if fits(other)][:1]
+    return fitting
 
 
 def _ways(plan: _Plan) -> Iterator[list[tuple[str, _Plan]]]:

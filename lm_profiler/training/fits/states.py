@@ -152,12 +152,12 @@ def _remedies(
 
     held = _held_in_less(_Held((), precision, optimizer), training)
     enough = [how for how in held if fits(config, how)]
-    found = [how.options for how in enough if not any(set(x.options) < set(how.options) for x in enough)]
+    options = [how.options for how in enough if not any(set(x.options) < set(how.options) for x in enough)]
     for how in (held[0], held[-1]):  # as it was asked for, or else as sparingly as can be
         if smaller := _smaller(config, partial(fits, how=how)):
-            found.append((smaller, *how.options))
+            options.append((smaller, *how.options))
             break
-    return [" ".join(options) for options in found]
+    return [" ".join(each) for each in options]
 
 
 class _Held(NamedTuple):

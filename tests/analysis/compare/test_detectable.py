@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lm_profiler.analysis import RatioInterval, change, minimum_detectable_effect, ratio_interval
-from lm_profiler.analysis.compare.ratio import PROCESS_SPREAD
+from lm_profiler.analysis.compare.ratio import (
+    PROCESS_SPREAD,
+    RatioInterval,
+    change,
+    minimum_detectable_effect,
+    ratio_interval,
+)
 
 
 def test_a_true_change_of_that_size_is_called_in_four_of_five_tries() -> None:

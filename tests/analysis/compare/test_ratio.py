@@ -5,8 +5,14 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulation import autocorrelated, independent, spiky
-from lm_profiler.analysis import RatioInterval, change, ratio_interval
-from lm_profiler.analysis.compare.ratio import PROCESS_SPREAD, _resampled_medians, repeats_interval
+from lm_profiler.analysis.compare.ratio import (
+    PROCESS_SPREAD,
+    RatioInterval,
+    _resampled_medians,
+    change,
+    ratio_interval,
+    repeats_interval,
+)
 
 
 def test_ratio_is_that_of_the_medians_and_b_is_on_top():

@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 
-from lm_profiler.analysis import Evidence, Settings, what_binds
+from lm_profiler.analysis.hardware.advice import Settings
+from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
 
 BUSY = {"data": 0.001, "transfer": 0.001, "forward": 0.03, "backward": 0.06, "optimizer": 0.008}
 

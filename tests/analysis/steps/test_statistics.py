@@ -7,8 +7,14 @@ import pytest
 from scipy import stats
 
 from benchmarks.simulation import independent, spiky
-from lm_profiler.analysis import median_interval, precise_enough, relative_half_width, summarise
-from lm_profiler.analysis.steps.statistics import FINEST_TARGET, median_rank
+from lm_profiler.analysis.steps.statistics import (
+    FINEST_TARGET,
+    median_interval,
+    median_rank,
+    precise_enough,
+    relative_half_width,
+    summarise,
+)
 
 
 def test_summary_agrees_with_numpy_and_scipy():

@@ -5,9 +5,9 @@ import pytest
 from scipy import stats
 
 from benchmarks import simulation as sim
-from lm_profiler.analysis import relative_half_width, steadiness, steady_from
 from lm_profiler.analysis.steps.rank_tests import change_point, lag1_autocorrelation, prefix_differs, ranks
-from lm_profiler.analysis.steps.steadiness import known_to, mser_cut
+from lm_profiler.analysis.steps.statistics import relative_half_width
+from lm_profiler.analysis.steps.steadiness import known_to, mser_cut, steadiness, steady_from
 
 SERIES = 300
 

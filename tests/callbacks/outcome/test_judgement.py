@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.compile import from_compiled
 from recorded import FLOPS, LEVEL, ceiling_of, lines, recorded
 from torch import nn
 
-from lm_profiler.analysis import Settings
+from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.instruments import HistoryWatch, require_history

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.analysis import ratio_interval
+from lm_profiler.analysis.compare.ratio import ratio_interval
 from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import selftest

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.copies.numerics import KindNumerics, Numerics, audit
+from lm_profiler.measure.copies.numerics import audit
+from lm_profiler.record.run import NumericsFacts, NumericsKind
 
 CPU = torch.device("cpu")
 BF16_ROUNDOFF = 2.0**-8
@@ -40,11 +41,11 @@ def mixed(dtype: torch.dtype = torch.bfloat16) -> Any:
     return torch.autocast("cpu", dtype)
 
 
-def audited(module: nn.Module, batch: Any, precision: Any = None, **options: Any) -> Numerics:
+def audited(module: nn.Module, batch: Any, precision: Any = None, **options: Any) -> NumericsFacts:
     return audit(module, step, batch, CPU, precision or nullcontext(), **options)
 
 
-def kinds(found: Numerics) -> dict[str, KindNumerics]:
+def kinds(found: NumericsFacts) -> dict[str, NumericsKind]:
     return {kind.kind: kind for kind in found.kinds}
 
 
