@@ -10,24 +10,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord
 
-Unit = tuple[str, str, float, int]
-"""As stored, as shown, the factor between them, and the most digits behind the point."""
+UNITS: dict[str, tuple[str, str, float, int]] = {
+    "ms": ("s", "ms", 1e3, 3),
+    "s": ("s", "s", 1.0, 2),
+    "GiB": ("bytes", "GiB", 2.0**-30, 3),
+    "%": ("1", "%", 100.0, 1),
+    "x": ("1", "x", 1.0, 2),
+    "count": ("1", "", 1.0, 0),
+    "number": ("1", "", 1.0, 3),
+    "loss": ("1", "", 1.0, 6),
+    "error": ("1", "%", 100.0, 4),
+    "tokens/s": ("1/s", "tokens/s", 1.0, 0),
+    "samples/s": ("1/s", "samples/s", 1.0, 1),
+    "GFLOP": ("FLOP", "GFLOP", 1e-9, 3),
+    "TFLOP/s": ("FLOP/s", "TFLOP/s", 1e-12, 3),
+    "MHz": ("Hz", "MHz", 1e-6, 0),
+    "W": ("W", "W", 1.0, 1),
+    "J": ("J", "J", 1.0, 4),
+    "°C": ("°C", "°C", 1.0, 0),
+    "text": ("text", "", 1.0, 0),
+}
+"""By how they are shown: as stored, as shown, the factor between them, and the most digits behind the point.
 
-MS: Unit = ("s", "ms", 1e3, 3)
-SECONDS: Unit = ("s", "s", 1.0, 2)
-GIB: Unit = ("bytes", "GiB", 2.0**-30, 3)
-SHARE: Unit = ("1", "%", 100.0, 1)
-RATIO: Unit = ("1", "x", 1.0, 2)
-NUMBER: Unit = ("1", "", 1.0, 3)
-COUNT: Unit = ("1", "", 1.0, 0)
-GFLOP: Unit = ("FLOP", "GFLOP", 1e-9, 3)
-TFLOP_PER_S: Unit = ("FLOP/s", "TFLOP/s", 1e-12, 3)
-MHZ: Unit = ("Hz", "MHz", 1e-6, 0)
-WATT: Unit = ("W", "W", 1.0, 1)
-JOULE: Unit = ("J", "J", 1.0, 4)
-CELSIUS: Unit = ("°C", "°C", 1.0, 0)
-TEXT: Unit = ("text", "", 1.0, 0)
-"""No figure, but what one needs beside it: a source, a reason."""
+``text`` is of no figure, but of what one needs beside it: a source, a reason.
+"""
 
 _BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
 _DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
@@ -107,6 +113,30 @@ class Quantity:
         if self.unit in ("J", "W"):
             return f"{value:,.4g} {self.shown_unit}"
         return self.show(value)
+
+
+def _at(path: str) -> Callable[[Any], Any]:
+    """What a record has at ``path``; None where there is no such part."""
+    keys = path.split(".") if path else []
+
+    def get(record: Any) -> Any:
+        for key in keys:
+            record = record.get(key) if isinstance(record, dict) else getattr(record, key)
+            if record is None:
+                return None
+        return record
+
+    return get
+
+
+def figure(path: str, title: str, unit: str, meaning: str, name: str = "") -> Quantity:
+    """One that the record has at ``path``; called as there, unless ``name`` tells it from another."""
+    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=_at(path))
+
+
+def computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:
+    """One that follows from several values of the record."""
+    return Quantity(name, title, *UNITS[unit], meaning, get=get)
 
 
 def counted(count: int, noun: str) -> str:

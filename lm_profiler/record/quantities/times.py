@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.record.quantities.quantity import COUNT, GIB, MS, SHARE, Place, Quantity
+from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord, TimeSummary
@@ -54,7 +54,7 @@ def _median(times: str, part: str) -> Quantity:
     return Quantity(
         f"{part}{_CLOCKS[times]}_s",
         part.replace("forward_backward", "forward + backward") + (" (host)" if host else ""),
-        *MS,
+        *UNITS["ms"],
         _MEANINGS[part] + (", on the host's clock" if host else ""),
         tag=f"{times}_ms/{part}",
         path=f"{times}.{part}.median",
@@ -80,7 +80,7 @@ _STATISTICS = {
     "max": ("longest", Place.ASKED),
     "outliers": ("how many lie outside Tukey's fences", Place.ASKED),
 }
-_UNITLESS = {"cv": SHARE, "outliers": COUNT}
+_UNITLESS = {"cv": "%", "outliers": "count"}
 
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
@@ -95,7 +95,7 @@ def _statistic(times: str, part: str, name: str) -> Quantity:
     return Quantity(
         f"{part}{clock}_{name}" + ("" if name in _UNITLESS else "_s"),
         f"{of.title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
-        *_UNITLESS.get(name, MS),
+        *UNITS[_UNITLESS.get(name, "ms")],
         f"{words}: {of.meaning}" + (", on the host's clock" if clock else ""),
         path=f"{times}.{part}.{name}",
         get=get,
@@ -112,7 +112,7 @@ def _share(part: str) -> Quantity:
     return Quantity(
         f"{part}_share",
         f"{TIMES[part].title} share",
-        *SHARE,
+        *UNITS["%"],
         f"share of the typical step: {_MEANINGS[part]}",
         path=f"shares.{part}",
         get=lambda record: record.shares.get(part),
@@ -129,7 +129,7 @@ def _peak(reading: str, meaning: str, place: Place) -> Quantity:
     return Quantity(
         f"{reading}_bytes",
         "peak " + reading.removesuffix("_peak"),
-        *GIB,
+        *UNITS["GiB"],
         meaning,
         tag=f"memory_gib/{reading}",
         path=f"memory.measured.{reading}",
@@ -163,14 +163,14 @@ def per_step(quantity: Quantity) -> Quantity:
     return replace(quantity, interval=interval)
 
 
-TOKENS = Quantity("tokens", "tokens", *COUNT, "tokens trained on in the step", group="Throughput")
+TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step", group="Throughput")
 """Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
 
 TOKENS_PER_S = per_step(
     Quantity(
         "tokens_per_s",
         "tokens/s",
-        *("1/s", "tokens/s", 1.0, 0),
+        *UNITS["tokens/s"],
         "tokens of a step / its time",
         tag="throughput/tokens_per_s",
         path="throughput.tokens_per_s",
@@ -184,7 +184,7 @@ MFU = per_step(
     Quantity(
         "mfu",
         "MFU",
-        *SHARE,
+        *UNITS["%"],
         "model FLOPs of a step / (its time x the device's peak)",
         tag="throughput/mfu",
         path="utilisation.mfu",
