@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lm_profiler.record.extras import EXTRA_OF
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -139,6 +141,12 @@ def test_installed_wheel_leaves_a_foreign_callbacks_folder_alone(wheel: Path, tm
     code = "import callbacks, lm_profiler.callbacks as ours; print(callbacks.mine, ours.__file__)"
     done = python("-c", code, cwd=foreign, path=site)
     assert done.stdout.strip() == f"True {site / 'lm_profiler' / 'callbacks' / '__init__.py'}", done.stderr
+
+
+def test_each_extra_is_known_where_a_call_looks_for_it() -> None:
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    declared = {Requirement(line).name: extra for extra in EXTRA_OF.values() for line in extras[extra]}
+    assert declared == EXTRA_OF
 
 
 def test_each_dependency_is_pinned_within_its_range() -> None:

@@ -40,13 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
     from lm_profiler.cli.surroundings import all_printed, check_text, mute, open_standard_streams
     from lm_profiler.cli.usage import UsageError
+    from lm_profiler.record.extras import MissingExtra
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     open_standard_streams()
     try:
         check_text(arguments)
         code = _run(arguments)
-    except UsageError as error:
+    except (UsageError, MissingExtra) as error:
         say(str(error))
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, `head` say, has seen enough

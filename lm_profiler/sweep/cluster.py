@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lm_profiler.record.extras import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
 from lm_profiler.sweep.folder import is_done
 from lm_profiler.sweep.outcome import Ended, record_outcome
@@ -42,7 +43,8 @@ class Jobs:
         request: Its launcher is a cluster that submitit knows; its timeout and options are that cluster's, too.
 
     Raises:
-        ClusterError: submitit is not installed, or does not take these options.
+        ClusterError: submitit does not take these options.
+        MissingExtra: it is not installed.
     """
 
     def __init__(
@@ -95,12 +97,9 @@ class Jobs:
 
 
 def _executor(folder: Path, request: Request) -> Any:
-    try:
-        import submitit
-    except ImportError:
-        raise ClusterError(
-            "launcher: expected submitit to be installed, given none; pip install 'lm_profiler[slurm]'"
-        ) from None
+    require("submitit", "launcher")
+    import submitit
+
     minutes = math.ceil(((request.timeout_s or 0.0) + GRACE_S + _MARGIN_S) / 60)
     try:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)

@@ -11,6 +11,7 @@ import pytest
 from told import Told
 
 from lm_profiler.cli.verbs.sweep import SPAWNING
+from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.cluster import ClusterError, Jobs, run_job
 from lm_profiler.sweep.outcome import Ended, record_outcome
@@ -106,5 +107,5 @@ def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeyp
 
 def test_without_submitit_the_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "submitit", None)
-    with pytest.raises(ClusterError, match=r"^launcher: expected submitit .+; pip install 'lm_profiler\[slurm\]'$"):
+    with pytest.raises(MissingExtra, match=r"^launcher: expected submitit, .+; pip install 'lm_profiler\[slurm\]'$"):
         jobs(tmp_path, [])

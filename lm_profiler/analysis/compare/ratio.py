@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.rank_tests import unbiased_lag1
 from lm_profiler.analysis.steps.statistics import clipped, finite
+from lm_profiler.record.extras import require
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
@@ -87,6 +88,7 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
 
     Raises:
         ValueError: for NaN or infinite values.
+        MissingExtra: scipy is not installed.
     """
     x, y = finite(a), finite(b)
     if not x.size or not y.size or max(x.size, y.size) < 2 or min(x.min(), y.min()) <= 0.0:
@@ -184,6 +186,7 @@ def _resampled_medians(rng: np.random.Generator, ordered: NDArray[np.float64], r
 
 
 def _half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:
+    require("scipy", "compare")
     from scipy.special import stdtrit  # here: whoever compares single runs need not wait for it
 
     freedom = x.size + y.size - 2

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.collection import Collection
+from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
@@ -21,6 +22,8 @@ _TEXT = {
     "csv": formats.csv_text,
     "json": formats.json_text,
 }
+_NEEDS = {"html": "plotly", "parquet": "pyarrow"}
+"""Formats that go into a file, and what they are written with."""
 
 
 def format_of(given: str | None, output: Path | None) -> str | None:
@@ -28,14 +31,17 @@ def format_of(given: str | None, output: Path | None) -> str | None:
 
     Raises:
         UsageError: no format has that suffix, or the format needs a file and none is given.
+        MissingExtra: the format needs what is not installed.
     """
     if given is None and output is not None:
         given = formats.SUFFIXES.get(output.suffix.lower())
         if given is None:
             known = ", ".join(formats.SUFFIXES)
             raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
-    if given in ("parquet", "html") and output is None:
-        raise UsageError(f"format: expected --output FILE for {given}, given none")
+    if given in _NEEDS:
+        if output is None:
+            raise UsageError(f"format: expected --output FILE for {given}, given none")
+        require(_NEEDS[given], "format")
     return given
 
 
@@ -43,7 +49,7 @@ def write(found: Collection, table: Table, kind: str | None, output: Path | None
     """Print ``table``, or write it to ``output``, in the format ``kind``; a page shows ``found`` as well.
 
     Raises:
-        UsageError: ``output`` cannot be written, or the format needs what is not installed.
+        UsageError: ``output`` cannot be written.
     """
     if output is None:
         if kind in (None, "terminal"):
@@ -58,7 +64,7 @@ def write(found: Collection, table: Table, kind: str | None, output: Path | None
 
             write_page(found, output, table)
         elif kind == "parquet":
-            write_whole(output, _parquet(table))
+            write_whole(output, formats.parquet(table))
         else:
             write_whole(output, _TEXT[str(kind)](table))
 
@@ -70,12 +76,3 @@ def writable(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"output: expected a file that can be written, given {output} ({error.strerror})") from None
-
-
-def _parquet(table: Table) -> bytes:
-    try:
-        return formats.parquet(table)
-    except ImportError:
-        raise UsageError(
-            "format: expected pyarrow for parquet, which is not installed; pip install 'lm_profiler[parquet]'"
-        ) from None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.record.collection import Entry
+from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
 from lm_profiler.report.pictures.colours import SERIES_COLOURS
 from lm_profiler.report.pictures.drawing import STYLE, new_figure, thinned, wrapped
@@ -52,6 +53,7 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
     Raises:
         ValueError: an unknown kind, suffix or ``by``, or nothing to draw.
         OSError: ``path`` cannot be written.
+        MissingExtra: matplotlib is not installed.
     """
     if kind not in KINDS:
         raise ValueError(f"plot: expected one of {', '.join(KINDS)}, given {kind!r}")
@@ -60,6 +62,7 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         raise ValueError(f"plot: expected a file ending in {', '.join(SUFFIXES)}, given {path.name!r}")
     if not entries:
         raise ValueError("plot: expected at least one run, given none; name a folder that holds one")
+    require("matplotlib", "plot")
     from matplotlib import rc_context
 
     with rc_context(STYLE):

@@ -148,11 +148,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def parquet(table: Table) -> bytes:
-    """A Parquet file.
-
-    Raises:
-        ImportError: pyarrow is not there.
-    """
+    """A Parquet file."""
     import pyarrow
     import pyarrow.parquet
 

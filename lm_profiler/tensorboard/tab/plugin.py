@@ -13,6 +13,7 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from werkzeug.wrappers import Request, Response
 
 from lm_profiler.analysis.compare.sides import NotComparable
+from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
 from lm_profiler.tensorboard.tab import answers
@@ -65,7 +66,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             try:
                 with only_below(folder := self._folder()):
                     content = answer(folder, request)
-            except (RecordError, NotComparable) as error:
+            except (RecordError, NotComparable, MissingExtra) as error:
                 raise InvalidArgumentError(str(error)) from None
             response: Response = Respond(request, content, "application/json")
             return response

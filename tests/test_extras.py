@@ -1,0 +1,63 @@
+"""What a plain ``pip install lm_profiler`` can do, and what a call is told that needs more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.record.extras import EXTRA_OF, MissingExtra, require
+
+PLAIN_MODULE = Path(__file__).resolve().parent.parent / "examples" / "plain_module.py"
+
+WITHOUT = f"""
+import contextlib, io, runpy, shutil, sys
+import lightning.pytorch  # torchmetrics asks the installed packages' metadata for matplotlib, then imports it
+sys.modules |= dict.fromkeys({list(EXTRA_OF)})  # None there: they cannot be imported, nor found
+runpy.run_path({str(PLAIN_MODULE)!r}, run_name="__main__")
+from lm_profiler.cli.main import main
+run, *repeats = (f"logs/plain_module/version_{{n}}" for n in range(4))
+for repeat in repeats:
+    shutil.copytree(run, repeat)
+for call in [
+    ["report", "logs"],
+    ["report", run, "--kernels", "--format", "csv"],
+    ["compare", run, repeats[0]],
+    ["report", "logs", "--output", "runs.html"],
+    ["report", "logs", "--output", "runs.parquet"],
+    ["report", "logs", "--plot", "steps", "--output", "steps.svg"],
+    ["compare", "--a", run, repeats[0], "--b", *repeats[1:]],
+    ["sweep", "demo", "--launcher", "local"],
+]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+        code = main(call)
+    print("CALL", code, said.getvalue().strip())
+"""
+
+
+def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_which(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "logs" / "plain_module" / "version_0"
+    assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"] == "ok"
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert "forward + backward" in done.stdout
+    answers = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("CALL")]
+    assert [int(code) for code, _ in answers] == [0, 0, 0, 2, 2, 2, 2, 2], answers
+    told = "lm_profiler: {}: expected {}, which is not installed; pip install 'lm_profiler[{}]'"
+    assert [text for _, text in answers[3:]] == [
+        told.format("format", "plotly", "report"),
+        told.format("format", "pyarrow", "parquet"),
+        told.format("plot", "matplotlib", "report"),
+        told.format("compare", "scipy", "report"),
+        told.format("launcher", "submitit", "slurm"),
+    ]
+    assert not list(tmp_path.glob("*.*")), "nothing is written by halves"
+
+
+def test_what_is_installed_is_required_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("matplotlib", "plot")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"^plot: expected matplotlib, .+ 'lm_profiler\[report\]'$"):
+        require("matplotlib", "plot")
