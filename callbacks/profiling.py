@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from rich.console import Console
 
 from lm_profiler.callbacks.instruments.instruments import (
     CompileWatch,
@@ -59,8 +57,8 @@ from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.run.terminal import print_run
-from lm_profiler.report.tables.console import PlainConsole
+from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.tables.formats import render
 
 
 class TrainingProfiler(Callback):
@@ -458,12 +456,9 @@ class TrainingProfiler(Callback):
             Part("the table", self._tell).run(self._show)
 
     def _show(self) -> None:
-        """Print the table in one go; rich's own way with a broken pipe would end the user's output too."""
+        """Print the table in one go."""
         assert self.record is not None
-        text, live = StringIO(), sys.stdout is not None and sys.stdout.isatty()
-        console = PlainConsole(file=text, force_terminal=live, width=Console().width if live else None)
-        print_run(self.record, self.folder, console)
-        put(sys.stdout, text.getvalue())
+        put(sys.stdout, render(run_tables(self.record, self.folder), "terminal", sys.stdout))
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""

@@ -5,8 +5,6 @@ Written with TensorBoard's own pieces, without torch, so that a cell that never 
 
 from __future__ import annotations
 
-import html
-import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,10 +16,12 @@ from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
-from lm_profiler.report.run.terminal import headline, summary_lines, time_table
+from lm_profiler.report.run.terminal import run_tables
 from lm_profiler.report.tables.columns import COLUMNS, OPTIONS
-from lm_profiler.report.tables.formats import fenced, plain
+from lm_profiler.report.tables.formats import markdown, render
 from lm_profiler.report.tables.groups import COMPARED
+from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.terminal import plain
 
 SUFFIX = ".summary"
 """Of the file, which lies beside that of the run's steps: in a folder of its own it would be a second run."""
@@ -29,8 +29,6 @@ SUFFIX = ".summary"
 GROUP = "Summary"
 """Of the main figures' tags. TensorBoard takes every scalar of a run for a metric of it, and shows the first few by the
 alphabet until it is asked for others: capitals come before the groups of the steps. The step's is among the first."""
-
-_MARKDOWN = re.compile(r"[\\`*_\[\]!|]")
 
 
 def write_hparams(entry: Entry) -> None:
@@ -104,24 +102,12 @@ def figures(entry: Entry) -> dict[str, float]:
     return {f"{GROUP}/{of.run_tag}": value * of.scale for of, value in known if value is not None}
 
 
-def markdown(entry: Entry) -> str:
-    """The table at the end of a run, and the lines below it, as Markdown."""
-    record = entry.record
-    if record is None:
-        return _plain(f"{entry.status}: {entry.reason or 'it left no record'}")
-    blocks = []
-    if record.time and record.time["step"].n:
-        columns = [[str(column.header), *map(str, column.cells)] for column in time_table(record).columns]
-        head, *body = (f"| {' | '.join(map(_plain, cells))} |" for cells in zip(*columns, strict=True))
-        ruler = "| :-- " + "| --: " * (len(columns) - 1) + "|"
-        blocks += [f"**{_plain(headline(record))}**", "\n".join((head, ruler, *body))]
-    blocks.append("\n".join(f"- {_plain(line)}" for line in summary_lines(record)))
-    return "\n\n".join((*blocks, *fenced(record.command.splitlines())))
-
-
-def _plain(text: str) -> str:
-    """``text`` in which Markdown finds nothing of its own, nor HTML; controls are spelled out."""
-    return _MARKDOWN.sub(r"\\\g<0>", html.escape(plain(text), quote=False))
+def text(entry: Entry) -> str:
+    """The page of a run as Markdown."""
+    if entry.record is None:
+        return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
+    command = Table(above=entry.record.command.splitlines(), verbatim=True)
+    return render([*run_tables(entry.record, entry.folder), command], "markdown")
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:
@@ -133,7 +119,7 @@ def _summaries(entry: Entry) -> Iterator[Any]:
     # Its name is the session's folder: given one, sessions of the same name would be averaged.
     yield hparams_pb(settings(entry), trial_id="", start_time_secs=started)
     yield scalars_summary(figures(entry))
-    yield text_pb("summary", markdown(entry))
+    yield text_pb("summary", text(entry))
     if charts := _charts(record):
         yield _layout(charts)
     if entry.status != "unfinished":

@@ -18,7 +18,8 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Entry, collect
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.comparison import as_json, as_markdown, as_terminal, verdict_line
+from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
+from lm_profiler.report.tables.formats import render
 
 _DESCRIPTION = """\
 Compares B with A: the step, its phases, tokens/s and memory, each with a ratio, how sure it is, and a word: FASTER,
@@ -31,11 +32,7 @@ for example:
   python -m lm_profiler compare logs/main logs/new --fail_on slower"""
 
 
-_FORMATS: dict[str, Callable[[Comparison], str]] = {
-    "terminal": as_terminal,
-    "markdown": as_markdown,
-    "json": as_json,
-}
+_FORMATS = ("terminal", "markdown", "json")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,9 +126,14 @@ def _refusal(comparison: Comparison) -> str:
 
 
 def _show(comparison: Comparison, options: argparse.Namespace) -> None:
+    file = sys.stdout if options.output is None else None
+    text = (
+        as_json(comparison)
+        if options.format == "json"
+        else render([comparison_table(comparison)], options.format, file)
+    )
     if options.output is None:
-        coloured = options.format == "terminal" and sys.stdout.isatty()
-        sys.stdout.write(as_terminal(comparison, colour=True) if coloured else _FORMATS[options.format](comparison))
+        sys.stdout.write(text)
         return
     with writable(options.output):
-        write_whole(options.output, _FORMATS[options.format](comparison))
+        write_whole(options.output, text)

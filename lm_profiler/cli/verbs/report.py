@@ -12,16 +12,17 @@ from typing import NoReturn
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError, explain
-from lm_profiler.cli.verbs.report_kernels import kernel_table, print_each
+from lm_profiler.cli.verbs.report_kernels import table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_output import format_of, writable, write
 from lm_profiler.cli.verbs.report_table import LAYOUTS, make_table
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.report.pictures.plots import KINDS, save_plot
 from lm_profiler.report.pictures.series import unreadable
-from lm_profiler.report.run.terminal import print_run
-from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES, plain, terminal
+from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES, terminal
 from lm_profiler.report.tables.options import every_column
+from lm_profiler.report.tables.table import Table
 from lm_profiler.training.fits.remedies import remedies
 
 _DESCRIPTION = """\
@@ -43,7 +44,7 @@ for example:
   python -m lm_profiler report logs --layout warmups     a row for each pass and warm-up
   python -m lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
-_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels", "format")
+_OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
 """Options that ask for a table, of a single run, too."""
 
 
@@ -145,8 +146,10 @@ def _check_together(options: argparse.Namespace) -> None:
         raise UsageError("value: expected --pivot ROWS ACROSS, given none")
     if options.by is not None and not options.plot:
         raise UsageError("by: expected --plot KIND, given none")
-    if options.kernels and (options.format not in (None, "terminal", *FOR_PROGRAMS)):
-        raise UsageError(f"format: expected terminal, {', '.join(FOR_PROGRAMS)} with --kernels, given {options.format}")
+    if options.kernels and options.format in ("html", "latex"):
+        raise UsageError(
+            f"format: expected terminal, markdown, {', '.join(FOR_PROGRAMS)} with --kernels, given {options.format}"
+        )
     if options.plot and options.output is None:
         raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
     if options.plot and options.format is not None:
@@ -175,22 +178,21 @@ def _show(found: Collection, options: argparse.Namespace) -> tuple[list[str], bo
         _plot(entries, options)
         problems = unreadable(entries) if options.plot == "steps" else []
         return problems, len(problems) < len(entries)
-    record = entries[0].record
-    if len(entries) == 1 and record is not None and not any(getattr(options, name) for name in _OF_TABLES):
-        print_run(record, entries[0].folder)
-        for line in remedies(entries):
-            print(plain(line))
+    people = options.format in (None, "terminal", "markdown")
+    failed = [Table(above=remedies(entries))]
+    if len(entries) == 1 and people and entries[0].record and not any(getattr(options, name) for name in _OF_TABLES):
+        write(found, [*run_tables(entries[0].record, entries[0].folder), *failed], options.format, options.output)
         return [], True
-    if options.kernels and options.format in (None, "terminal"):
-        problems = print_each(entries)
-        return problems, len(problems) < len(entries)
-    table, problems = kernel_table(entries) if options.kernels else make_table(entries, options)
-    if table is not None:
+    if options.kernels:
+        tables, problems = (tables_of_each if people else table_of_all)(entries)
+    else:
+        table, problems = make_table(entries, options)
+        tables = [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])]
+    if tables:
         if options.format == "html":
             found.problems.extend(unreadable(entries))
-        failed = [] if options.kernels else remedies(entries)
-        write(found, replace(table, below=[*table.below, *failed]), options.format, options.output)
-    return problems, table is not None
+        write(found, tables, options.format, options.output)
+    return problems, bool(tables)
 
 
 def _plot(entries: Sequence[Entry], options: argparse.Namespace) -> None:

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.kernel_answers import kernel_answers
-from lm_profiler.report.run.kernels import kernel_rows, print_kernels
-from lm_profiler.report.tables.formats import plain
+from lm_profiler.report.run.kernels import kernel_rows, kernel_tables
 from lm_profiler.report.tables.table import Cell, Heading, Table
 
 
-def print_each(entries: Sequence[Entry]) -> list[str]:
-    """Print the kernels of each run, and what people ask of them; returns what was wrong with some."""
+def tables_of_each(entries: Sequence[Entry]) -> tuple[list[Table], list[str]]:
+    """The kernels of each run for people, with what they ask of them; and what was wrong with some."""
     problems: list[str] = []
+    tables = []
     for entry, kernels in _readable(entries, problems):
-        if len(entries) > 1:
-            print(plain(str(entry.folder)))
-        print_kernels(kernels)
-        for question, answer in kernel_answers(kernels):
-            print(plain(f"{question}: {answer}"))
-    return problems
+        first, *rest = kernel_tables(kernels)
+        where = [str(entry.folder)] if len(entries) > 1 else []
+        tables += [replace(first, above=[*where, *first.above]), *rest]
+    return tables, problems
 
 
-def kernel_table(entries: Sequence[Entry]) -> tuple[Table | None, list[str]]:
-    """The kernels of all runs for programs, and what was wrong with some; None where there are none."""
+def table_of_all(entries: Sequence[Entry]) -> tuple[list[Table], list[str]]:
+    """The kernels of all runs in one table for programs, if there are any; and what was wrong with some."""
     problems: list[str] = []
     rows = [
         {"folder": str(entry.folder), **row}
         for entry, kernels in _readable(entries, problems)
         for row in kernel_rows(kernels)
     ]
-    if not rows:
-        return None, problems
-    return Table([Heading(name, name) for name in rows[0]], [[Cell(v) for v in row.values()] for row in rows]), problems
+    headings = [Heading(name, name) for name in (rows[0] if rows else ())]
+    body = [[Cell(value) for value in row.values()] for row in rows]
+    return ([Table(headings, body)] if rows else []), problems
 
 
 def _readable(entries: Sequence[Entry], problems: list[str]) -> Iterator[tuple[Entry, KernelTable]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,13 +15,6 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
 
-_TEXT = {
-    "terminal": formats.terminal,
-    "markdown": formats.markdown,
-    "latex": formats.latex,
-    "csv": formats.csv_text,
-    "json": formats.json_text,
-}
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}
 """Formats that go into a file, and what they are written with."""
 
@@ -45,28 +38,23 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     return given
 
 
-def write(found: Collection, table: Table, kind: str | None, output: Path | None) -> None:
-    """Print ``table``, or write it to ``output``, in the format ``kind``; a page shows ``found`` as well.
+def write(found: Collection, tables: Sequence[Table], kind: str | None, output: Path | None) -> None:
+    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``found`` as well.
 
     Raises:
         UsageError: ``output`` cannot be written.
     """
     if output is None:
-        if kind in (None, "terminal"):
-            sys.stdout.write(formats.terminal(table, sys.stdout))
-        else:
-            text = _TEXT[str(kind)](table)
-            sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+        text = formats.render(tables, kind or "terminal", sys.stdout)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() and kind not in (None, "terminal") else text)
         return
     with writable(output):
         if kind == "html":
             from lm_profiler.report.pictures.page import write_page
 
-            write_page(found, output, table)
-        elif kind == "parquet":
-            write_whole(output, formats.parquet(table))
+            write_page(found, output, tables[0])
         else:
-            write_whole(output, _TEXT[str(kind)](table))
+            write_whole(output, formats.parquet(tables[0]) if kind == "parquet" else formats.render(tables, str(kind)))
 
 
 @contextmanager

@@ -1,58 +1,40 @@
-"""A comparison for people: the same rows as a terminal's table and as Markdown; and as JSON for programs."""
+"""A comparison as a table for people, and as JSON for programs."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from math import ceil
-from typing import Any, Literal
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
 from lm_profiler.analysis.compare.comparison import Comparison, Compilation, PartChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
-from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S
-from lm_profiler.record.text import printable
+from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.report.tables.table import Cell, Heading, Table, title_with_unit
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
 HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
 _STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
-_WIDTH = 120
 _SHOWN = 3  # phases that a verdict names
 
 
 def as_json(comparison: Comparison) -> str:
     """Every field of the comparison, in SI units."""
-    return json.dumps(dataclasses.asdict(comparison), indent=1) + "\n"
+    return json.dumps(asdict(comparison), indent=1) + "\n"
 
 
-def as_terminal(comparison: Comparison, colour: bool = False) -> str:
-    """Differences, table, verdict and notes, as wide as they must be."""
-    text = io.StringIO()
-    system: Literal["standard"] | None = "standard" if colour else None
-    console = Console(file=text, width=_WIDTH, force_terminal=colour, color_system=system, highlight=False)
-    for line in opening(comparison):
-        console.print(Text(printable(line, keep="")), soft_wrap=True)
-    console.print()
-    console.print(_table(comparison))
-    console.print()
-    for line in closing(comparison):
-        console.print(Text(printable(line, keep="")), soft_wrap=True)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
-
-
-def as_markdown(comparison: Comparison) -> str:
-    """The same as Markdown; nothing in a name or a value is taken for markup."""
-    lines = [f"{line[: len(line) - len(line.lstrip())]}- {_escaped(line.lstrip())}" for line in opening(comparison)]
-    lines += ["", _piped(HEADER), _piped([":--", *["--:"] * 5, ":--"])]
-    lines += [_piped(map(_escaped, cells)) for cells in rows(comparison)]
-    lines += ["", *(f"- {_escaped(line)}" for line in closing(comparison))]
-    return "\n".join(lines) + "\n"
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for the step, each part of it, tokens/s and each peak; differences above, verdict and notes below."""
+    small = {TIMES[row.part].title for row in comparison.phases if _small(row)}
+    body = []
+    for texts in rows(comparison):
+        style = "bold" if texts[0] == "step" else "dim" if texts[0] in small else ""
+        cells = [Cell(text, text, style=style) for text in texts]
+        body.append([*cells[:-1], replace(cells[-1], style=_STYLES.get(texts[-1], style))])
+    headings = [Heading(title, title, 0 < at < len(HEADER) - 1) for at, title in enumerate(HEADER)]
+    return Table(headings, body, opening(comparison), closing(comparison))
 
 
 def opening(comparison: Comparison) -> list[str]:
@@ -70,38 +52,20 @@ def opening(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """A row for the step, each part of it, tokens/s and each peak; texts, one for each of ``HEADER``."""
-    parts = (comparison.step, comparison.forward_backward, *comparison.phases)
-    found = [_part_cells(row) for row in parts]
+    found = [_part_cells(row) for row in (comparison.step, comparison.forward_backward, *comparison.phases)]
+    others = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row) for row in comparison.memory]
     if (rate := comparison.tokens) is not None:
-        a, b, more = (
-            TOKENS_PER_S.show(x, unit=False) for x in (rate.a_per_s, rate.b_per_s, rate.b_per_s - rate.a_per_s)
-        )
-        found.append(
-            [
-                TOKENS_PER_S.title,
-                a,
-                b,
-                _signed(more),
-                "",
-                _ratio(rate.interval, rate.a_per_s, rate.b_per_s),
-                rate.verdict,
-            ]
-        )
-    for row in comparison.memory:
-        peak = MEMORY[row.reading]
-        a, b, more = (peak.show(x, unit=False) for x in (row.a_bytes, row.b_bytes, row.b_bytes - row.a_bytes))
-        found.append(
-            [
-                f"{peak.title} (GiB)",
-                a,
-                b,
-                _signed(more),
-                "",
-                _ratio(row.interval, row.a_bytes, row.b_bytes),
-                row.verdict,
-            ]
-        )
-    return found
+        found.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate.interval, rate.verdict))
+    return found + [_cells(of, a, b, row.interval, row.verdict) for of, a, b, row in others]
+
+
+def _cells(
+    of: Quantity, a: float, b: float, interval: RatioInterval | None, verdict: str, of_step: str = ""
+) -> list[str]:
+    """Times stand without their unit: the header says it."""
+    shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
+    title = of.title if of.unit == "s" else title_with_unit(of.title, of.shown_unit)
+    return [title, shown_a, shown_b, _signed(more), of_step, _ratio(interval, a, b), verdict]
 
 
 def closing(comparison: Comparison) -> list[str]:
@@ -111,8 +75,8 @@ def closing(comparison: Comparison) -> list[str]:
         lines.append(f"compilation: {_compilation_line(comparison.compilation)}")
     lines += [f"note: {note}" for note in comparison.notes]
     lines.append(
-        f"note: the step's interval holds with {_SURE}, those of its parts with {_SURE} all together; "
-        f"a change of less than {MARGIN:.0%} is not called one"
+        f"note: {_SURE} confidence for the step's interval, and for those of all its parts together; "
+        f"a change of less than {MARGIN:.0%} counts as none"
     )
     if comparison.step.verdict == "UNCLEAR":
         lines.append(f"next: {_how_to_be_sure(comparison)}")
@@ -123,7 +87,7 @@ def verdict_line(comparison: Comparison) -> str:
     """The step's word with its figures, and the phases that made it."""
     step = comparison.step
     if step.interval is None:
-        return f"{step.verdict}: cannot be told from so few or so unlike steps, repeat"
+        return f"{step.verdict}: too few or too unlike steps to tell; repeat"
     change, low, high = (f"{x - 1.0:+.1%}" for x in (step.interval.ratio, step.interval.low, step.interval.high))
     line = f"{step.verdict}: B's step against A's {change} [{low}, {high}]"
     if step.verdict not in ("FASTER", "SLOWER"):
@@ -160,32 +124,18 @@ def _how_to_be_sure(comparison: Comparison) -> str:
         more = "repeat both, three times or more, A and B in turn; or measure longer (--stages.until_ci=0.005)"
     else:
         more = f"repeat more often than {len(comparison.a)} and {len(comparison.b)} times, A and B in turn"
-    return f"runs like these would tell {told}; to tell less, {more}"
-
-
-def _table(comparison: Comparison) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in HEADER:
-        table.add_column(name, justify="left" if name in (HEADER[0], HEADER[-1]) else "right", no_wrap=True)
-    small = {TIMES[row.part].title for row in comparison.phases if _small(row)}
-    for cells in rows(comparison):
-        *texts, word = map(Text, cells)
-        word.style = _STYLES.get(word.plain, "")
-        table.add_row(*texts, word, style="bold" if cells[0] == "step" else "dim" if cells[0] in small else None)
-    return table
+    return f"runs like these can detect {told}; to detect smaller changes, {more}"
 
 
 def _part_cells(row: PartChange) -> list[str]:
-    time = TIMES[row.part]
     of_step = "" if row.of_step is None else f"{row.of_step:+.1%}"
-    a, b, more = (time.show(x, unit=False) for x in (row.a_s, row.b_s, row.difference_s))
-    return [time.title, a, b, _signed(more), of_step, _ratio(row.interval, row.a_s, row.b_s), row.verdict]
+    return _cells(TIMES[row.part], row.a_s, row.b_s, row.interval, row.verdict, of_step)
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
     """Nothing where there is no ratio; what to do where it says nothing."""
     if interval is None:
-        return "cannot be told, repeat" if a > 0.0 and b > 0.0 else ""
+        return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
     return f"{ratio} [{low}, {high}]"
 
@@ -204,13 +154,3 @@ def _listed(differences: Iterable[Difference]) -> list[str]:
 
 def _value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _escaped(text: str) -> str:
-    """For Markdown, also where it lets HTML through."""
-    text = printable(text, keep="").replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return "".join(f"\\{c}" if c in "\\`*_[]|#~" else c for c in text)
-
-
-def _piped(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
-
 from lm_profiler.record.kernels import KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.console import PlainConsole, print_table
+from lm_profiler.report.run.kernel_answers import kernel_answers
+from lm_profiler.report.tables.groups import shortened
+from lm_profiler.report.tables.table import Table, text_table
 
 IDLE = "idle"
 
@@ -16,24 +15,12 @@ _NOISE = ("void ", "(anonymous namespace)::", "at::native::")
 """Parts of a kernel's name that tell a reader nothing."""
 
 _LARGEST = 15
-_FIGURES_WIDTH = 68  # of the largest kernels' table without the names
 
 
-def print_kernels(table: KernelTable, console: Console | None = None) -> None:
-    """Print milliseconds a step by phase and kind, and the largest kernels of all."""
-    console = console or PlainConsole()
-    if not console.is_terminal:  # a file has no width to keep to
-        console.width = 160
-    what = "kernels on the device" if table.source == "kernels" else "operators on the host"
-    line = f"{what}, milliseconds of one step (mean of {table.steps} traced)"
-    console.print(line, highlight=False, markup=False, soft_wrap=True, style="bold")
-    print_table(console, _by_kind(table))
-    print_table(console, _largest(table, max(console.width - _FIGURES_WIDTH, 3 * 10)))
-    hidden = table.rows[_LARGEST:]
-    if rows := len(hidden) + table.rest.rows:
-        total_s = sum(row.total_s for row in hidden) + table.rest.total_s
-        line = f"{rows} smaller rows are not shown, {_ms(table, total_s)} ms"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+def kernel_tables(table: KernelTable) -> list[Table]:
+    """Milliseconds a step by phase and kind; the largest kernels of all; and what people ask of them."""
+    answers = [f"{question}: {answer}" for question, answer in kernel_answers(table)]
+    return [_by_kind(table), _largest(table), Table(above=answers)]
 
 
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
@@ -75,43 +62,42 @@ def _by_kind(table: KernelTable) -> Table:
             sums[kind] = sums.get(kind, 0.0) + time.total_s
     kinds = sorted(sums, key=lambda kind: -sums[kind])
     idle_s = sum(phase.idle_s for phase in table.phases.values())
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column("phase", no_wrap=True)
-    idle = IDLE if table.source == "kernels" else "no operator"
-    for title in (*(_TITLES.get(kind, kind) for kind in kinds), idle, "busy + idle"):
-        shown.add_column(title, justify="right", no_wrap=True)
+    what, idle = "kernels on the device", IDLE
+    if table.source != "kernels":
+        what, idle = "operators on the host", "no operator"
+    rows = []
     for name, phase in table.phases.items():
         times = [phase.kinds[kind].total_s if kind in phase.kinds else 0.0 for kind in kinds]
-        shown.add_row(name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s))
-    shown.add_row("step", *_cells(table, *(sums[kind] for kind in kinds), idle_s, table.window_s), style="bold")
-    shares = (f"{seconds / table.window_s:.1%}" for seconds in (*(sums[kind] for kind in kinds), idle_s))
-    shown.add_row("share", *shares, "")
-    return shown
+        rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
+    rows.append(["step", *_cells(table, *(sums[kind] for kind in kinds), idle_s, table.window_s)])
+    rows.append(["share", *(f"{part / table.window_s:.1%}" for part in (*(sums[kind] for kind in kinds), idle_s)), ""])
+    titles = ["phase", *(_TITLES.get(kind, kind) for kind in kinds), idle, "busy + idle"]
+    return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
 
 
-def _largest(table: KernelTable, names_width: int) -> Table:
-    """The largest rows; names, callers and modules together are ``names_width`` wide."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("phase", "kind"):
-        shown.add_column(title, no_wrap=True)
-    for title in ("calls", "ms", "µs a call", "share"):
-        shown.add_column(title, justify="right", no_wrap=True)
+def _largest(table: KernelTable) -> Table:
+    """The largest rows; behind the name, as that is what the pieces of a wide table are told apart by."""
     name = "kernel" if table.source == "kernels" else "operator"
-    for title, share in ((name, 0.4), ("called by", 0.25), ("module", 0.35)):
-        shown.add_column(title, no_wrap=True, overflow="ellipsis", max_width=int(share * names_width))
-    for row in table.rows[:_LARGEST]:
-        shown.add_row(
+    rows = [
+        [
+            shortened(_plain(row.name)),
             row.phase,
             _TITLES.get(row.kind, row.kind),
+            shortened(_plain(row.operator or ""), 32),
+            shortened(row.module or ""),
             f"{row.count / table.steps:g}",
             _ms(table, row.total_s),
             f"{row.total_s / max(row.count, 1) * 1e6:,.1f}",
             f"{row.total_s / table.window_s:.1%}",
-            _plain(row.name),
-            _plain(row.operator or ""),
-            row.module or "",
-        )
-    return shown
+        ]
+        for row in table.rows[:_LARGEST]
+    ]
+    hidden, below = table.rows[_LARGEST:], []
+    if left := len(hidden) + table.rest.rows:
+        total_s = sum(row.total_s for row in hidden) + table.rest.total_s
+        below = [f"{left} smaller rows are not shown, {_ms(table, total_s)} ms"]
+    titles = [name, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
+    return text_table(titles, rows, left=5, below=below)
 
 
 def _cells(table: KernelTable, *seconds: float) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from rich.table import Table
-
 from lm_profiler.record.run import NumericsFacts
+from lm_profiler.report.tables.table import Table, text_table
 
 
 def numerics_headline(facts: NumericsFacts) -> str:
@@ -18,15 +17,13 @@ def numerics_headline(facts: NumericsFacts) -> str:
 
 def numerics_table(facts: NumericsFacts) -> Table:
     """A row for each kind of module."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("modules", "parameters", "outputs", "gradients"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("off by", justify="right", no_wrap=True)
+    rows = []
     for kind in facts.kinds:
         dtypes = (", ".join(names) for names in (kind.parameters, kind.outputs, kind.gradients))
         off = _share(kind.gradient_error) if kind.gradients else ""
-        table.add_row(f"{kind.modules} {kind.kind}", *dtypes, off)
-    return table
+        rows.append([f"{kind.modules} {kind.kind}", *dtypes, off])
+    titles = ("modules", "parameters", "outputs", "gradients", "off by")
+    return text_table(titles, rows, left=4, above=[numerics_headline(facts)])
 
 
 def _share(error: float | None) -> str:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
 from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.run.facts import bytes_text, rate_text
-from lm_profiler.report.run.numerics import numerics_headline, numerics_table
-from lm_profiler.report.tables.console import PlainConsole, print_table
+from lm_profiler.report.run.numerics import numerics_table
+from lm_profiler.report.tables.table import Cell, Heading, Table
 
 _ODD_SHOWN = 3
 
@@ -21,30 +18,19 @@ _SLOW_CLOCK = 0.75
 """Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
 
 
-def print_run(record: RunRecord, folder: Path, console: Console | None = None) -> None:
-    """Print the phases, the step, throughput, memory and where everything is; or how the run died."""
-    console = console or PlainConsole()
-    if not console.is_terminal:  # a file has no width to keep to
-        console.width = 120
-    if record.time and record.time["step"].n:
-        console.print(headline(record), highlight=False, markup=False, soft_wrap=True, style="bold")
-        print_table(console, time_table(record))
-    for line in summary_lines(record):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if record.numerics is not None:
-        console.print(numerics_headline(record.numerics), highlight=False, markup=False, soft_wrap=True)
-        print_table(console, numerics_table(record.numerics))
-    console.print(f"written to {from_here(folder)}", highlight=False, markup=False, soft_wrap=True)
+def run_tables(record: RunRecord, folder: Path) -> list[Table]:
+    """The phases, the step, throughput, memory and where everything is; or how the run died."""
+    tables = [time_table(record), numerics_table(record.numerics) if record.numerics is not None else Table()]
+    return [*tables, Table(above=[f"written to {from_here(folder)}"])]
 
 
 def time_table(record: RunRecord) -> Table:
-    """A row for each phase that occurred, then forward + backward, and the step."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share"):
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True)
+    """A row for each phase that occurred, then forward + backward, and the step; below them what else is to be said."""
+    if not record.time or not record.time["step"].n:
+        return Table(below=summary_lines(record))
     host = record.environment is not None and record.environment.device_type != "cpu"
-    if host:
-        table.add_column("host (ms)", justify="right", no_wrap=True)
+    titles = ["phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share", *["host (ms)"] * host]
+    rows = []
     for part in (*PARTS, "forward_backward", "step"):
         # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
         if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
@@ -53,8 +39,9 @@ def time_table(record: RunRecord) -> Table:
         cells = _cells(part, record.time[part], _share(record, part), digits)
         if host:
             cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
-        table.add_row(*cells, style="bold" if part == "step" else None)
-    return table
+        rows.append([Cell(text, text, style="bold" if part == "step" else "") for text in cells])
+    headings = [Heading(title, title, figures=title != "phase") for title in titles]
+    return Table(headings, rows, below=summary_lines(record), title=headline(record))
 
 
 def headline(record: RunRecord) -> str:

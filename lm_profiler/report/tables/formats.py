@@ -6,12 +6,11 @@ import csv
 import io
 import json
 import re
-import shutil
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from lm_profiler.record.text import printable
-from lm_profiler.report.tables.grid import grid
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.terminal import plain, terminal
 
 SUFFIXES = {
     ".txt": "terminal",
@@ -25,8 +24,19 @@ SUFFIXES = {
 FOR_PROGRAMS = ("csv", "json", "parquet")
 """These carry SI values, with the ends of intervals in columns of their own."""
 
+_LEADS = re.compile(r"^(?:[#>+-]|\d+(?=[.)]))")
+"""What begins a heading, a quotation or a list."""
+_LATEX = str.maketrans(
+    {
+        **{c: f"\\{c}" for c in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\^{}",
+        "\\": r"\textbackslash{}",
+        "<": r"\ensuremath{<}",
+        ">": r"\ensuremath{>}",
+    }
+)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _MARKDOWN = re.compile(r"[\\`*|~]|\](?=\()|(?<!\w)_|_(?!\w)")
 _HIDDEN = re.compile("[\x7f-\xa0\xad\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 """What JSON lets through and a terminal or an editor would obey, or not show."""
@@ -34,34 +44,41 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;"}
 _OPENS = re.compile(r"&(?=#?\w+;)|<")
 
 
-def plain(text: str) -> str:
-    """``text`` on one line, with nothing in it that a terminal would obey."""
-    return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
+def render(tables: Sequence[Table], kind: str, file: TextIO | None = None) -> str:
+    """``tables`` one below the other in the format ``kind``, a blank line before each title; for programs there is one.
 
-
-def terminal(table: Table, file: TextIO | None = None) -> str:
-    """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
-    screen = file is not None and file.isatty()
-    titles = [plain(heading.title) for heading in table.headings]
-    rows = [[plain(cell.text) for cell in row] for row in table.rows]
-    most = shutil.get_terminal_size().columns if screen else None
-    shown = grid(titles, rows, [heading.figures for heading in table.headings], most)
-    return "".join(f"{line.rstrip()}\n" for line in (*map(plain, table.above), *shown, *map(plain, table.below)))
+    Raises:
+        KeyError: it is no format of text.
+    """
+    if kind == "terminal":
+        return "".join("\n" * bool(at and table.title) + terminal(table, file) for at, table in enumerate(tables))
+    return "\n".join(_TEXT[kind](table) for table in tables)
 
 
 def markdown(table: Table) -> str:
-    """A pipe table, with the lines around it as paragraphs."""
-    titles = [_markdown(heading.title) for heading in table.headings]
-    rows = [[_markdown(cell.text) for cell in row] for row in table.rows]
-    right = [heading.figures for heading in table.headings]
-    columns = list(zip(titles, *rows, strict=True))
-    widths = [max(len(column[0]) + 2, *map(len, column)) for column in columns]
-    rule = [f"{'-' * (width + 1)}:" if to else f":{'-' * (width + 1)}" for width, to in zip(widths, right, strict=True)]
-    forms = [f" {{:{'>' if to else '<'}{width}}} " for width, to in zip(widths, right, strict=True)]
-    form = f"|{'|'.join(forms)}|"
-    shown = "\n".join([form.format(*titles), f"|{'|'.join(rule)}|", *(form.format(*row) for row in rows)])
-    above = fenced(table.above) if table.verbatim else list(map(_markdown, table.above))
-    return "\n\n".join([*above, shown, *map(_markdown, table.below)]) + "\n"
+    """A pipe table below its title, with the lines around it as lists."""
+    title = [f"## {_markdown(table.title)}"] if table.title else []
+    above = fenced(table.above) if table.verbatim else _listed(table.above)
+    return "\n\n".join([*title, *above, *_piped(table), *_listed(table.below)]) + "\n"
+
+
+def _piped(table: Table) -> list[str]:
+    if not table.headings:
+        return []
+    widths, form = _form(table, _markdown)
+    sides = zip(widths, table.headings, strict=True)
+    rule = [f"{'-' * (width + 1)}:" if heading.figures else f":{'-' * (width + 1)}" for width, heading in sides]
+    titles, *rows = (f"| {' | '.join(cells)} |" for cells in form)
+    return ["\n".join([titles, f"|{'|'.join(rule)}|", *rows])]
+
+
+def _form(table: Table, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
+    """The widths of the columns, and titles and rows escaped and padded to them."""
+    texts = [[escape(heading.title) for heading in table.headings]]
+    texts += [[escape(cell.text) for cell in row] for row in table.rows]
+    widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
+    forms = [f"{{:{'>' if of.figures else '<'}{width}}}" for of, width in zip(table.headings, widths, strict=True)]
+    return widths, [[form.format(text) for form, text in zip(forms, row, strict=True)] for row in texts]
 
 
 def _markdown(text: str) -> str:
@@ -69,27 +86,37 @@ def _markdown(text: str) -> str:
     return _OPENS.sub(lambda found: _ENTITIES[found[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
-def fenced(lines: list[str]) -> list[str]:
+def _listed(lines: Sequence[str]) -> list[str]:
+    """A list, in which lines that begin with blanks lie one deeper."""
+    shown = [f"{'    ' if line[:1].isspace() else ''}- {_LEADS.sub(_led, _markdown(line.strip()))}" for line in lines]
+    return ["\n".join(shown)] if shown else []
+
+
+def _led(found: re.Match[str]) -> str:
+    return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+
+
+def fenced(lines: Sequence[str]) -> list[str]:
     """``lines`` as a block of Markdown that shows them as they are; controls are spelled out."""
     text = "\n".join(map(plain, lines))
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return [f"{fence}text\n{text}\n{fence}"]
+    return [f"{fence}text\n{text}\n{fence}"] if text else []
 
 
 def latex(table: Table) -> str:
     """A ``tabular`` for the booktabs package, to be taken in with ``\\input``; the lines around it are comments."""
-    from tabulate import tabulate  # type: ignore[import-untyped]
+    above, below = ([f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
+    _, (titles, *rows) = _form(table, _latex)
+    sides = "".join("r" if heading.figures else "l" for heading in table.headings)
+    shown = [" " + " & ".join(row) + r" \\" for row in (titles, *rows)]
+    top, bottom = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"], [r"\bottomrule", r"\end{tabular}"]
+    return "\n".join([*above, *top, shown[0], r"\midrule", *shown[1:], *bottom, *below]) + "\n"
 
-    grid = tabulate(
-        [[plain(cell.text) for cell in row] for row in table.rows],
-        [plain(heading.title) for heading in table.headings],
-        tablefmt="latex_booktabs",
-        disable_numparse=True,
-        colalign=["right" if heading.figures else "left" for heading in table.headings],
-    )
-    grid = re.sub(r"^ \[", " {[}", grid, flags=re.MULTILINE)  # after \\ or \midrule a bracket opens an argument
-    comments = [[f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below)]
-    return "\n".join([*comments[0], grid, *comments[1]]) + "\n"
+
+def _latex(text: str) -> str:
+    """After ``\\\\`` or a rule a bracket would open an argument."""
+    text = plain(text).translate(_LATEX)
+    return f"{{[}}{text[1:]}" if text.startswith("[") else text
 
 
 def csv_text(table: Table) -> str:
@@ -176,3 +203,6 @@ def _one_type(values: list[Any]) -> list[Any]:
     """``values`` as text where they are of several types, which a column of Parquet cannot hold."""
     types = {type(value) for value in values if value is not None}
     return values if len(types) < 2 or types == {int, float} else [None if v is None else str(v) for v in values]
+
+
+_TEXT = {"markdown": markdown, "latex": latex, "csv": csv_text, "json": json_text}

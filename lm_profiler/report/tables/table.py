@@ -21,7 +21,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Cell:
-    """``value`` (with ``low`` and ``high``) for programs, ``text`` for people.
+    """``value`` (with ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
     ``word`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
     """
@@ -31,17 +31,28 @@ class Cell:
     low: float | None = None
     high: float | None = None
     word: str | None = None
+    style: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, and for people the lines above and below them; ``verbatim`` says that those above are laid out."""
+    """Rows of cells, and for people a title and the lines above and below; ``verbatim``: those above are laid out.
 
-    headings: Sequence[Heading]
-    rows: Sequence[Sequence[Cell]]
+    Without headings it is its title and its lines alone.
+    """
+
+    headings: Sequence[Heading] = ()
+    rows: Sequence[Sequence[Cell]] = ()
     above: list[str] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
     verbatim: bool = False
+    title: str = ""
+
+    @property
+    def titles(self) -> list[str]:
+        """Of the columns, for people; none where no column has one."""
+        titles = [heading.title for heading in self.headings]
+        return titles if any(titles) else []
 
     def fields(self) -> dict[str, list[Any]]:
         """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
@@ -60,6 +71,12 @@ class Table:
         """The same as a mapping a row."""
         fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
+    """A table of texts: the first ``left`` columns to the left, the others figures."""
+    headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
+    return Table(headings, [[Cell(text, text) for text in row] for row in rows], **of_table)
 
 
 def fact_text(value: Any) -> str:

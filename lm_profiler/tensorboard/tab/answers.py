@@ -111,7 +111,8 @@ def run(logdir: Path, name: str) -> Json:
     entry = _entry(logdir, name)
     if (record := entry.record) is None:
         raise RecordError(f"{name}: not a run but a sweep")
-    table = time_table(record) if record.time and record.time["step"].n else None
+    table = time_table(record)
+    table = table if table.rows else None
     verdict, failure = verdict_lines(record), failure_lines(record)
     return {
         "record": record.model_dump(mode="json"),
@@ -120,7 +121,9 @@ def run(logdir: Path, name: str) -> Json:
         "verdict": verdict,
         "error": failure[0] if failure else None,
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
-        "table": None if table is None else [[str(column.header), *map(str, column.cells)] for column in table.columns],
+        "table": None
+        if table is None
+        else [[heading.title, *(row[at].text for row in table.rows)] for at, heading in enumerate(table.headings)],
         "facts": facts(record),
         "held": held(record),
         "steps": _steps(entry),

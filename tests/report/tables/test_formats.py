@@ -42,12 +42,12 @@ def test_terminal():
 
 def test_markdown():
     assert markdown(TABLE) == (
-        "above\n\n"
+        "- above\n\n"
         "| run   |            step (ms) |\n"
         "|:------|---------------------:|\n"
         "| a     | 12.50 [12.00, 13.00] |\n"
         "| b     |                  OOM |\n"
-        "\nbelow\n"
+        "\n- below\n"
     )
 
 

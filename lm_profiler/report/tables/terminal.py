@@ -1,0 +1,111 @@
+"""A table for a terminal, line by line: a million rows cost seconds, and nothing in them is an order to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from rich.cells import cell_len, chop_cells
+
+from lm_profiler.record.text import printable
+from lm_profiler.report.tables.table import Cell, Table
+
+_GAP = 2
+_LEAST = 16
+"""Columns of text are not narrowed below this to keep a table in one piece."""
+_BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
+
+_Part = tuple[str, int, bool, str]
+"""Of a line: a text, its column's width, whether it stands to the right, its style."""
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, with nothing in it that a terminal would obey."""
+    return text if text.isprintable() else printable(text.translate(_BREAKS), keep="")
+
+
+def terminal(table: Table, file: TextIO | None = None) -> str:
+    """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
+    screen = file is not None and file.isatty()
+    most = shutil.get_terminal_size().columns if screen else None
+    coloured = screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return "".join(f"{line}\n" for line in lines(table, most, coloured))
+
+
+def lines(table: Table, most: int | None = None, coloured: bool = False) -> Iterator[str]:
+    """The lines of ``table``; columns are no wider together than ``most``, if figures allow it.
+
+    The one rule of width: figures are never shortened. Columns of text are folded, the widest first, where that is
+    enough to have the table in one piece; else to half of ``most``, and the table comes in pieces, each behind the
+    first column and with its own titles.
+    """
+    if table.title:
+        yield _styled(plain(table.title), "bold", coloured)
+    yield from (plain(line).rstrip() for line in table.above)
+    titles = [Cell(text=title, style="bold") for title in table.titles]
+    rows = [*([titles] if titles else []), *table.rows]
+    texts = [[plain(cell.text) for cell in row] for row in rows]
+    right = [heading.figures for heading in table.headings]
+    widths = _narrowed([max(map(cell_len, column)) for column in zip(*texts, strict=True)], right, most)
+    for shown in _pieces(widths, most):
+        for row, text in zip(rows, texts, strict=True):
+            yield from _folded([(text[at], widths[at], right[at], row[at].style) for at in shown], coloured)
+    yield from (plain(line).rstrip() for line in table.below)
+
+
+def _narrowed(widths: list[int], right: Sequence[bool], most: int | None) -> list[int]:
+    def excess(of: Sequence[int]) -> int:
+        return 0 if most is None else sum(of) + _GAP * (len(of) - 1) - most
+
+    if excess(widths) <= 0:
+        return widths
+    found, text = list(widths), [at for at, figures in enumerate(right) if not figures]
+    while excess(found) > 0 and any(found[at] > _LEAST for at in text):
+        found[max(text, key=found.__getitem__)] -= 1
+    if excess(found) <= 0:
+        return found
+    return [width if figures else min(width, (most or 0) // 2) for width, figures in zip(widths, right, strict=True)]
+
+
+def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+    """Which columns stand beside each other within ``most``, always behind the first."""
+    shown = [0] if widths else []
+    for at in range(1, len(widths)):
+        if most is not None and len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
+            yield shown
+            shown = [0]
+        shown.append(at)
+    if shown:
+        yield shown
+
+
+def _folded(parts: Sequence[_Part], coloured: bool) -> Iterator[str]:
+    """A row: one line, unless a cell has to be folded."""
+    if all(cell_len(text) <= width for text, width, *_ in parts):
+        yield _line(parts, coloured)
+        return
+    folded = [_fold(text, width) for text, width, *_ in parts]
+    for at in range(max(map(len, folded))):
+        here = [piece[at] if at < len(piece) else "" for piece in folded]
+        yield _line([(text, *of) for text, (_, *of) in zip(here, parts, strict=True)], coloured)  # type: ignore[misc]
+
+
+def _fold(text: str, width: int) -> list[str]:
+    """At spaces, where its letters are one cell wide each."""
+    return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
+
+
+def _line(parts: Sequence[_Part], coloured: bool) -> str:
+    padded = []
+    for text, width, right, style in parts:
+        blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)
+        padded.append(blank + shown if right else shown + blank)
+    return (" " * _GAP).join(padded).rstrip()
+
+
+def _styled(text: str, style: str, coloured: bool) -> str:
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if coloured and style and text else text
