@@ -1,4 +1,4 @@
-"""What a person sees of a sweep: a living table on a terminal, a line for each cell elsewhere, and its end."""
+"""What a person sees of a sweep: a living table on a terminal, a line for each cell elsewhere."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from lm_profiler.record.collection import Entry
-from lm_profiler.record.quantities import QUANTITIES, Place, Quantity
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
-from lm_profiler.sweep.lines import CellTable, Row, stage_of
+from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table
+from lm_profiler.report.tables.table import Cell as TableCell
+from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 
 _RECENT = 8
+_STAGES = ("warm-up", "measuring", "reading memory", "tracing")
+_TAIL_BYTES = 4096
+_HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
 class Display:
@@ -42,7 +45,6 @@ class Display:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cells, self._slots, self._folder, self._clock = len(cells), slots, folder, clock
-        self._table = CellTable(cells)
         self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._running: dict[str, tuple[Cell, str | None, float]] = {}
@@ -86,20 +88,27 @@ class Display:
         return self._before + self._words.total()
 
     def _picture(self) -> RenderableType:
-        rows = [
-            Row(cell, outcome.status, [duration(outcome.duration_s)], outcome.reason) for cell, outcome in self._recent
-        ]
+        rows = [self._row(outcome.status, outcome.duration_s, cell) for cell, outcome in self._recent]
         for cell, device, since in self._running.values():
             stage = "running" if self._folder is None else stage_of(self._folder / cell.id / OUTPUT_FILE)
             status = stage if device is None else f"{stage} on {device}"
-            rows.append(Row(cell, status, [duration(self._clock() - since)]))
-        return Group(*self._table.lines(rows, ["time"], self._console.width), Text(self.progress()))
+            rows.append(self._row(status, self._clock() - since, cell))
+        said = [f"{cell.id}: {outcome.reason}" for cell, outcome in self._recent if outcome.reason]
+        table = Table(_HEADINGS, rows, below=[*said, self.progress()])
+        coloured = self._console.color_system is not None
+        shown = (Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(table, coloured=coloured))
+        return Group(*shown)
+
+    @staticmethod
+    def _row(status: str, seconds: float, cell: Cell) -> list[TableCell]:
+        texts = (status, duration(seconds), cell.id)
+        return [TableCell(text, text, style=STATUS_STYLES.get(text, "")) for text in texts]
 
     def progress(self) -> str:
         """How far it is, what came of it, and the time that is left."""
         parts = [f"{self._done} of {self._cells} cells"]
         parts += [f"{count} {word}" for word, count in self._words.items()]
-        parts.append(f"{duration(self._clock() - self._began)} gone")
+        parts.append(f"{duration(self._clock() - self._began)} elapsed")
         left_s = self._left_s()
         if left_s is not None:
             parts.append(f"about {duration(left_s)} left")
@@ -117,29 +126,16 @@ class Display:
         return left_s / self._slots if left_s > 0.0 else None
 
 
-def print_end(entries: Sequence[Entry], console: Console | None = None) -> None:
-    """The cells, each with its status, main figures, and reason."""
-    console = console or Console()
-    if not console.is_terminal:  # a file has no width to keep to
-        console.width = 160
-    headlines = [of for of in QUANTITIES.values() if of.place is Place.HEADLINE]
-    figures = [of for of in headlines if any(_figure(entry, of) is not None for entry in entries)]
-    rows = [
-        Row(entry.cell, entry.status, [_shown(entry, of) for of in figures], entry.reason)
-        for entry in entries
-        if entry.cell is not None
-    ]
-    for line in CellTable([row.cell for row in rows]).lines(rows, [of.heading for of in figures], console.width):
-        console.print(line)
-
-
-def _figure(entry: Entry, of: Quantity) -> float | None:
-    return None if entry.record is None else of.get(entry.record)
-
-
-def _shown(entry: Entry, of: Quantity) -> str:
-    value = _figure(entry, of)
-    return "" if value is None else of.show(value, unit=False)
+def stage_of(output: Path) -> str:
+    """What a running cell does, from the last line about it in its output."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
+            said = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        said = []
+    stages = (stage for line in reversed(said) for stage in _STAGES if line.startswith(f"{stage}: "))
+    return next(stages, "starting")
 
 
 def duration(seconds: float) -> str:

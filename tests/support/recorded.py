@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from known_loop import trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
-from rich.console import Console
 
 from lm_profiler.callbacks.outcome.hardware import Hardware
 from lm_profiler.callbacks.outcome.measured import Measured
@@ -18,7 +16,8 @@ from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Flops, RunRecord, read_run
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.run.terminal import print_run
+from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.tables.formats import render
 
 LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 10.0]
 
@@ -42,10 +41,8 @@ def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None =
 
 def lines(record: RunRecord) -> dict[str, list[str]]:
     """What the terminal says, by the line's first word."""
-    out = io.StringIO()
-    print_run(record, Path("/logs"), Console(file=out, width=120))
     said: dict[str, list[str]] = {}
-    for line in out.getvalue().splitlines():
+    for line in render(run_tables(record, Path("/logs")), "terminal").splitlines():
         first, _, rest = line.partition(" ")
         said.setdefault(first, []).append(rest)
     return said

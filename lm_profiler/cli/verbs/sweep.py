@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.call import read_config
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
@@ -24,8 +22,11 @@ from lm_profiler.record.command import command_line
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.shipped import names
 from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.report.tables.merged import repeats_together
+from lm_profiler.report.tables.rows import rows
+from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.cluster import ClusterError, Jobs
-from lm_profiler.sweep.display import Display, print_end
+from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.folder import FolderError, SweepFolder
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
 from lm_profiler.sweep.request import Request, read_request
@@ -187,9 +188,8 @@ def _parse(server: CellServer, cell: Cell, output: Path, timeout_s: float | None
 
 def _ending(folder: SweepFolder, interrupted: bool) -> int:
     """Say how it ended and where it is; returns the exit code."""
-    console = Console()
     entries = with_unfinished(collect([folder.path])).entries
-    print_end(entries, console)
+    sys.stdout.write(terminal(rows(repeats_together(entries)), sys.stdout))
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
     print(f"{counted(len(entries), 'cell')}: {told}; written to {folder.path}")

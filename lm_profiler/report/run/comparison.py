@@ -34,7 +34,7 @@ def comparison_table(comparison: Comparison) -> Table:
         cells = [Cell(text, text, style=style) for text in texts]
         body.append([*cells[:-1], replace(cells[-1], style=_STYLES.get(texts[-1], style))])
     headings = [Heading(title, title, 0 < at < len(HEADER) - 1) for at, title in enumerate(HEADER)]
-    return Table(headings, body, opening(comparison), closing(comparison))
+    return Table(headings, body, [*opening(comparison), ""], ["", *closing(comparison)])
 
 
 def opening(comparison: Comparison) -> list[str]:

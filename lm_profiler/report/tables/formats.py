@@ -88,7 +88,9 @@ def _markdown(text: str) -> str:
 
 def _listed(lines: Sequence[str]) -> list[str]:
     """A list, in which lines that begin with blanks lie one deeper."""
-    shown = [f"{'    ' if line[:1].isspace() else ''}- {_LEADS.sub(_led, _markdown(line.strip()))}" for line in lines]
+    shown = [
+        f"{'    ' if line[:1].isspace() else ''}- {_LEADS.sub(_led, _markdown(line.strip()))}" for line in lines if line
+    ]
     return ["\n".join(shown)] if shown else []
 
 

@@ -22,7 +22,7 @@ from lm_profiler.report.tables.merged import (
     unlike,
     unset,
 )
-from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, figure_text, title_with_unit
+from lm_profiler.report.tables.table import STATUS_STYLES, Cell, Heading, Table, fact_text, figure_text, title_with_unit
 
 _FACTS = ("verb", "device", "size", *DIMENSIONS, "parameters", "precision", "batch_size", "context_length")
 _MORE_FACTS = ("compile", "attention", "optimizer", "warmup_steps", "steadiness")
@@ -107,7 +107,8 @@ def told(of: Column, value: Any) -> str:
 def fact_cell(group: Merged, of: Column) -> Cell:
     """A fact of ``group``."""
     if of.name == "status":
-        return Cell(status(group), status_text(group))
+        word = status(group)
+        return Cell(word, status_text(group), style=STATUS_STYLES.get(word, ""))
     value = fact(group, of)
     return Cell(value, _text(value, of))
 

@@ -9,6 +9,12 @@ from typing import Any
 
 from lm_profiler.record.quantities import Quantity
 
+STATUS_STYLES = {
+    "ok": "green",
+    **dict.fromkeys(("oom", "refused"), "yellow"),
+    **dict.fromkeys(("failed", "timeout", "interrupted"), "red"),
+}
+
 
 @dataclass(frozen=True)
 class Heading:

@@ -24,7 +24,8 @@ from lm_profiler.record.run import (
     Steadiness,
     Throughput,
 )
-from lm_profiler.report.run.comparison import as_terminal
+from lm_profiler.report.run.comparison import comparison_table
+from lm_profiler.report.tables.terminal import terminal
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
@@ -157,7 +158,7 @@ def test_what_people_compare_is_no_unlikeness() -> None:
 def test_surroundings_that_a_killed_run_did_not_tell_are_unknown_and_no_difference() -> None:
     found = one_against_one({}, {"environment": None})
     assert found.environment is None
-    printed = as_terminal(found)
+    printed = terminal(comparison_table(found))
     assert "environments: of A or B unknown" in printed
     assert "environments differ" not in printed
 
@@ -252,9 +253,9 @@ def test_repeats_that_tell_nothing_are_called_that() -> None:
     b = [one(f"b{i}", scale) for i, scale in enumerate((1.0, 3000.0))]
     found = compare(a, b)
     assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
-    said = as_terminal(found)
-    assert "cannot be told, repeat" in said.splitlines()[7]
-    assert "verdict: UNCLEAR: cannot be told from so few or so unlike steps, repeat" in said
+    said = terminal(comparison_table(found))
+    assert "unknown, repeat" in said.splitlines()[7]
+    assert "verdict: UNCLEAR: too few or too unlike steps to tell; repeat" in said
     assert not re.search(r"e[+]\d|inf|nan", said)
 
 
@@ -289,7 +290,7 @@ def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
     assert found.step.interval is not None
     ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
     assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
-    (said,) = [line for line in as_terminal(found).splitlines() if line.startswith("compilation: ")]
+    (said,) = [line for line in terminal(comparison_table(found)).splitlines() if line.startswith("compilation: ")]
     assert said.startswith("compilation: B's first steps cost 30 s more than A's; at 2.000 ms saved a step")
     assert "paid back after 15,000 steps [" in said
 
@@ -308,19 +309,19 @@ def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
     found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
     assert found.compilation is not None
     assert found.compilation.paid_back_steps is None
-    assert "neither is when it is paid back" in as_terminal(found)
+    assert "neither is when it is paid back" in terminal(comparison_table(found))
 
 
 def test_a_compilation_that_was_paid_elsewhere_has_no_cost_here() -> None:
     found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)])
-    assert "compilation: B's first steps took no longer than A's" in as_terminal(found)
+    assert "compilation: B's first steps took no longer than A's" in terminal(comparison_table(found))
 
 
 @pytest.mark.parametrize("a, b", [(True, True), (False, False), (None, None), (None, True)])
 def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | None) -> None:
     found = compare([ran("a", a, 0.11, 1.0)], [ran("b", b, 30.0, 0.8)])
     assert found.compilation is None
-    assert "compilation:" not in as_terminal(found)
+    assert "compilation:" not in terminal(comparison_table(found))
 
 
 def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.console import Console
-
 from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
 from lm_profiler.report.run.numerics import numerics_headline
-from lm_profiler.report.run.terminal import print_run
+from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.tables.formats import render
 
 FACTS = NumericsFacts(
     loss=6.4203345,
@@ -41,10 +40,7 @@ def test_what_is_not_finite_is_called_unknown_and_what_has_no_gradients_stays_em
         config=None,
         numerics=FACTS,
     )
-    console = Console(width=120, record=True, quiet=False, file=(tmp_path / "out").open("w"))
-    with console.file:
-        print_run(record, tmp_path, console)
-    lines = console.export_text().splitlines()
+    lines = render(run_tables(record, tmp_path), "terminal").splitlines()
     assert lines[0] == (
         "numerics against float32: loss 6.42033 against 6.41873, output off by 0.57%, gradients by unknown"
     )

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_record
-from rich.console import Console
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import (
@@ -22,7 +19,8 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.run.terminal import print_run, summary_lines, verdict_lines
+from lm_profiler.report.run.terminal import run_tables, summary_lines, verdict_lines
+from lm_profiler.report.tables.terminal import lines
 
 NEVER = TimeSummary(
     n=10, mean=0.0, std=0.0, cv=None, median=0.0, ci_low=0.0, ci_high=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
@@ -76,9 +74,8 @@ def record(**changes: Any) -> RunRecord:
 
 
 def printed(what: RunRecord, width: int = 120) -> str:
-    out = io.StringIO()
-    print_run(what, Path("/logs/by hand/version_3"), Console(file=out, width=width))
-    return out.getvalue()
+    tables = run_tables(what, Path("/logs/by hand/version_3"))
+    return "".join(f"{line}\n" for table in tables for line in lines(table, width))
 
 
 def row(text: str, title: str) -> list[str]:
@@ -200,10 +197,7 @@ def test_one_measured_step_has_no_spread() -> None:
 
 def test_80_columns_cut_no_digit_of_a_run():
     slow = summary(12_345_678.9)
-    shown = io.StringIO()
-    console = Console(file=shown, width=80, force_terminal=True, color_system=None)
-    print_run(record(time={**TIME, "forward": slow, "step": slow}), Path("run"), console)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    text = printed(record(time={**TIME, "forward": slow, "step": slow}), width=80)
     assert "…" not in text
     assert "12,345,678.9 ± 617,283.9" in text
     assert "12,469,135.7 [12,222,222.1, 12,716,049.3]" in text
