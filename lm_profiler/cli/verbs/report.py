@@ -20,9 +20,10 @@ from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.report.pictures.plots import KINDS, save_plot
 from lm_profiler.report.pictures.series import unreadable
 from lm_profiler.report.run.terminal import run_tables
-from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES, terminal
+from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.training.fits.remedies import remedies
 
 _DESCRIPTION = """\

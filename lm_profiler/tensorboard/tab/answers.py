@@ -26,7 +26,7 @@ from lm_profiler.report.run import comparison as compare_output
 from lm_profiler.report.run.facts import facts, held
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
-from lm_profiler.report.run.terminal import failure_lines, headline, summary_lines, time_table, verdict_lines
+from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
 from lm_profiler.report.tables.columns import COLUMNS, Column, column
 from lm_profiler.report.tables.groups import COMPARED
 from lm_profiler.tensorboard.tab.files import inside
@@ -112,18 +112,15 @@ def run(logdir: Path, name: str) -> Json:
     if (record := entry.record) is None:
         raise RecordError(f"{name}: not a run but a sweep")
     table = time_table(record)
-    table = table if table.rows else None
     verdict, failure = verdict_lines(record), failure_lines(record)
     return {
         "record": record.model_dump(mode="json"),
-        "headline": headline(record) if table else record.name,
+        "headline": table.title or record.name,
         "words": record.words,
         "verdict": verdict,
         "error": failure[0] if failure else None,
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
-        "table": None
-        if table is None
-        else [[heading.title, *(row[at].text for row in table.rows)] for at, heading in enumerate(table.headings)],
+        "table": table.texts() or None,
         "facts": facts(record),
         "held": held(record),
         "steps": _steps(entry),

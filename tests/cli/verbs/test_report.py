@@ -70,7 +70,13 @@ def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("name", ["t.txt", "t.md", "t.csv", "t.json", "t.tex", "t.parquet"])
 def test_the_suffix_says_the_format(logs: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]):
-    begins = {".txt": b"in all rows", ".md": b"in all rows", ".csv": b"name,folder", ".json": b"[\n {", ".tex": b"% in"}
+    begins = {
+        ".txt": b"in all rows",
+        ".md": b"- in all rows",
+        ".csv": b"name,folder",
+        ".json": b"[\n {",
+        ".tex": b"% in",
+    }
     assert report(logs, "--output", tmp_path / name) == 0
     assert (tmp_path / name).read_bytes().startswith(begins.get(Path(name).suffix, b"PAR1"))
     assert capsys.readouterr().out == ""
