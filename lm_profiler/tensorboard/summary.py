@@ -17,9 +17,8 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.terminal import run_tables
-from lm_profiler.report.tables.columns import COLUMNS, OPTIONS
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, OPTIONS
 from lm_profiler.report.tables.formats import markdown, render
-from lm_profiler.report.tables.groups import COMPARED
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import plain
 
@@ -74,8 +73,7 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Options by their path, the device, and the words for its steps: what is known, whoever set it."""
-    facts = [COLUMNS[name] for name in COMPARED]
-    found = {fact.option or fact.name: fact.get(entry) for fact in facts}
+    found = {fact.option or fact.name: fact.get(entry) for fact in COMPARED}
     for path, value in flat(entry.config or {}).items():
         if found.get(path) is None and path not in OF_EACH_RUN:
             found[path] = value

@@ -88,7 +88,7 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
         return arguments[0]
     if origin is dict:
         return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "memory", "trace")}
-    if origin is list:
+    if origin in (list, tuple):
         return [filled(arguments[0], count) for _ in range(3)]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: filled(field.annotation, count) for name, field in annotation.model_fields.items()}

@@ -20,7 +20,6 @@ from lm_profiler.report.tables.groups import (
     label,
     lines,
     peak_memory,
-    per_step,
     places,
     shortened,
     stack,
@@ -41,8 +40,8 @@ def charts(entries: Sequence[Entry]) -> dict[str, Any]:
         "phases": _phases(grouped(entries)) if entries else None,
         "runs": _runs(entries),
         "memory": _against(grouped(entries, numbers=True), peak_memory(entries)) if entries else None,
-        "tokens": _against(grouped(entries, numbers=True), per_step("tokens_per_s")) if entries else None,
-        "mfu": _against(grouped(entries, numbers=True), per_step("mfu")) if entries else None,
+        "tokens": _against(grouped(entries, numbers=True), COLUMNS["tokens_per_s"]) if entries else None,
+        "mfu": _against(grouped(entries, numbers=True), COLUMNS["mfu"]) if entries else None,
     }
 
 

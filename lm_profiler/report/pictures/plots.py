@@ -22,7 +22,6 @@ from lm_profiler.report.tables.groups import (
     label,
     lines,
     peak_memory,
-    per_step,
     places,
     shortened,
 )
@@ -82,7 +81,7 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
         return phases(grouped(entries, by))
     if kind == "steps":
         return steps(grouped(entries, by))
-    figures = {"mfu": per_step("mfu"), "tokens": per_step("tokens_per_s"), "attention": COLUMNS["saved_bytes"]}
+    figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}
     return _figure_against(grouped(entries, by, numbers=True), figures.get(kind) or peak_memory(entries))
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.precision import full_name
-from lm_profiler.record.quantities import QUANTITIES, Quantity
+from lm_profiler.record.quantities import QUANTITIES, Place, Quantity
 from lm_profiler.record.run import RunRecord
 
 
@@ -17,16 +17,24 @@ from lm_profiler.record.run import RunRecord
 class Column:
     """One column. ``get`` gives an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
 
-    ``quantity`` says how figures are shown; None for facts. A figure of time has an interval: ``interval`` gives
-    (low, high) in SI. ``option`` is the option that sets the fact, where there is one.
+    ``quantity`` says how figures are shown; None for facts. ``option`` is the option that sets a fact, where there is
+    one; ``place`` says how early it is shown, as of figures; runs are told apart by facts that are ``compared`` where
+    nobody swept anything.
     """
 
     name: str
     title: str
     get: Callable[[Entry], Any]
-    quantity: Quantity | None = None
-    interval: Callable[[Entry], tuple[float, float] | None] = lambda entry: None
+    meaning: str = ""
+    group: str = ""
+    place: Place = Place.TABLE
     option: str | None = None
+    compared: bool = False
+    quantity: Quantity | None = None
+
+    def interval(self, entry: Entry) -> tuple[float, float] | None:
+        """The (low, high) of a figure, in SI; None for one without."""
+        return None if self.quantity is None or entry.record is None else self.quantity.interval(entry.record)
 
 
 def column(name: str) -> Column:
@@ -92,48 +100,71 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
-_FACTS = (
-    Column("name", "run", lambda entry: entry.name),
-    Column("folder", "folder", lambda entry: str(entry.folder)),
-    Column("status", "status", lambda entry: entry.status),
-    Column("reason", "reason", lambda entry: entry.reason),
-    Column("repeat", "repeat", lambda entry: None if entry.cell is None else entry.cell.repeat),
-    Column("verb", "verb", lambda entry: entry.verb),
-    Column("started", "started", _of_record(lambda record: record.started)),
-    Column("device", "device", _device),
-    Column("size", "size", _of_option("model.size"), option="model.size"),
-    *(Column(name, name, _dimension(name), option=f"model.{name}") for name in DIMENSIONS),
-    Column("parameters", "parameters", parameters),
-    Column("precision", "precision", _precision, option="trainer.precision"),
-    *(
-        Column(name, title, _of_option(path), option=path)
-        for name, title, path in (
-            ("batch_size", "batch", "data.batch_size"),
-            ("context_length", "context", "data.context_length"),
-            ("compile", "compile", "model.compile"),
-            ("attention", "attention", "model.attention"),
-            ("optimizer", "optimizer", "model.optimizer"),
-        )
+
+def _option(name: str, title: str, path: str, meaning: str) -> Column:
+    return Column(name, title, _of_option(path), meaning, option=path, compared=True)
+
+
+_FACTS: dict[str, tuple[Column, ...]] = {
+    "The run": (
+        Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
+        Column("folder", "folder", lambda entry: str(entry.folder), "where its files are", place=Place.HEADLINE),
+        Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
+        Column("reason", "reason", lambda entry: entry.reason, "why it did not end well", place=Place.HEADLINE),
+        Column("repeat", "repeat", lambda entry: entry.cell and entry.cell.repeat, "of its cell", place=Place.ASKED),
+        Column("started", "started", _of_record(lambda run: run.started), "date and time", place=Place.ASKED),
     ),
-    Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup),
-    Column("benchmark_steps", "steps", _of_record(lambda record: record.steps.get("measure"))),
-    Column("steadiness", "steadiness", _of_record(lambda record: ", ".join(record.words) or None)),
-    Column("bound_by", "bound by", _of_record(lambda record: record.verdict and record.verdict.bound_by)),
-)
+    "What ran": (
+        Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
+        Column("device", "device", _device, "name of the device, and how many", compared=True),
+        _option("size", "size", "model.size", "preset of the model"),
+        *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
+        Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
+        Column("precision", "precision", _precision, "of the Trainer", option="trainer.precision", compared=True),
+        _option("batch_size", "batch", "data.batch_size", "rows of a batch"),
+        _option("context_length", "context", "data.context_length", "tokens of a row"),
+        _option("compile", "compile", "model.compile", "whether torch.compile was used"),
+        _option("attention", "attention", "model.attention", "which attention"),
+        _option("optimizer", "optimizer", "model.optimizer", "which optimizer"),
+        Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
+    ),
+    "What came of it": (
+        Column(
+            "benchmark_steps", "steps", _of_record(lambda run: run.steps.get("measure")), "measured", place=Place.ASKED
+        ),
+        Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
+        Column(
+            "bound_by",
+            "bound by",
+            _of_record(lambda run: run.verdict and run.verdict.bound_by),
+            "its bottleneck",
+            place=Place.ASKED,
+        ),
+    ),
+}
 
 
-def _of_figure(quantity: Quantity) -> Column:
-    get, interval = _of_record(quantity.get), _of_record(quantity.interval)
-    return Column(quantity.name, quantity.title, get, None if quantity.is_text else quantity, interval)
+def _of_figure(of: Quantity) -> Column:
+    quantity = None if of.is_text else of
+    return Column(of.name, of.title, _of_record(of.get), of.meaning, of.group, of.place, quantity=quantity)
 
-
-_FIGURES = [_of_figure(quantity) for quantity in QUANTITIES.values()]
-_NAMED = {fact.name for fact in _FACTS}
 
 COLUMNS: dict[str, Column] = {
-    column.name: column for column in (*_FACTS, *(figure for figure in _FIGURES if figure.name not in _NAMED))
+    **{fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts},
 }
+COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not in COLUMNS}
 """Every column that has a name of its own: facts first, then figures."""
 
 OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
 """Those of ``COLUMNS`` that an option sets, by that option."""
+
+FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
+"""What tells runs apart in a table."""
+
+COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
+"""What runs are told apart by where nobody swept anything: the options first."""
+
+
+def figures(place: Place) -> list[Column]:
+    """The figures that are shown at ``place`` or earlier, as the registry orders them."""
+    return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
-from lm_profiler.report.tables.columns import COLUMNS, Column, column
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column
 from lm_profiler.report.tables.merged import Merged, by_facts, differs, set_apart, status_text, told_by_size, unset
 from lm_profiler.report.tables.merged import figure as estimated
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.table import fact_text
-
-COMPARED = ("size", "precision", "batch_size", "context_length", "compile", "attention", "optimizer", "device", "verb")
-"""Facts that runs are told apart by where nobody swept anything."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
     A value that nobody knows, of a run that died early, is no difference.
     """
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
-    axes = {axis.name: axis for axis in map(column, (*given, *COMPARED, *set_apart(entries)))}
+    axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, set_apart(entries)))}
     alone = [[entry] for entry in entries]
     return [axis for axis in axes.values() if differs(entries, axis) and not told_by_size(alone, axis)]
 
@@ -156,19 +153,6 @@ def peak_memory(entries: Sequence[Entry]) -> Column:
     """Peak allocated on the device; peak resident where no run has a device that says."""
     allocated = COLUMNS["allocated_peak_bytes"]
     return allocated if any(allocated.get(entry) is not None for entry in entries) else COLUMNS["resident_peak_bytes"]
-
-
-def per_step(name: str) -> Column:
-    """A figure that goes by the inverse of the step, with the interval of the median step turned over."""
-    column, step = COLUMNS[name], COLUMNS["step_s"]
-
-    def interval(entry: Entry) -> tuple[float, float] | None:
-        value, time, around = column.get(entry), step.get(entry), step.interval(entry)
-        if value is None or time is None or around is None or not all(around):
-            return None
-        return value * time / around[1], value * time / around[0]
-
-    return replace(column, interval=interval)
 
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:

@@ -11,16 +11,13 @@ from typing import Any
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.collection import Entry
-from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, column, preset_of
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
 
 Merged = Sequence[Entry]
 """The entries of one row: at least one."""
 
 HOW_MERGED = "n > 1: the median of n runs' medians [the lowest, the highest]; n = 1: the run's median [95 % interval]"
 WORDS = {"oom": "OOM"}
-
-_ALIKE = ("verb", "device", "size", *DIMENSIONS, "precision", "batch_size", "context_length", "compile", "attention")
-"""Facts in which runs must not differ whose figures are brought together without a word."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def unlike(row: Merged) -> list[str]:
     """In which facts, which figures depend on, the entries differ: their titles."""
     if len(row) < 2:
         return []
-    given = dict.fromkeys(name for entry in row for name in entry.overrides)
-    options = map(column, (*given, *set_apart(row)))
-    columns = {found.name: found for found in (*(COLUMNS[name] for name in _ALIKE), *options)}
+    given = [name for entry in row for name in entry.overrides]
+    facts = [*COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
+    columns = {found.name: found for found in facts}
     return [found.title for found in columns.values() if differs(row, found)]

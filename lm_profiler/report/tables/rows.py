@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, Place
-from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, column
+from lm_profiler.report.tables.columns import COLUMNS, FACTS, Column, column, figures
 from lm_profiler.report.tables.merged import (
     HOW_MERGED,
     WORDS,
@@ -24,8 +24,6 @@ from lm_profiler.report.tables.merged import (
 )
 from lm_profiler.report.tables.table import STATUS_STYLES, Cell, Heading, Table, fact_text, figure_text, title_with_unit
 
-_FACTS = ("verb", "device", "size", *DIMENSIONS, "parameters", "precision", "batch_size", "context_length")
-_MORE_FACTS = ("compile", "attention", "optimizer", "warmup_steps", "steadiness")
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
 
@@ -35,14 +33,12 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
     """
     usual = _figures(groups)
-    figures = usual_figures(groups)
+    main = usual_figures(groups)
     names = by or naming(groups)
-    shown = columns or [*names, *figures, COLUMNS["status"]]
-    short = {found.name for found in figures[1:]} if columns is None else set()
+    shown = columns or [*names, *main, COLUMNS["status"]]
+    short = {found.name for found in main[1:]} if columns is None else set()
     table = _table(groups, shown, lambda found: found.name not in short)
-    unknown = (
-        [found.title for found in usual if found not in figures and not _is_time(found)] if columns is None else []
-    )
+    unknown = [found.title for found in usual if found not in main and not _is_time(found)] if columns is None else []
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
     return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
 
@@ -87,10 +83,10 @@ def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
 def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: Sequence[Column] = ()) -> Table:
     """The same for programs: nothing that is known is left out because all rows share it."""
     if columns is None:
-        facts = [COLUMNS[name] for name in ("name", "folder", "status", "reason")] + _known_facts(groups)
-        figures = _figures(groups)
-        more = [found for found in of_place(Place.FILE) if found not in figures and _known(groups, found)]
-        columns = [*by, *(found for found in facts if found not in by), *figures, *more]
+        which = [of for of in COLUMNS.values() if of.quantity is None and of.place is Place.HEADLINE]
+        more = [of for of in figures(Place.FILE) if _known(groups, of)]
+        facts = [*by, *which, *_known_facts(groups)]
+        columns = list({of.name: of for of in (*facts, *_figures(groups), *more)}.values())
     return _table(groups, columns, lambda found: True)
 
 
@@ -181,9 +177,9 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], interval: Callab
 def _known_facts(groups: Sequence[Merged]) -> list[Column]:
     """Facts that any run has, swept options among them."""
     swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
-    usual = [COLUMNS[name] for name in (*_FACTS, *_MORE_FACTS)]
+    *usual, last = FACTS
     own = [found for found in swept if found.name not in COLUMNS]
-    return [found for found in (*usual[:-1], *own, usual[-1]) if _known(groups, found)]
+    return [found for found in (*usual, *own, last) if _known(groups, found)]
 
 
 def usual_figures(groups: Sequence[Merged]) -> list[Column]:
@@ -196,12 +192,7 @@ def _figures(groups: Sequence[Merged]) -> list[Column]:
     allocated, _, resident = (COLUMNS[quantity.name] for quantity in MEMORY.values())
     on_host = any(e.status == "ok" and allocated.get(e) is None for group in groups for e in group)
     memory = [allocated] * _known(groups, allocated) + [resident] * (on_host or not _known(groups, allocated))
-    return [found for found in of_place(Place.TABLE) if found not in (allocated, resident)] + memory
-
-
-def of_place(place: Place) -> list[Column]:
-    """The figures that are shown at ``place`` or earlier, as the registry orders them."""
-    return [of for of in COLUMNS.values() if of.quantity is not None and of.quantity.place <= place]
+    return [found for found in figures(Place.TABLE) if found not in (allocated, resident)] + memory
 
 
 def _is_time(of: Column) -> bool:

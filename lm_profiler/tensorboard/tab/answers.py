@@ -27,8 +27,7 @@ from lm_profiler.report.run.facts import facts, held
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
 from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
-from lm_profiler.report.tables.columns import COLUMNS, Column, column
-from lm_profiler.report.tables.groups import COMPARED
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column
 from lm_profiler.tensorboard.tab.files import inside
 from lm_profiler.tensorboard.tab.perfetto import has_perfetto
 
@@ -69,7 +68,7 @@ def _is_listed(quantity: Quantity) -> bool:
 def _options(entries: list[Entry]) -> list[Column]:
     """The columns of all options that a sweep or a command line gave, and of what people compare runs by."""
     given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where a run goes
-    found = [*map(column, sorted(given)), *(COLUMNS[name] for name in COMPARED)]
+    found = [*map(column, sorted(given)), *COMPARED]
     return list({option.name: option for option in found}.values())
 
 
