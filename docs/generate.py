@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ else:
 from lm_profiler.cli import main as program
 from lm_profiler.record import quantities
 from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.schema import schemas
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "lm_profiler"
@@ -37,6 +39,8 @@ def write_all(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, text in (("figures.md", figures), ("columns.txt", columns), ("command_line.md", command_line)):
         (folder / name).write_text(text(), encoding="utf-8")
+    for name, schema in schemas():
+        (folder / name).write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
     floors, imports = rooms(), imports_between_rooms()
     (folder / "rooms.md").write_text(rooms_table(floors, imports), encoding="utf-8")
     draw(floors, imports, folder / "rooms.svg")

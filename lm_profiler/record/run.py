@@ -19,7 +19,7 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.reading import read_json
 
 SCHEMA_VERSION = 1
-"""Of every file. What a later version may add without another number is said in ``docs/format.md``."""
+"""Of every file. What a later version may add without another number is said in ``docs/reference/files.md``."""
 
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
@@ -50,7 +50,7 @@ Newer = WrapValidator(_known_or_newer)
 class Part(BaseModel):
     """A part of a record, which is never changed. A field that a later version may have added is passed over."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
 
 P = TypeVar("P", bound=Part)

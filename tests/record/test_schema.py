@@ -1,0 +1,91 @@
+"""The published schemas: files of every version, and of a run today, are held against them by another library."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from lm_profiler.record.schema import schemas
+
+STORED = Path(__file__).parents[1] / "stored"
+SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
+KINDS = {"run.json": "run", "rank0.kernels.json": "kernels", "sweep.json": "sweep", "outcome.json": "outcome"}
+OBJECTS = ("time", "host_time", "memory", "utilisation", "steadiness", "verdict", "contention", "throughput")
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.json") if path.name in KINDS)
+
+
+def against_schema(path: Path, schema: dict[str, Any] | None = None) -> None:
+    Draft202012Validator(schema or SCHEMAS[KINDS[path.name]]).validate(json.loads(path.read_text(encoding="utf-8")))
+
+
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The file's object and those within it, by name, that have fields of their own."""
+    yield from ((name, part) for name, part in (("", schema), *schema.get("$defs", {}).items()) if "properties" in part)
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_it_is_a_schema(kind: str) -> None:
+    Draft202012Validator.check_schema(SCHEMAS[kind])
+
+
+@pytest.mark.parametrize("path", files(STORED), ids=lambda path: path.relative_to(STORED).as_posix())
+def test_files_of_every_version_are_valid(path: Path) -> None:
+    against_schema(path)
+
+
+def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path) -> None:
+    call = ("fit", f"--config={STORED / 'tiny.yaml'}", f"--log_dir={tmp_path}", "--name=today", "--numerics.audit=true")
+    subprocess.run((sys.executable, "-m", "lm_profiler", *call), check=True, capture_output=True, timeout=300)
+    written = files(tmp_path)
+    assert [path.name for path in written] == ["run.json", "rank0.kernels.json"]
+    for path in written:
+        exact = copy.deepcopy(SCHEMAS[KINDS[path.name]])
+        for _, part in parts(exact):
+            part["additionalProperties"] = False
+        against_schema(path, exact)
+    record = json.loads(written[0].read_text())
+    assert all(record[name] for name in OBJECTS)  # or there would have been little to hold
+
+
+@pytest.mark.parametrize(
+    "change, where",
+    [
+        ({"duration_s": "long"}, "duration_s"),
+        ({"status": "fine"}, "status"),
+        ({"schema_version": 2}, "schema_version"),
+        ({"memory": {"parts": {}}}, "memory"),
+    ],
+)
+def test_what_is_no_record_is_not_valid(change: dict[str, Any], where: str) -> None:
+    record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text()) | change
+    (error,) = Draft202012Validator(SCHEMAS["run"]).iter_errors(record)
+    assert error.absolute_path[0] == where
+
+
+def test_what_a_later_version_may_add_is_valid() -> None:
+    record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text())
+    record["memory"]["added_later"] = record["added_later"] = 1
+    record["time"]["added_later"] = record["time"]["step"]
+    Draft202012Validator(SCHEMAS["run"]).validate(record)
+
+
+def test_fields_are_described() -> None:
+    run = SCHEMAS["run"]
+    assert run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"] == (
+        "FLOP/s of one device in a large matrix product, measured after the run (FLOP/s)"
+    )
+    assert run["properties"]["notes"]["description"].startswith("What a reader must know")
+    for kind, schema in SCHEMAS.items():
+        for name, part in parts(schema):
+            assert part["description"], (kind, name)  # what its fields are, and their units
