@@ -1,0 +1,86 @@
+"""What the README and the pages show works: blocks of `sh` are run, calls in blocks of `bash` are parsed at least."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<options>(?::\w.*\n)*)\n*(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
+CALL = re.compile(rf"\blm_profiler (?:{'|'.join(TRAINER_VERBS | OTHER_VERBS)})\b[^)#\n]*")
+DRY = {verb: "--print_config" for verb in TRAINER_VERBS} | {"sweep": "--dry_run"}
+_SMALL = "--model.num_layers=1 --model.vocab_size=100 --stages.warmup_steps=2 --stages.measure_steps=6"
+TINY = {"fit": f"{_SMALL} --data.context_length=16", "sweep": f"{_SMALL} --memory.steps=0 --trace.steps=0"}
+"""What makes the configs of the pages quick; written behind the config, so that what follows on the line has the last word."""
+
+
+def commands(page: Path) -> list[str]:
+    """What to run, in order, to see that the page is right."""
+    found = []
+    for block in BLOCK.finditer(page.read_text(encoding="utf-8")):
+        text = block["text"].replace("\\\n", " ")
+        if block["kind"] == "sh":
+            found += [tiny(line) for line in text.splitlines() if line.strip()]
+        elif block["kind"] == "bash":
+            found += [dry(call) for call in CALL.findall(text)]
+    return found
+
+
+def tiny(line: str) -> str:
+    verb = line.split()[1]
+    return re.sub(r"(configs/\S+)", rf"\1 {TINY[verb]}", line, count=1) if verb in TINY else line
+
+
+def dry(call: str) -> str:
+    call = re.sub(r"(history|nvtx)=true", r"\1=false", call.strip())  # which are refused without CUDA
+    return f"{call} {DRY.get(call.split()[1], '--help')}"
+
+
+def files(page: Path) -> dict[str, str]:
+    """The programs of the page that have a name."""
+    named = ((re.search(r":caption: (\S+)", block["options"]), block["text"]) for block in BLOCK.finditer(page.read_text()))
+    return {name[1]: text for name, text in named if name}
+
+
+SHOWN = {page: lines for page in PAGES if (lines := commands(page))}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str | None]:
+    """The first command of each page that failed, each page in an empty folder with nothing but the configs."""
+    folder, todo = tmp_path_factory.mktemp("pages"), []
+    for page, lines in SHOWN.items():
+        here = folder / page.stem
+        here.mkdir()
+        (here / "configs").symlink_to(ROOT / "configs")
+        for name, text in files(page).items():
+            (here / name).write_text(text, encoding="utf-8")
+        todo.append((str(here), lines))
+    program = [sys.executable, str(ROOT / "tests" / "support" / "run_pages.py")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        program, input=json.dumps(todo), cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    print(done.stdout, done.stderr)  # of use where a page fails
+    return dict(zip(SHOWN, json.loads((folder / "results.json").read_text()), strict=True))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_the_commands_of_a_page_work(page: Path, failures: dict[Path, str | None]) -> None:
+    assert failures[page] is None
+
+
+def test_no_page_hides_its_commands_from_the_test() -> None:
+    kinds = {block["kind"] for page in PAGES for block in BLOCK.finditer(page.read_text(encoding="utf-8"))}
+    assert not {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}, "name the block sh or bash"
