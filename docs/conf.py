@@ -13,13 +13,13 @@ import lm_profiler  # noqa: E402
 generate.write_all(HERE / "_generated")
 
 project = "lm_profiler"
-author = "the authors of lm_profiler"
 release = version = lm_profiler.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "_generated"]
 html_theme = "furo"
 html_title = f"lm_profiler {release}"
+html_show_copyright = False
 html_copy_source = False  # of generated pages there is none
 html_show_sourcelink = False
 html_show_search_summary = False  # a page that was opened as a file may not read the others

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -26,8 +26,7 @@ else:
     import tomli as tomllib
 
 from lm_profiler.cli import main as program
-from lm_profiler.record import quantities
-from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.quantities import GROUPS, LISTS, Quantity
 from lm_profiler.record.schema import schemas
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,22 +49,28 @@ def write_all(folder: Path) -> None:
 
 
 def figures() -> str:
-    """A table of every quantity in the registry."""
-    head = ("name", "shown as", "TensorBoard tag", "meaning")
-    rows = [
-        (f"`{q.name}`", f"{q.title}, {q.shown_unit}" if q.shown_unit else q.title, q.tag and f"`{q.tag}`", q.meaning)
-        for q in registered()
-    ]
-    return table(head, rows)
+    """A section for each group of the registry, then one for each table within ``run.json``."""
+    head = ("name", "shown as", "in `run.json`", "TensorBoard", "meaning")
+    parts = [f"## {title}\n\n{table(head, _rows(of))}" for title, of in GROUPS.items()]
+    parts += [f"## Rows of `{path}`\n\n{table(head, _rows(of))}" for path, of in LISTS.items()]
+    return "\n".join(parts)
 
 
-def registered() -> list[Quantity]:
-    """Every quantity of the registry once, in its order there."""
-    found: dict[str, Quantity] = {}
-    for value in vars(quantities).values():
-        several = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
-        found |= {each.name: each for each in several if isinstance(each, Quantity)}
-    return list(found.values())
+def _rows(quantities: Iterable[Quantity]) -> list[tuple[str, ...]]:
+    """A row for each figure; one for a family, such as one for each part of the step."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for q in quantities:
+        name, heading, path, meaning = (_of_all(text, q.of) for text in (q.name, q.heading, q.path, q.meaning))
+        if q.of:  # "mean: what the member is, on the host's clock"
+            meaning = re.sub(r": .*?(, on the host's clock)?$", r"\1", meaning)
+        tags = ", ".join(f"`{tag}`" for tag in (q.tag, q.run_tag) if tag)
+        rows.setdefault(name, (f"`{name}`", heading, f"`{path}`" if path else "", tags, meaning))
+    return list(rows.values())
+
+
+def _of_all(text: str, member: str | None) -> str:
+    """What is said of one ``member`` of a family, said of all."""
+    return re.sub(rf"(?<![a-z]){member}(?![a-z])", "PART", text, count=1) if member else text
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

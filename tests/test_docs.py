@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<options>(?::\w.*\n)*)\n*(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
 CALL = re.compile(rf"\blm_profiler (?:{'|'.join(TRAINER_VERBS | OTHER_VERBS)})\b[^)#\n]*")
-DRY = {verb: "--print_config" for verb in TRAINER_VERBS} | {"sweep": "--dry_run"}
+DRY = dict.fromkeys(TRAINER_VERBS, "--print_config") | {"sweep": "--dry_run"}
 _SMALL = "--model.num_layers=1 --model.vocab_size=100 --stages.warmup_steps=2 --stages.measure_steps=6"
 TINY = {"fit": f"{_SMALL} --data.context_length=16", "sweep": f"{_SMALL} --memory.steps=0 --trace.steps=0"}
-"""What makes the configs of the pages quick; written behind the config, so that what follows on the line has the last word."""
+"""What makes configs quick. It is put behind the config, so that what else is on the line has the last word."""
 
 
 def commands(page: Path) -> list[str]:
@@ -37,7 +37,7 @@ def commands(page: Path) -> list[str]:
 
 def tiny(line: str) -> str:
     verb = line.split()[1]
-    return re.sub(r"(configs/\S+)", rf"\1 {TINY[verb]}", line, count=1) if verb in TINY else line
+    return re.sub(r"(--config \w+|sweep \w+)", rf"\1 {TINY[verb]}", line, count=1) if verb in TINY else line
 
 
 def dry(call: str) -> str:
@@ -47,7 +47,9 @@ def dry(call: str) -> str:
 
 def files(page: Path) -> dict[str, str]:
     """The programs of the page that have a name."""
-    named = ((re.search(r":caption: (\S+)", block["options"]), block["text"]) for block in BLOCK.finditer(page.read_text()))
+    named = (
+        (re.search(r":caption: (\S+)", block["options"]), block["text"]) for block in BLOCK.finditer(page.read_text())
+    )
     return {name[1]: text for name, text in named if name}
 
 
@@ -56,12 +58,11 @@ SHOWN = {page: lines for page in PAGES if (lines := commands(page))}
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str | None]:
-    """The first command of each page that failed, each page in an empty folder with nothing but the configs."""
+    """The first command of each page that failed, each page in a folder with nothing but its own programs."""
     folder, todo = tmp_path_factory.mktemp("pages"), []
     for page, lines in SHOWN.items():
         here = folder / page.stem
         here.mkdir()
-        (here / "configs").symlink_to(ROOT / "configs")
         for name, text in files(page).items():
             (here / name).write_text(text, encoding="utf-8")
         todo.append((str(here), lines))
@@ -83,4 +84,6 @@ def test_the_commands_of_a_page_work(page: Path, failures: dict[Path, str | None
 
 def test_no_page_hides_its_commands_from_the_test() -> None:
     kinds = {block["kind"] for page in PAGES for block in BLOCK.finditer(page.read_text(encoding="utf-8"))}
-    assert not {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}, "name the block sh or bash"
+    assert not {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}, (
+        "name the block sh or bash"
+    )
