@@ -87,3 +87,13 @@ def test_no_page_hides_its_commands_from_the_test() -> None:
     assert not {kind for kind in kinds if kind.lower() in ("shell", "zsh", "bash ", "sh ", "")}, (
         "name the block sh or bash"
     )
+
+
+def test_files_and_links_that_a_page_names_are_there() -> None:
+    """Paths in backquotes that begin with a folder of the checkout, but for what is built; and links."""
+    path = re.compile(r"`((?:lm_profiler|callbacks|tests|docs|configs|examples|benchmarks)/(?!_)[\w./-]*)`")
+    link = re.compile(r"\]\((?!https?:)([^)#]+)\)")
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        text = page.read_text(encoding="utf-8")
+        named = [ROOT / name for name in path.findall(text)] + [page.parent / name for name in link.findall(text)]
+        assert [str(file) for file in named if not file.exists()] == [], page

@@ -1,4 +1,4 @@
-"""Runs the commands of pages in one process, which imports torch once: a JSON list of [folder, [command, ...]] on stdin.
+"""Runs the commands of pages in one process, which imports torch once; reads a JSON list of [folder, [command, ...]].
 
 Writes into ``results.json`` of the current folder, for each page, the first command that failed with its exit code.
 """
