@@ -50,7 +50,7 @@ def write_all(folder: Path) -> None:
 
 def figures() -> str:
     """A section for each group of the registry, then one for each table within ``run.json``."""
-    head = ("name", "shown as", "in `run.json`", "TensorBoard", "meaning")
+    head = ("name", "shown as", "meaning", "in `run.json`", "TensorBoard")
     parts = [f"## {title}\n\n{table(head, _rows(of))}" for title, of in GROUPS.items()]
     parts += [f"## Rows of `{path}`\n\n{table(head, _rows(of))}" for path, of in LISTS.items()]
     return "\n".join(parts)
@@ -64,7 +64,7 @@ def _rows(quantities: Iterable[Quantity]) -> list[tuple[str, ...]]:
         if q.of:  # "mean: what the member is, on the host's clock"
             meaning = re.sub(r": .*?(, on the host's clock)?$", r"\1", meaning)
         tags = ", ".join(f"`{tag}`" for tag in (q.tag, q.run_tag) if tag)
-        rows.setdefault(name, (f"`{name}`", heading, f"`{path}`" if path else "", tags, meaning))
+        rows.setdefault(name, (f"`{name}`", heading, meaning, f"`{path}`" if path else "", tags))
     return list(rows.values())
 
 
@@ -128,7 +128,8 @@ def rooms() -> list[list[str]]:
         for contract in settings["contracts"]
         if contract["type"] == "layers" and contract["containers"] == [PACKAGE]
     )
-    return [re.split(r"\s*[|:]\s*", layer) for layer in layers]
+    floors = [re.split(r"\s*[|:]\s*", layer) for layer in layers]
+    return [rooms for names in floors if (rooms := [name for name in names if _file(name).is_dir()])]
 
 
 def imports_between_rooms() -> Counter[tuple[str, str]]:
@@ -143,7 +144,9 @@ def imports_between_rooms() -> Counter[tuple[str, str]]:
 
 
 def _room(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+    """The package below ours that holds ``module``; empty for a module of none."""
+    name = module.split(".")[1] if "." in module else ""
+    return name if name and _file(name).is_dir() else ""
 
 
 def rooms_table(floors: list[list[str]], imports: Mapping[tuple[str, str], int]) -> str:
@@ -174,8 +177,8 @@ def _purpose(folder: Path) -> str:
 
 def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: Path) -> None:
     """The rooms by floor, with an arrow for every pair of rooms of which one imports the other."""
-    figure, axes = plt.subplots(figsize=(11, 1.9 * len(floors)), layout="constrained")
-    places, half = {}, 0.36
+    figure, axes = plt.subplots(figsize=(8.5, 1.25 * len(floors)), layout="constrained")
+    places, half = {}, 0.48
     for y, names in enumerate(reversed(floors)):
         for at, name in enumerate(names):
             places[name] = ((at + 0.5) * 12 / len(names) + 0.5 * (-1) ** y, 2.0 * y)
@@ -195,8 +198,8 @@ def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: 
         axes.add_patch(arrow)
     for name, (x, y) in places.items():
         box = FancyBboxPatch(
-            (x - 1.25, y - half),
-            2.5,
+            (x - 1.6, y - half),
+            3.2,
             2 * half,
             boxstyle="round,pad=0.02",
             facecolor="white",
@@ -206,8 +209,8 @@ def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: 
         )
         axes.add_patch(box)
         inner = " ".join(folder.name for folder in _inner(name))
-        axes.text(x, y + (0.13 if inner else 0), name, ha="center", va="center", weight="bold", zorder=4)
-        axes.text(x, y - 0.17, inner, ha="center", va="center", fontsize=8, color="0.3", zorder=4)
+        axes.text(x, y + (0.17 if inner else 0), name, ha="center", va="center", fontsize=11, weight="bold", zorder=4)
+        axes.text(x, y - 0.2, inner, ha="center", va="center", fontsize=7.5, color="0.3", zorder=4)
     axes.set(xlim=(-0.8, 12.8), ylim=(-0.6, 2.0 * len(floors) - 1.3))
     axes.axis("off")
     figure.savefig(file, facecolor="white")

@@ -1,6 +1,8 @@
 """The one registry of what is measured: names, units, how to print, TensorBoard tags, meanings, where records have it.
 
 Columns of ``steps.csv``, keys of ``run.json``, tags, table headers and the documentation come from here.
+
+May use the record's types. Never a second list of figures: whoever shows one asks here.
 """
 
 from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES
