@@ -1,4 +1,4 @@
-"""Plots as files, and the page with charts that works without a network.
+"""Plots as files, and the colours that every picture has.
 
-May use matplotlib and plotly, only once a picture is asked for, and ``tables``. Never a display.
+May use matplotlib, only once a picture is asked for, and ``tables``. Never a display.
 """

@@ -16,11 +16,11 @@ from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
+from lm_profiler.report.page.answers import colours
+from lm_profiler.report.page.page import STATIC
 from lm_profiler.tensorboard.tab import answers
 from lm_profiler.tensorboard.tab.files import send, wheel_folder
 from lm_profiler.tensorboard.tab.perfetto import send_perfetto
-
-STATIC = Path(__file__).parent / "static"
 
 Handler = Callable[[Request], Response]
 
@@ -45,7 +45,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         about_runs: dict[str, Callable[[Path, Request], object]] = {
-            "/colours": lambda _, __: answers.colours(),
+            "/colours": lambda _, __: colours(),
             "/runs": lambda logdir, _: answers.listing(logdir),
             "/run": lambda logdir, request: answers.run(logdir, _argument(request, "run")),
             "/kernels": lambda logdir, request: answers.kernels(logdir, _argument(request, "run")),

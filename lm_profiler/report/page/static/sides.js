@@ -53,7 +53,7 @@ function refusal({ unlike }, goOn) {
   return [
     el("p", { class: "error" }, "Not the same work on the same device, so that times say little about each other:"),
     differences(unlike),
-    el("p", {}, button("Compare all the same", goOn, { class: "plain" })),
+    el("p", {}, button("Compare anyway", goOn, { class: "plain" })),
   ];
 }
 

@@ -1,16 +1,18 @@
-// All runs and cells in one table, any two of them side by side, and any figure against any option.
+// All runs and cells in one table, any two of them side by side, what their steps consist of, and any figure against any
+// option.
+import { isOffline } from "./api.js";
 import { card, el, middle, option } from "./dom.js";
+import { phases } from "./phases.js";
 import { scatter } from "./scatter.js";
 import { sides } from "./sides.js";
 import { LongTable } from "./table.js";
 import { addressOf } from "./tensorboard.js";
-import { memory, setting, show as shown, UNKNOWN } from "./units.js";
+import { setting, show as shown, UNKNOWN } from "./units.js";
 
 export const title = "Compare";
 export const ofRun = false;
 
-const FIRST = ["step_s", "tokens_per_s"]; // which stay in place, with the memory
-const FIGURES = ["forward_s", "backward_s", "mfu", "allocated_peak_bytes", "reserved_peak_bytes", "resident_peak_bytes"];
+const [HEADLINE, TABLE] = [1, 2]; // a column's place: it stays in view; it is in the table
 
 // What was chosen, kept when the runs are read again.
 const kept = {
@@ -26,15 +28,17 @@ const kept = {
 };
 
 export async function show(root, { listing, colours, open, place, note }) {
+  if (listing.table) root.append(given(listing.table));
   if (!listing.runs.length) {
-    root.append(el("p", { class: "quiet" }, `No runs below ${listing.logdir} yet.`));
+    root.append(el("p", { class: "quiet" }, `No runs below ${listing.where} yet.`));
     return;
   }
   for (const side of ["a", "b"]) kept[side] = listing.runs.some(({ run }) => run === place[side]) ? place[side] : null;
   const options = swept(listing);
-  const chart = scatter(listing, options, colours, kept);
+  const charts = [phases(listing, colours), scatter(listing, options, colours, kept)];
   const against = el("div");
   const compare = () => {
+    if (isOffline()) return;
     note({ a: kept.a, b: kept.b });
     against.replaceChildren(sides(kept, listing.runs, colours, changed));
   };
@@ -43,8 +47,16 @@ export async function show(root, { listing, colours, open, place, note }) {
     compare();
   };
   const long = new LongTable(columns(listing, options, compare, open), listing.runs, kept.sorted, "runs and cells");
-  root.append(card("Runs and cells", filters(listing, long, chart), long.element), against, chart.element);
+  root.append(card("Runs and cells", filters(listing, long, charts), long.element), against, ...charts.map(({ element }) => element));
   compare();
+}
+
+// A table that was asked for by itself, with the lines around it.
+function given({ headings, rows, above, below, verbatim }) {
+  const columns = headings.map(({ title, figure }, i) => ({ title, figure, value: (row) => row[i][0], text: (row) => row[i][1] }));
+  const lines = (texts) => texts.map((text) => el("p", { class: "quiet" }, text));
+  const over = verbatim ? [el("pre", {}, above.join("\n"))] : lines(above);
+  return card("Table", ...over, ...(headings.length ? [new LongTable(columns, rows, {}, "rows").element] : []), ...lines(below));
 }
 
 // The columns of the options in which the runs differ.
@@ -55,13 +67,13 @@ function swept({ columns, options, runs }) {
 
 // What stays in place comes first; then what differs.
 function columns(listing, options, compare, open) {
-  const has = (name) => listing.runs.some(({ values }) => isKnown(values[name]));
-  const named = (names) => names.map((name) => listing.columns.find((column) => column.name === name));
+  const known = listing.columns.filter(({ name }) => listing.runs.some(({ values }) => isKnown(values[name])));
+  const at = (wanted, isFigure) => known.filter(({ place, shown }) => place === wanted && (shown !== null) === isFigure);
+  const choices = (side) => ({ title: side.toUpperCase(), width: 30, value: () => null, cell: (run) => choice(side, run, compare) });
   return [
-    ...["a", "b"].map((side) => ({ title: side.toUpperCase(), width: 30, value: () => null, cell: (run) => choice(side, run, compare) })),
+    ...(isOffline() ? [] : ["a", "b"].map(choices)),
     { title: "run", width: 270, value: ({ run }) => run, cell: (run) => name(run, open) },
-    ...named(FIRST).map((column) => ({ ...figure(column), width: 86 })),
-    { ...mostMemory, width: 136 },
+    ...at(HEADLINE, true).map((column) => ({ ...figure(column), width: 100 })),
     {
       title: "status",
       width: 86,
@@ -69,9 +81,9 @@ function columns(listing, options, compare, open) {
       cell: ({ values }) => el("span", { class: `status ${values.status}`, title: values.reason }, values.status),
     },
     ...options.map(fact),
-    ...named(["steadiness"].filter(has)).map(fact),
-    ...named(FIGURES.filter(has)).map(figure),
-    ...(has("reason") ? [{ title: "why", value: why, cell: (run) => cut(why(run)) }] : []),
+    ...at(TABLE, false).map(fact),
+    ...at(TABLE, true).map(figure),
+    ...(known.some(({ name }) => name === "reason") ? [{ title: "why", value: why, cell: (run) => cut(why(run)) }] : []),
     { title: "started", value: ({ values }) => values.started, text: ({ values }) => day(values.started) },
   ];
 }
@@ -85,18 +97,6 @@ const cut = (text) => el("span", { class: "cut fact", title: text }, text);
 
 const isKnown = (value) => (value ?? null) !== null;
 const why = ({ values }) => values.reason ?? "";
-
-// Of the device where it says, else of the process.
-const mostMemory = {
-  title: "peak memory",
-  figure: true,
-  value: ({ values }) => values.allocated_peak_bytes ?? values.resident_peak_bytes,
-  text: ({ values }) => {
-    if (isKnown(values.allocated_peak_bytes)) return memory(values.allocated_peak_bytes);
-    if (isKnown(values.resident_peak_bytes)) return `${memory(values.resident_peak_bytes)} resident`;
-    return values.status === "ok" ? UNKNOWN : "";
-  },
-};
 
 const day = (iso) => (iso ? String(iso).slice(0, 16).replace("T", " ") : UNKNOWN);
 
@@ -122,7 +122,7 @@ function name({ run }, open) {
   return el("a", { class: "name", "aria-label": run, href, target: "_parent", onclick: follow }, middle(run));
 }
 
-function figure({ name, title, shown: unit }) {
+function figure({ name, title, meaning, shown: unit }) {
   const inBytes = unit.unit === "GiB"; // each in the unit that fits it
   const bare = inBytes ? unit : { ...unit, unit: "" };
   // As in the terminal's table: a phase without a time did not occur, and of a run that ended badly nobody expects one.
@@ -130,6 +130,7 @@ function figure({ name, title, shown: unit }) {
   const text = ({ values }) => (isLeftOut(values) ? "" : shown(values[name], bare));
   return {
     title: unit.unit && unit.unit !== title && !inBytes ? `${title} (${unit.unit})` : title,
+    tip: meaning,
     figure: true,
     value: ({ values }) => values[name],
     text,
@@ -140,11 +141,11 @@ function figure({ name, title, shown: unit }) {
   };
 }
 
-function filters({ runs }, long, chart) {
+function filters({ runs }, long, charts) {
   const apply = () => {
     Object.assign(kept, { text: text.value, status: status.value });
     long.filter(text.value, (run) => !status.value || run.values.status === status.value);
-    chart.update(long.found);
+    for (const chart of charts) chart.update(long.found);
   };
   const text = el("input", { type: "search", placeholder: "Filter by any words", "aria-label": "Filter", value: kept.text, oninput: apply });
   const statuses = [...new Set(runs.map((run) => run.values.status))].sort();

@@ -4,6 +4,7 @@ import { seen } from "./dom.js";
 let loading = null;
 
 function plotly() {
+  if (window.Plotly) return window.Plotly; // the page that is one file holds it
   loading ??= new Promise((done, failed) => {
     const script = document.createElement("script");
     script.src = "plotly.js";

@@ -5,6 +5,7 @@
 //   value(row)    to sort by: text, a figure or null; what is null comes last either way
 //   text(row)     the value as text, also what the filter looks into; left out: the value itself
 //   cell(row)     what the cell shows, a text or an element; left out: the text
+//   tip           what its head says to whoever points at it
 //   figure        true: to the right, and its first click puts the largest first
 //   width         in pixels, of a column that stays in place while the others are scrolled; such columns come first
 import { button, el } from "./dom.js";
@@ -22,7 +23,7 @@ export class LongTable {
     this.words = [];
     this.keep = () => true;
     this.lefts = new Map(columns.map((column, i) => [column, columns.slice(0, i).reduce((sum, { width }) => sum + width, 0)]));
-    this.heads = columns.map((column) => this.cell("th", column, button(column.title, () => this.sortBy(column))));
+    this.heads = columns.map((column) => this.cell("th", column, button(column.title, () => this.sortBy(column), { title: column.tip })));
     this.body = el("tbody");
     this.count = el("span", { class: "quiet" });
     this.more = button("Show more", () => this.showMore(), { class: "plain" });
@@ -78,7 +79,9 @@ export class LongTable {
   }
 
   order() {
-    const { value } = this.columns.find((column) => column.title === this.sorted.by) ?? this.columns[0];
+    const by = this.columns.find((column) => column.title === this.sorted.by);
+    if (!by) return () => 0; // as they came
+    const { value } = by;
     const sign = this.sorted.down ? -1 : 1;
     return (one, other) => {
       const [a, b] = [value(one) ?? null, value(other) ?? null];

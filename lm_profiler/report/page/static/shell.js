@@ -1,4 +1,4 @@
-// The tab "LM Profiler": chooses a run and a view, and shows the view.
+// Chooses a run and a view, and shows the view: TensorBoard's tab (tab.js) and the page that is one file (page.js).
 //
 // A view is one file. It exports
 //   title            what its tab says
@@ -6,8 +6,8 @@
 //   show(root, at)   async: fills the empty element `root`. What it throws is shown in its place.
 // `at` is
 //   run              the chosen run's folder, relative to the log folder: what the routes take as ?run=
-//   listing          the answer of /runs: {logdir, columns, runs, problems}, see answers.py
-//   colours          the answer of /colours: {parts, series, pale}, see lm_profiler/report/colours.py
+//   listing          the answer of /runs, see answers.py in the folder above
+//   colours          the answer of /colours: {parts, series, pale}, see there
 //   open(run, view)  goes to a run, in the view with that title
 //   place            what the address says of the tab: {run, view}, and what views noted there
 //   note(changes)    has the address say more of the place, so that its link brings one back to it
@@ -15,27 +15,22 @@
 //
 // To build with: dom.js (elements, never markup), api.js (ask), units.js (figures as text), charts.js (plotly, in the
 // page's light or dark colours).
-import { ask } from "./api.js";
-import * as compare from "./compare.js";
+import { ask, isOffline } from "./api.js";
 import { button, copyButton, el, option } from "./dom.js";
-import * as kernels from "./kernels.js";
-import * as run from "./run.js";
-import { addressOf, isFramedByOthers, onPlaceChange, onReload, readPlace, writePlace } from "./tensorboard.js";
-import { followTheme } from "./theme.js";
-import * as trace from "./trace.js";
+import { addressOf, readPlace, writePlace } from "./tensorboard.js";
 
-const VIEWS = [run, trace, kernels, compare];
-
-class Shell {
-  constructor() {
+// Of `views` the first is shown where the address names none.
+export class Shell {
+  constructor(views) {
+    this.views = views;
     this.colours = null;
     this.listing = null;
     this.place = {};
     this.read(readPlace());
     this.shown = new Map(); // view -> what it shows
     this.chooser = el("select", { "aria-label": "Run", hidden: "", onchange: () => this.open(this.chooser.value, this.view.title) });
-    this.tabs = new Map(VIEWS.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
-    this.sections = new Map(VIEWS.map((view) => [view, el("section", { class: "view", "data-view": view.title })]));
+    this.tabs = new Map(this.views.map((view) => [view, button(view.title, () => this.open(this.run, view.title))]));
+    this.sections = new Map(this.views.map((view) => [view, el("section", { class: "view", "data-view": view.title })]));
     this.problems = el("div");
   }
 
@@ -43,7 +38,7 @@ class Shell {
     const tabs = el("nav", { role: "tablist" }, ...this.tabs.values());
     for (const tab of this.tabs.values()) tab.setAttribute("role", "tab");
     body.append(
-      el("header", {}, tabs, this.chooser, copyButton("Copy link", () => addressOf(this.place)), button("Reload", () => this.reload(), { class: "plain" })),
+      el("header", {}, tabs, this.chooser, copyButton("Copy link", () => addressOf(this.place)), ...(isOffline() ? [] : [button("Reload", () => this.reload(), { class: "plain" })])),
       this.problems,
       el("main", {}, ...this.sections.values()),
     );
@@ -69,12 +64,12 @@ class Shell {
   read(place) {
     this.place = place;
     this.run = place.run ?? null;
-    this.view = VIEWS.find((view) => view.title === place.view) ?? run;
+    this.view = this.views.find((view) => view.title === place.view) ?? this.views[0];
   }
 
   async open(run, title) {
     this.run = run;
-    this.view = VIEWS.find((view) => view.title === title) ?? this.view;
+    this.view = this.views.find((view) => view.title === title) ?? this.view;
     this.note({ run, view: this.view.title });
     await this.show();
   }
@@ -107,13 +102,13 @@ class Shell {
 
   async fill(view, content) {
     if (view.ofRun && this.run === null) {
-      content.append(el("p", { class: "quiet" }, `No runs below ${this.listing.logdir} yet.`));
+      content.append(el("p", { class: "quiet" }, `No runs below ${this.listing.where} yet.`));
       return;
     }
     const { run, listing, colours, place } = this;
     const chosen = listing.runs.find((each) => each.run === run);
     if (view.ofRun && !chosen?.stamp) {
-      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} below ${listing.logdir}: choose another one.`));
+      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} below ${listing.where}: choose another one.`));
       return;
     }
     const [open, note] = [(...where) => this.open(...where), (changes) => this.note(changes)];
@@ -146,22 +141,3 @@ function label(run) {
 
 // Of a cell that left no run.
 const end = ({ run, values }) => `${run} left no run: ${[values.status, values.reason].filter(Boolean).join(": ")}`;
-
-export async function render() {
-  const style = el("link", { rel: "stylesheet", href: "static/style.css" });
-  await new Promise((done) => {
-    style.onload = style.onerror = done;
-    document.head.append(style);
-  });
-  document.title = "LM Profiler";
-  followTheme();
-  if (isFramedByOthers()) {
-    document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
-    return;
-  }
-  const shell = new Shell();
-  shell.mount(document.body);
-  onReload(() => shell.reload());
-  onPlaceChange((place) => shell.go(place));
-  await shell.reload();
-}

@@ -1,0 +1,189 @@
+"""What the pages show, as plain JSON, of runs that were read: nothing is computed here that their files do not hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.kernels import kernel_files, read_kernels
+from lm_profiler.record.quantities import TIMED, TIMES, Place, Quantity
+from lm_profiler.record.run import RecordError
+from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.run.facts import facts, held
+from lm_profiler.report.run.kernel_answers import kernel_answers
+from lm_profiler.report.run.kernels import kernel_rows, kind_rows
+from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, FACTS, Column, column, figures
+from lm_profiler.report.tables.table import Table
+
+TRACE_SUFFIX = ".pt.trace.json.gz"
+MOST_STEPS = 4000
+"""More than a few thousand bars nobody can tell apart, and a page cannot draw."""
+
+Json = dict[str, Any]
+
+
+def colours() -> Json:
+    """One for each part of a step, others for what is no part, a pale one; (colour, hatching) for kinds of kernel."""
+    return {"parts": PART_COLOURS, "series": list(SERIES_COLOURS), "pale": PALE, "kinds": KIND_LOOKS}
+
+
+def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
+    """All runs and cells by name, with every column's value; the columns; and what could not be read.
+
+    ``headline`` and ``table`` name the columns that the pages' table has, the first of which stay in view; ``parts`` are
+    those of what a step's time is cut into, in the order of a stack; ``where`` the runs are from.
+    """
+    columns = [of for of in COLUMNS.values() if of.quantity is None or _is_listed(of.quantity)]
+    came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
+    options = _options(list(runs.values()))
+    shown = [*columns, *(option for option in options if option.name not in COLUMNS)]
+    return {
+        "where": where,
+        "columns": [_column(column) for column in shown],
+        "options": [option.name for option in options],
+        "headline": [of.name for of in figures(Place.HEADLINE)],
+        "table": [of.name for of in (*came_of_it, *figures(Place.TABLE)) if of.place is Place.TABLE],
+        "parts": {part: TIMES[part].name for part in PART_COLOURS},
+        "runs": [_listed(name, entry, shown) for name, entry in runs.items()],
+        "problems": list(problems),
+    }
+
+
+def _is_listed(quantity: Quantity) -> bool:
+    """Whether it is shown of many runs: not each part's spread, which would be most of the answer."""
+    return quantity.place <= Place.FILE and quantity.of is None
+
+
+def _options(entries: list[Entry]) -> list[Column]:
+    """The columns of all options that a sweep or a command line gave, and of what people compare runs by."""
+    given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where a run goes
+    found = [*map(column, sorted(given)), *COMPARED]
+    return list({option.name: option for option in found}.values())
+
+
+def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
+    known = {column.name: value for column in columns if (value := column.get(entry)) is not None}
+    spans = {column.name: column.interval(entry) for column in columns if column.name in known}
+    return {
+        "run": name,
+        "stamp": None if entry.record is None else _stamp(entry.folder),
+        "point": None if entry.cell is None else f"{entry.sweep}: {entry.cell.overrides}",  # equal for repeats
+        "values": known,
+        "intervals": {name: span for name, span in spans.items() if span},
+    }
+
+
+def _stamp(folder: Path) -> str:
+    """Another one as soon as there is something new to be shown of the run."""
+    shown = (folder / name for name in ("run.json", "steps.csv", "trace"))
+    return " ".join(str(path.stat().st_mtime_ns) for path in shown if path.exists())
+
+
+def _column(column: Column) -> Json:
+    """How it is called and shown, what it means, and in which group it is."""
+    of = column.quantity
+    shown = None if of is None else {"unit": of.shown_unit, "scale": of.scale, "digits": of.digits}
+    said = {"meaning": column.meaning, "group": column.group, "shown": shown}
+    return {"name": column.name, "title": column.title, **said}
+
+
+def table_of(table: Table) -> Json:
+    """``table`` as the pages draw it: the headings, and each cell's value (to sort by) and text."""
+    return {
+        "title": table.title,
+        "headings": [{"title": heading.title, "figure": heading.figures} for heading in table.headings],
+        "rows": [[[cell.value, cell.text] for cell in row] for row in table.rows],
+        "above": table.above,
+        "below": table.below,
+        "verbatim": table.verbatim,
+    }
+
+
+def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
+    """The run called ``name``: its table and lines as the terminal shows them, its figures by what they are about.
+
+    Raises:
+        RecordError: it is a cell that left no run.
+    """
+    if (record := entry.record) is None:
+        raise RecordError(f"{name}: not a run but a sweep")
+    table = time_table(record)
+    verdict, failure = verdict_lines(record), failure_lines(record)
+    return {
+        "record": record.model_dump(mode="json", exclude={"config"}),
+        "headline": table.title or record.name,
+        "words": record.words,
+        "verdict": verdict,
+        "error": failure[0] if failure else None,
+        "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
+        "table": table.texts() or None,
+        "facts": facts(record),
+        "held": held(record),
+        "steps": _steps(entry, most_steps),
+    }
+
+
+def _steps(entry: Entry, most: int) -> Json:
+    """Columns of the timed stages, means over the ranks, in SI; ``error`` where the file is missing or damaged.
+
+    Of ``of`` steps ``every``-th one.
+    """
+    try:
+        timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
+    except RecordError as error:
+        return {"error": f"steps.csv: {error}"}
+    steps = mean_over_ranks(timed)
+    every = math.ceil(len(steps) / most) or 1
+    rows = steps[::every]
+    return {
+        "of": len(steps),
+        "every": every,
+        "step": [row.step for row in rows],
+        "stage": [row.stage for row in rows],
+        "device": {part: [row.seconds and _short(row.time(part)) for row in rows] for part in TIMED},
+        "host": {part: [_short(row.host_time(part)) for row in rows] for part in TIMED},
+    }
+
+
+def _short(seconds: float) -> float:
+    """To a nanosecond: its other digits would be half of an answer."""
+    return round(seconds, 9)
+
+
+def kernels(entry: Entry) -> Json:
+    """The run's kernel tables by their file's name, rank 0's first; ``why`` there is none where there is none."""
+    tables = {file.name: _kernel_table(file) for file in kernel_files(entry.folder)}
+    return {"tables": tables, "why": None if tables else _no_kernels(entry)}
+
+
+def _kernel_table(file: Path) -> Json:
+    """Its rows, of one step, as ``report`` has them, and its answers; ``error`` where it is damaged."""
+    try:
+        table = read_kernels(file)
+    except RecordError as error:
+        return {"error": str(error)}
+    phases = {
+        phase: {"time_s": (of.busy_s + of.idle_s) / table.steps, "overlap_s": of.overlap_s / table.steps}
+        for phase, of in table.phases.items()
+    }
+    return {
+        **table.model_dump(include={"source", "steps", "rest", "memory_bound_share", "communication_share"}),
+        "step_s": table.window_s / table.steps,
+        "phases": phases,
+        "kinds": kind_rows(table),
+        "rows": kernel_rows(table),
+        "answers": kernel_answers(table),
+    }
+
+
+def _no_kernels(entry: Entry) -> str:
+    if any((entry.folder / "trace").glob(f"*{TRACE_SUFFIX}")):
+        return "There is a trace, but no table of its kernels beside it: run it again to have one."
+    if entry.status != "ok":
+        return f"No trace: the run ended before its trace stage ({entry.status}: {entry.reason})."
+    return "No trace, so no kernels: run it again with --trace.steps=2."

@@ -1,0 +1,87 @@
+"""One HTML file with everything in it: the tab's own modules, and the answers that they would ask for."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+from lm_profiler.record.collection import Collection, Entry
+from lm_profiler.record.files import write_whole
+from lm_profiler.report.page import answers
+from lm_profiler.report.page.bundle import bundled
+from lm_profiler.report.tables.table import Table
+
+STATIC = Path(__file__).parent / "static"
+
+# Nothing is loaded from anywhere, and no script runs but the two whose digests stand here.
+_POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
+form-action 'none'"
+
+_ALL_STEPS = 400_000
+_KERNEL_RUNS = 100
+"""What makes a page large is shared out: its steps among the runs, and kernels are of so many of the runs."""
+
+
+def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
+    """Write the page of ``collection`` to ``path``, with ``table`` above its runs where there is one.
+
+    Charts are drawn by plotly.js, which stands in the file: some five megabytes.
+
+    Raises:
+        OSError: ``path`` cannot be written.
+    """
+    scripts = [_plotly(), bundled(STATIC / "page.js")]
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    write_whole(path, "\n".join(_document(collection, table, scripts, _POLICY.format(scripts=allowed))))
+
+
+def _document(collection: Collection, table: Table | None, scripts: list[str], policy: str) -> Iterator[str]:
+    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
+    yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
+    yield "<noscript>This page shows runs with the scripts that it holds: allow them.</noscript>"
+    runs = _named(collection.entries)
+    yield _answer("colours", answers.colours())
+    listing = answers.listing(runs, "this page", collection.problems)
+    yield _answer("runs", {**listing, "table": None if table is None else answers.table_of(table)})
+    recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
+    steps = max(100, min(answers.MOST_STEPS, _ALL_STEPS // max(len(recorded), 1)))
+    for number, (name, entry) in enumerate(recorded.items()):
+        yield _answer("run", answers.run(name, entry, steps), name)
+        left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
+        yield _answer("kernels", answers.kernels(entry) if number < _KERNEL_RUNS else left_out, name)
+    yield from (f"<script>{script}</script>" for script in scripts)
+    yield "</body>\n</html>\n"
+
+
+def _named(entries: list[Entry]) -> dict[str, Entry]:
+    """Each by its folder, from one above what all have in common: ``demo/version_0``."""
+    if not entries:
+        return {}
+    folders = [os.path.realpath(entry.folder) for entry in entries]
+    root = os.path.dirname(os.path.commonpath([os.path.dirname(folder) for folder in folders]))
+    return {os.path.relpath(folder, root): entry for folder, entry in zip(folders, entries, strict=True)}
+
+
+def _answer(route: str, answer: answers.Json, run: str | None = None) -> str:
+    """What the script is answered that asks for ``route`` (of ``run``), read only when it does."""
+    # Inside <script> nothing is unescaped, and only `</script` and `<!--` mean anything: no `<`, neither.
+    content = json.dumps(answer, default=str, separators=(",", ":")).replace("<", "\\u003c")
+    of = "" if run is None else f' data-run="{html.escape(json.dumps(run))}"'
+    return f'<script type="application/json" data-route="{route}"{of}>{content}</script>'
+
+
+def _plotly() -> str:
+    script = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+    return script.replace("</script", "<\\/script")  # the same text in JavaScript, and no end of the element in HTML
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,14 @@
+// The page that is one file: the tab's views of runs that the page holds. Traces and comparisons need more than it has.
+import * as compare from "./compare.js";
+import * as kernels from "./kernels.js";
+import * as run from "./run.js";
+import { Shell } from "./shell.js";
+import { onPlaceChange } from "./tensorboard.js";
+import { followTheme } from "./theme.js";
+
+document.documentElement.classList.add("alone");
+followTheme();
+const shell = new Shell([compare, run, kernels]);
+shell.mount(document.body);
+onPlaceChange((place) => shell.go(place));
+shell.reload();

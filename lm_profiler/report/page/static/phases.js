@@ -1,0 +1,50 @@
+// Where a step's time goes, of several runs: a bar a run, cut into its phases.
+import { draw, plain } from "./charts.js";
+import { card, el } from "./dom.js";
+import { ms, number } from "./units.js";
+
+const MOST = 40; // bars that can be told apart
+
+// Draws the first of the runs that `update` is given.
+export function phases({ parts }, colours) {
+  const chart = el("div", { class: "chart" });
+  const note = el("p", { class: "quiet" });
+  const element = card("Where a step’s time goes", note, chart);
+  const update = (runs) => {
+    const timed = runs.filter(({ values }) => Object.values(parts).some((name) => values[name]));
+    const shown = timed.slice(0, MOST);
+    const left = timed.length > MOST ? ` The first ${MOST} of the table’s ${number(timed.length)} runs.` : "";
+    note.textContent = `Medians of the phases, scaled so that they add up to the median step.${left}`;
+    element.hidden = !shown.length;
+    chart.style.height = `${110 + 28 * shown.length}px`;
+    requestAnimationFrame(() => drawPhases(chart, shown, parts, colours));
+  };
+  return { element, update };
+}
+
+// Medians do not add up: each is shown by its share of them.
+function drawPhases(chart, runs, parts, colours) {
+  const sums = runs.map(({ values }) => Object.values(parts).reduce((sum, name) => sum + (values[name] ?? 0), 0));
+  const scale = (i) => (runs[i].values.step_s ?? sums[i]) / sums[i];
+  const occurring = Object.entries(parts).filter(([, name]) => runs.some(({ values }) => values[name]));
+  const data = occurring.map(([part, name]) => ({
+    type: "bar",
+    orientation: "h",
+    name: part,
+    y: runs.map((_, i) => i), // two runs may look alike
+    x: runs.map(({ values }, i) => (values[name] ?? 0) * scale(i) * 1e3),
+    customdata: runs.map(({ run, values }) => `${ms(values[name])} of ${ms(values.step_s)}<br>${plain(run)}`),
+    marker: { color: colours.parts[part] },
+    hovertemplate: `${part}: %{customdata}<extra></extra>`,
+  }));
+  const labels = runs.map(({ run }) => plain(shortened(run)));
+  return draw(chart, data, {
+    barmode: "stack",
+    bargap: 0.25,
+    xaxis: { title: { text: "time of a step (ms)" }, rangemode: "tozero" },
+    yaxis: { autorange: "reversed", showgrid: false, tickvals: runs.map((_, i) => i), ticktext: labels },
+  });
+}
+
+// Names differ at their ends.
+const shortened = (name) => ([...name].length > 40 ? `${[...name].slice(0, 12).join("")}…${[...name].slice(-27).join("")}` : name);
