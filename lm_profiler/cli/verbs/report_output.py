@@ -50,7 +50,7 @@ def write(found: Collection, tables: Sequence[Table], kind: str | None, output: 
         return
     with writable(output):
         if kind == "html":
-            from lm_profiler.report.pictures.page import write_page
+            from lm_profiler.report.page.page import write_page
 
             write_page(found, output, tables[0])
         else:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.collection import Entry
-from lm_profiler.report.pictures.page_table import page_table
 from lm_profiler.report.tables.blocks import blocks
 from lm_profiler.report.tables.columns import Column
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
@@ -49,8 +48,8 @@ def _make(entries: Sequence[Entry], options: argparse.Namespace) -> Table:
     columns = _columns(options.columns, entries) if options.columns else None
     by = _facts(options.group_by or (), entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
-    if options.format == "html" and columns is None and not by:
-        return page_table(groups)
+    if options.format == "html" and columns is None and not by and len(groups) == len(entries):
+        return Table([], [])  # a page has a row for each run itself
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
 
 

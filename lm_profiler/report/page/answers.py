@@ -97,7 +97,7 @@ def table_of(table: Table) -> Json:
     return {
         "title": table.title,
         "headings": [{"title": heading.title, "figure": heading.figures} for heading in table.headings],
-        "rows": [[[cell.value, cell.text] for cell in row] for row in table.rows],
+        "rows": [[(cell.value, cell.text) for cell in row] for row in table.rows],
         "above": table.above,
         "below": table.below,
         "verbatim": table.verbatim,

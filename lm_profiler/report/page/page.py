@@ -29,7 +29,7 @@ _KERNEL_RUNS = 100
 
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
-    """Write the page of ``collection`` to ``path``, with ``table`` above its runs where there is one.
+    """Write the page of ``collection`` to ``path``, with ``table`` above its runs.
 
     Charts are drawn by plotly.js, which stands in the file: some five megabytes.
 
@@ -50,7 +50,7 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     runs = _named(collection.entries)
     yield _answer("colours", answers.colours())
     listing = answers.listing(runs, "this page", collection.problems)
-    yield _answer("runs", {**listing, "table": None if table is None else answers.table_of(table)})
+    yield _answer("runs", {**listing, "table": answers.table_of(table or Table([], []))})
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     steps = max(100, min(answers.MOST_STEPS, _ALL_STEPS // max(len(recorded), 1)))
     for number, (name, entry) in enumerate(recorded.items()):
@@ -63,11 +63,9 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
 
 def _named(entries: list[Entry]) -> dict[str, Entry]:
     """Each by its folder, from one above what all have in common: ``demo/version_0``."""
-    if not entries:
-        return {}
-    folders = [os.path.realpath(entry.folder) for entry in entries]
-    root = os.path.dirname(os.path.commonpath([os.path.dirname(folder) for folder in folders]))
-    return {os.path.relpath(folder, root): entry for folder, entry in zip(folders, entries, strict=True)}
+    folders = [Path(os.path.realpath(entry.folder)) for entry in entries]
+    above = Path(os.path.commonpath([folder.parent for folder in folders])).parent if folders else Path()
+    return {str(folder.relative_to(above)): entry for folder, entry in zip(folders, entries, strict=True)}
 
 
 def _answer(route: str, answer: answers.Json, run: str | None = None) -> str:

@@ -199,7 +199,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
     damaged.write_bytes(b"\xff")
     assert report(logs, "--output", tmp_path / "page.html") == 0
     assert f"warning: {damaged}: is not text" in capsys.readouterr().err
-    assert f">{damaged}: is not text" in (tmp_path / "page.html").read_text()
+    assert f'"{damaged}: is not text"' in (tmp_path / "page.html").read_text()
     assert report(logs, "--plot", "steps", "--output", tmp_path / "steps.svg") == 0
     assert f"warning: {damaged}: is not text" in capsys.readouterr().err
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import made_entry
+from made_runs import made_entry, made_rows
+from served import get_from
 
-from lm_profiler.record.collection import Collection
-from lm_profiler.report.pictures.page import write_page
-from lm_profiler.report.tables.groups import shortened
+from lm_profiler.record.collection import Collection, collect
+from lm_profiler.record.steps import write_steps
+from lm_profiler.report.page import page as page_module
+from lm_profiler.report.page.page import write_page
 from lm_profiler.report.tables.table import Cell, Heading, Table
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\"'><!--<script>&lt;"
@@ -27,10 +29,15 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
+        self.answers: dict[tuple[str, str | None], Any] = {}
         self.text = ""
         self._inside = ""
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
+        held = [attrs for name, attrs in self.tags if name == "script" and "data-route" in attrs]
+        for attrs, script in zip(held, self.scripts, strict=False):
+            run = attrs.get("data-run")
+            self.answers[str(attrs["data-route"]), None if run is None else json.loads(run)] = json.loads(script)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
@@ -64,12 +71,14 @@ def page(tmp_path: Path) -> Page:
     return Page(tmp_path / "page.html")
 
 
-def test_nothing_of_a_run_becomes_markup(page: Page) -> None:
+def test_nothing_of_a_run_becomes_markup(page: Page, tmp_path: Path) -> None:
     names = {name for name, _ in page.tags}
     assert not names & {"img", "a", "link", "iframe", "object", "base", "form"}
     assert not [attr for _, attrs in page.tags for attr in attrs if attr.startswith("on")]
-    assert len(page.scripts) == 3  # the data, plotly, ours
-    assert page.text.count(HOSTILE) >= 4  # table, problems, runs and their commands: as text
+    assert len(page.scripts) == len(page.answers) + 2  # plotly, ours
+    assert HOSTILE not in page.text
+    assert page.answers["runs", None]["problems"] == [f"{HOSTILE}: damaged"]
+    assert page.answers["run", f"{tmp_path.name}/a"]["record"]["command"] == f"python {HOSTILE}"
 
 
 def test_it_needs_no_network(page: Page) -> None:
@@ -84,34 +93,28 @@ def test_only_the_scripts_whose_digests_the_policy_names_may_run(page: Page) -> 
     def digest(script: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
-    [data, *scripts] = page.scripts
-    assert [digest(script) in page.policy for script in scripts] == [True, True]
-    assert digest(data) not in page.policy
-    assert "plotly.js" in scripts[0][:200]
+    *data, plotly, ours = page.scripts
+    assert [digest(script) in page.policy for script in (plotly, ours)] == [True, True]
+    assert not [script for script in data if digest(script) in page.policy]
+    assert "plotly.js" in plotly[:200]
 
 
-def test_the_charts_have_the_figures(page: Page) -> None:
-    data: dict[str, Any] = json.loads(page.scripts[0])
-    groups = {group["label"]: group for group in data["phases"]["groups"]}
-    assert groups[shortened(HOSTILE)]["parts"] == {"forward": 3.0, "backward": 5.0, "other": 2.0}
-    assert groups["small"] == {"label": "small", "trouble": "OOM", "step": None, "parts": {}}
-    [line] = data["memory"]["lines"]
-    assert sorted(line["absent"]) == ["", "OOM"]
-    [known] = [point for point in line["points"] if point is not None]
-    assert known == [2.0, None, None]
-    [run] = data["runs"]
-    assert (run["warmup"], run["cut"], len(run["ms"])) == (5, 0, 25)
-
-
-def test_each_run_says_its_verdict_its_end_and_its_command(page: Page) -> None:
-    for said in (
-        "verdict: steady; bound by compute: it computes",
-        "next: Try torch.compile.",
-        "oom in setup: OutOfMemoryError: no memory left",
-        "python -m lm_profiler fit --config a.yaml",
-        "2 runs, 1 of them without a good end",
-    ):
-        assert said in page.text
+def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
+    folder = made_entry(tmp_path / "logs" / "a").folder
+    made_entry(tmp_path / "logs" / "b", status="oom")
+    collection, get = collect([tmp_path / "logs"]), get_from(str(tmp_path / "logs"))
+    write_page(collection, tmp_path / "page.html")
+    answers = Page(tmp_path / "page.html").answers
+    assert folder.name == "a"
+    assert answers["colours", None] == get("colours").json
+    for route in ("run", "kernels"):
+        for run in ("a", "b"):
+            assert answers[route, f"logs/{run}"] == get(route, run=run).json
+    in_tab, in_page = get("runs").json, answers["runs", None]
+    for alike in ("columns", "options", "parts", "problems"):
+        assert in_page[alike] == in_tab[alike]
+    for of_page, of_tab in zip(in_page["runs"], in_tab["runs"], strict=True):
+        assert of_page == {**of_tab, "run": f"logs/{of_tab['run']}"}
 
 
 def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> None:
@@ -122,29 +125,28 @@ def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> No
     )
     write_page(Collection([made_entry(tmp_path / "a")]), tmp_path / "page.html", table)
     page = Page(tmp_path / "page.html")
-    assert [attrs.get("data-value") for name, attrs in page.tags if name == "td"] == [None, "0.01", None, None]
-    assert "two <b>rows</b>" in page.text
+    given = page.answers["runs", None]["table"]
+    assert given["rows"] == [[["small", "small"], [0.01, "10.00"]], [["large", "large"], [None, "OOM"]]]
+    assert (given["above"], given["headings"][1]) == (["two <b>rows</b>"], {"title": "step (ms)", "figure": True})
 
 
 def test_a_page_of_problems_alone_can_be_written(tmp_path: Path) -> None:
     write_page(Collection([], ["x: no run.json"]), tmp_path / "page.html", Table([], []))
-    assert "x: no run.json" in Page(tmp_path / "page.html").text
+    listing = Page(tmp_path / "page.html").answers["runs", None]
+    assert (listing["runs"], listing["problems"]) == ([], ["x: no run.json"])
 
 
-def test_the_first_thing_on_the_page_is_figures_and_reasons_are_folded(tmp_path: Path) -> None:
-    entries = [made_entry(tmp_path / f"version_{n}", {"data.batch_size": str(n)}, name="demo") for n in (1, 2)]
-    entries.append(made_entry(tmp_path / "version_3", {"data.batch_size": "3"}, name="demo", status="oom"))
-    write_page(Collection(entries, ["x: no run.json"]), tmp_path / "page.html")
-    page = Page(tmp_path / "page.html")
-    text = page.text
-    titles = [part.strip() for part in text[text.index("run\n") if "run\n" in text else 0 :].split("\n")]
-    assert titles
-    order = [text.index(said) for said in ("step (ms)", "tokens/s", "status", "demo/version_1", "x: no run.json")]
-    assert order == sorted(order)
-    tags = [name for name, _ in page.tags]
-    assert tags.index("table") < tags.index("details")
-    assert "demo/version_2" in text  # by name, and by folder where names are alike
-    data: dict[str, Any] = json.loads(page.scripts[0])
-    assert [run["name"] for run in data["runs"]] == ["demo/version_1", "demo/version_2"]
-    assert [group["label"] for group in data["phases"]["groups"]] == ["1", "2", "3"]
-    assert data["phases"]["title"] == "batch"
+def test_of_many_runs_fewer_steps_and_kernels_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "_ALL_STEPS", 150)
+    monkeypatch.setattr(page_module, "_KERNEL_RUNS", 1)
+    folder = made_entry(tmp_path / "a").folder
+    write_steps(folder / "steps.csv", made_rows(steps=1000))
+    made_entry(tmp_path / "b")
+    write_page(collect([tmp_path]), tmp_path / "page.html")
+    answers = Page(tmp_path / "page.html").answers
+    names = sorted(run for route, run in answers if route == "run")
+    steps = answers["run", names[0]]["steps"]
+    assert (steps["of"], steps["every"], len(steps["step"])) == (1000, 10, 100)
+    assert answers["run", names[1]]["steps"]["every"] == 1
+    assert "--trace.steps" in answers["kernels", names[0]]["why"]
+    assert "report RUN --kernels" in answers["kernels", names[1]]["why"]

@@ -279,7 +279,7 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_a_library_that_draws_nothing() -> None:
-    code = "import sys, lm_profiler.report.pictures.plots, lm_profiler.report.pictures.page; print(*sys.modules)"
+    code = "import sys, lm_profiler.report.pictures.plots, lm_profiler.report.page.page; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"matplotlib", "plotly", "torch", "pandas", "scipy.stats", "tensorboard"} & set(done.stdout.split())
 

@@ -36,7 +36,6 @@ def test_runs_are_listed_with_the_figures_of_their_records(get: Get, logdir: Pat
     made_entry(logdir / "demo" / "version_0", {"data.batch_size": "8"})
     [run] = get("runs").json["runs"]
     assert run["run"] == "demo/version_0"
-    assert run["overrides"] == {"data.batch_size": "8"}
     assert run["values"]["status"] == "ok"
     assert run["values"]["step_s"] == pytest.approx(10e-3, rel=0.01)
     assert run["values"]["allocated_peak_bytes"] == 2**31
@@ -90,7 +89,7 @@ def test_a_thousand_runs_are_listed_in_two_seconds(get: Get, logdir: Path) -> No
 def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) -> None:
     record = made_entry(logdir / "demo").record
     answer = get("run", run="demo").json
-    assert answer["record"] == record.model_dump(mode="json")
+    assert answer["record"] == record.model_dump(mode="json", exclude={"config"})
     table = {name: cells for name, *cells in answer["table"]}
     assert table["phase"] == ["forward", "backward", "other", "forward + backward", "step"]
     assert table["share"][:3] == ["30.0%", "50.0%", "20.0%"]
@@ -110,7 +109,7 @@ def test_of_many_thousand_steps_some_are_sent(get: Get, logdir: Path) -> None:
     steps = get("run", run="long").json["steps"]
     assert steps["step"] == list(range(1, 20_001, 5))
     assert (steps["of"], steps["every"]) == (20_000, 5)
-    assert len(steps["stage"]) == len(steps["device"]["forward"]) == len(steps["memory"]["allocated_peak"]) == 4000
+    assert len(steps["stage"]) == len(steps["device"]["forward"]) == 4000
 
 
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:

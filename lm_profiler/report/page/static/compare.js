@@ -28,7 +28,7 @@ const kept = {
 };
 
 export async function show(root, { listing, colours, open, place, note }) {
-  if (listing.table) root.append(given(listing.table));
+  root.append(...given(listing.table));
   if (!listing.runs.length) {
     root.append(el("p", { class: "quiet" }, `No runs below ${listing.where} yet.`));
     return;
@@ -36,7 +36,7 @@ export async function show(root, { listing, colours, open, place, note }) {
   for (const side of ["a", "b"]) kept[side] = listing.runs.some(({ run }) => run === place[side]) ? place[side] : null;
   const options = swept(listing);
   const charts = [phases(listing, colours), scatter(listing, options, colours, kept)];
-  const against = el("div");
+  const against = el("div", { hidden: isOffline() && "" });
   const compare = () => {
     if (isOffline()) return;
     note({ a: kept.a, b: kept.b });
@@ -51,12 +51,15 @@ export async function show(root, { listing, colours, open, place, note }) {
   compare();
 }
 
-// A table that was asked for by itself, with the lines around it.
-function given({ headings, rows, above, below, verbatim }) {
+// A table that was asked for by itself, with the lines around it: of a page alone.
+function given(table) {
+  if (!table) return [];
+  const { headings, rows, above, below, verbatim } = table;
   const columns = headings.map(({ title, figure }, i) => ({ title, figure, value: (row) => row[i][0], text: (row) => row[i][1] }));
   const lines = (texts) => texts.map((text) => el("p", { class: "quiet" }, text));
   const over = verbatim ? [el("pre", {}, above.join("\n"))] : lines(above);
-  return card("Table", ...over, ...(headings.length ? [new LongTable(columns, rows, {}, "rows").element] : []), ...lines(below));
+  const shown = [...over, ...(columns.length ? [new LongTable(columns, rows, {}, "rows").element] : []), ...lines(below)];
+  return shown.length ? [card(columns.length ? "Table" : "Notes", ...shown)] : [];
 }
 
 // The columns of the options in which the runs differ.
@@ -73,7 +76,7 @@ function columns(listing, options, compare, open) {
   return [
     ...(isOffline() ? [] : ["a", "b"].map(choices)),
     { title: "run", width: 270, value: ({ run }) => run, cell: (run) => name(run, open) },
-    ...at(HEADLINE, true).map((column) => ({ ...figure(column), width: 100 })),
+    ...at(HEADLINE, true).map((column) => ({ ...figure(column), width: 112 })),
     {
       title: "status",
       width: 86,

@@ -42,7 +42,7 @@ function drawPhases(chart, runs, parts, colours) {
     barmode: "stack",
     bargap: 0.25,
     xaxis: { title: { text: "time of a step (ms)" }, rangemode: "tozero" },
-    yaxis: { autorange: "reversed", showgrid: false, tickvals: runs.map((_, i) => i), ticktext: labels },
+    yaxis: { autorange: "reversed", showgrid: false, zeroline: false, tickvals: runs.map((_, i) => i), ticktext: labels },
   });
 }
 
