@@ -35,8 +35,8 @@ def colours() -> Json:
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
     """All runs and cells by name, with every column's value; the columns; and what could not be read.
 
-    ``headline`` and ``table`` name the columns that the pages' table has, the first of which stay in view; ``parts`` are
-    those of what a step's time is cut into, in the order of a stack; ``where`` the runs are from.
+    ``headline`` and ``table`` name the columns of the pages' table, the first of which stay in view; ``parts`` those of
+    what a step's time is cut into, in the order of a stack; ``where`` is where the runs are from.
     """
     columns = [of for of in COLUMNS.values() if of.quantity is None or _is_listed(of.quantity)]
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]

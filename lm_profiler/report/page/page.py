@@ -50,7 +50,7 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     runs = _named(collection.entries)
     yield _answer("colours", answers.colours())
     listing = answers.listing(runs, "this page", collection.problems)
-    yield _answer("runs", {**listing, "table": answers.table_of(table or Table([], []))})
+    yield _answer("runs", {**listing, "given": answers.table_of(table or Table([], []))})
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     steps = max(100, min(answers.MOST_STEPS, _ALL_STEPS // max(len(recorded), 1)))
     for number, (name, entry) in enumerate(recorded.items()):

@@ -125,7 +125,7 @@ def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> No
     )
     write_page(Collection([made_entry(tmp_path / "a")]), tmp_path / "page.html", table)
     page = Page(tmp_path / "page.html")
-    given = page.answers["runs", None]["table"]
+    given = page.answers["runs", None]["given"]
     assert given["rows"] == [[["small", "small"], [0.01, "10.00"]], [["large", "large"], [None, "OOM"]]]
     assert (given["above"], given["headings"][1]) == (["two <b>rows</b>"], {"title": "step (ms)", "figure": True})
 

@@ -12,8 +12,6 @@ import { setting, show as shown, UNKNOWN } from "./units.js";
 export const title = "Compare";
 export const ofRun = false;
 
-const [HEADLINE, TABLE] = [1, 2]; // a column's place: it stays in view; it is in the table
-
 // What was chosen, kept when the runs are read again.
 const kept = {
   a: null,
@@ -28,7 +26,7 @@ const kept = {
 };
 
 export async function show(root, { listing, colours, open, place, note }) {
-  root.append(...given(listing.table));
+  root.append(...given(listing.given));
   if (!listing.runs.length) {
     root.append(el("p", { class: "quiet" }, `No runs below ${listing.where} yet.`));
     return;
@@ -54,12 +52,12 @@ export async function show(root, { listing, colours, open, place, note }) {
 // A table that was asked for by itself, with the lines around it: of a page alone.
 function given(table) {
   if (!table) return [];
-  const { headings, rows, above, below, verbatim } = table;
+  const { title, headings, rows, above, below, verbatim } = table;
   const columns = headings.map(({ title, figure }, i) => ({ title, figure, value: (row) => row[i][0], text: (row) => row[i][1] }));
   const lines = (texts) => texts.map((text) => el("p", { class: "quiet" }, text));
   const over = verbatim ? [el("pre", {}, above.join("\n"))] : lines(above);
   const shown = [...over, ...(columns.length ? [new LongTable(columns, rows, {}, "rows").element] : []), ...lines(below)];
-  return shown.length ? [card(columns.length ? "Table" : "Notes", ...shown)] : [];
+  return shown.length ? [card(title || (columns.length ? "Table" : "Notes"), ...shown)] : [];
 }
 
 // The columns of the options in which the runs differ.
@@ -71,12 +69,12 @@ function swept({ columns, options, runs }) {
 // What stays in place comes first; then what differs.
 function columns(listing, options, compare, open) {
   const known = listing.columns.filter(({ name }) => listing.runs.some(({ values }) => isKnown(values[name])));
-  const at = (wanted, isFigure) => known.filter(({ place, shown }) => place === wanted && (shown !== null) === isFigure);
+  const at = (names) => known.filter((column) => names.includes(column.name));
   const choices = (side) => ({ title: side.toUpperCase(), width: 30, value: () => null, cell: (run) => choice(side, run, compare) });
   return [
     ...(isOffline() ? [] : ["a", "b"].map(choices)),
     { title: "run", width: 270, value: ({ run }) => run, cell: (run) => name(run, open) },
-    ...at(HEADLINE, true).map((column) => ({ ...figure(column), width: 112 })),
+    ...at(listing.headline).map((column) => ({ ...figure(column), width: 112 })),
     {
       title: "status",
       width: 86,
@@ -84,16 +82,15 @@ function columns(listing, options, compare, open) {
       cell: ({ values }) => el("span", { class: `status ${values.status}`, title: values.reason }, values.status),
     },
     ...options.map(fact),
-    ...at(TABLE, false).map(fact),
-    ...at(TABLE, true).map(figure),
+    ...at(listing.table).map((column) => (column.shown === null ? fact(column) : figure(column))),
     ...(known.some(({ name }) => name === "reason") ? [{ title: "why", value: why, cell: (run) => cut(why(run)) }] : []),
     { title: "started", value: ({ values }) => values.started, text: ({ values }) => day(values.started) },
   ];
 }
 
-function fact({ name, title }) {
+function fact({ name, title, meaning }) {
   const text = ({ values }) => setting(values[name]);
-  return { title, value: ({ values }) => values[name], text, cell: (run) => cut(text(run)) };
+  return { title, tip: meaning, value: ({ values }) => values[name], text, cell: (run) => cut(text(run)) };
 }
 
 const cut = (text) => el("span", { class: "cut fact", title: text }, text);
