@@ -26,7 +26,7 @@ else:
     import tomli as tomllib
 
 from lm_profiler.cli import main as program
-from lm_profiler.record.quantities import GROUPS, LISTS, Quantity
+from lm_profiler.record.quantities import LISTS, Quantity, overview
 from lm_profiler.record.schema import schemas
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,26 +51,17 @@ def write_all(folder: Path) -> None:
 def figures() -> str:
     """A section for each group of the registry, then one for each table within ``run.json``."""
     head = ("name", "shown as", "meaning", "in `run.json`", "TensorBoard")
-    parts = [f"## {title}\n\n{table(head, _rows(of))}" for title, of in GROUPS.items()]
+    parts = [f"## {title}\n\n{table(head, _rows(of))}" for title, of in overview().items()]
     parts += [f"## Rows of `{path}`\n\n{table(head, _rows(of))}" for path, of in LISTS.items()]
     return "\n".join(parts)
 
 
 def _rows(quantities: Iterable[Quantity]) -> list[tuple[str, ...]]:
-    """A row for each figure; one for a family, such as one for each part of the step."""
-    rows: dict[str, tuple[str, ...]] = {}
-    for q in quantities:
-        name, heading, path, meaning = (_of_all(text, q.of) for text in (q.name, q.heading, q.path, q.meaning))
-        if q.of:  # "mean: what the member is, on the host's clock"
-            meaning = re.sub(r": .*?(, on the host's clock)?$", r"\1", meaning)
+    def row(q: Quantity) -> tuple[str, ...]:
         tags = ", ".join(f"`{tag}`" for tag in (q.tag, q.run_tag) if tag)
-        rows.setdefault(name, (f"`{name}`", heading, meaning, f"`{path}`" if path else "", tags))
-    return list(rows.values())
+        return f"`{q.name}`", q.heading, q.meaning, f"`{q.path}`" if q.path else "", tags
 
-
-def _of_all(text: str, member: str | None) -> str:
-    """What is said of one ``member`` of a family, said of all."""
-    return re.sub(rf"(?<![a-z]){member}(?![a-z])", "PART", text, count=1) if member else text
+    return list(map(row, quantities))
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.report.pictures.plots import KINDS, save_plot
 from lm_profiler.report.pictures.series import unreadable
 from lm_profiler.report.run.terminal import run_tables
-from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
+from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES, render
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.training.fits.remedies import remedies
 
 _DESCRIPTION = """\
@@ -65,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     options = _options(arguments)
     if options.columns == ["help"]:
-        sys.stdout.write(terminal(every_column(), sys.stdout))
+        sys.stdout.write(render(every_column(), "terminal", sys.stdout))
         return OK
     found = _collect(options.runs)
     problems, shown = _show(found, options)

@@ -5,7 +5,7 @@ Columns of ``steps.csv``, keys of ``run.json``, tags, table headers and the docu
 May use the record's types. Never a second list of figures: whoever shows one asks here.
 """
 
-from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES
+from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES, overview
 from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, with_prefix
 from lm_profiler.record.quantities.times import (
     HOST_TIMES,
@@ -38,5 +38,6 @@ __all__ = [
     "Quantity",
     "bytes_text",
     "counted",
+    "overview",
     "with_prefix",
 ]

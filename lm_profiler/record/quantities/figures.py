@@ -16,7 +16,7 @@ from lm_profiler.record.quantities.resources import (
     memory_by_phase,
     utilisation,
 )
-from lm_profiler.record.quantities.times import HOST_TIMES, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
+from lm_profiler.record.quantities.times import HOST_TIMES, PARTS, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord, Sync
@@ -37,6 +37,7 @@ def _of_ranks(which: Callable[[list[float]], float]) -> Callable[[RunRecord], fl
 
 
 _ERROR = "norm of the difference to float32, over its norm"
+_FIRST = PARTS[0]
 _STAGES = {"warmup": "warm-up", "measure": "measure", "memory": "memory", "trace": "trace"}
 _OUT_OF_MEMORY = {
     "requested": "what was asked for",
@@ -191,3 +192,14 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.values() for quantity in of}
 """All figures of a run by their name."""
+
+
+def overview() -> dict[str, list[Quantity]]:
+    """The groups, for people: of a family, such as one for each phase, one entry with ``PART`` for what differs."""
+    return {title: [_whole_family(of) for of in group if of.of in (None, _FIRST)] for title, group in GROUPS.items()}
+
+
+def _whole_family(member: Quantity) -> Quantity:
+    texts = {name: getattr(member, name) for name in ("name", "title", "meaning", "path")}
+    told = {name: text if member.of is None else text.replace(member.of, "PART", 1) for name, text in texts.items()}
+    return replace(member, **told)

@@ -117,7 +117,13 @@ def contention() -> Iterator[Quantity]:
     yield figure(f"{of}had_s", "CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
     yield figure(f"{of}others_s", "of other processes", "s", "CPU time of all other processes", "cpu_others_s")
     yield figure(f"{of}stolen_s", "that a hypervisor took", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
-    yield figure(f"{of}throttled_s", "that a limit withheld", "s", "by the control group's limit", "cpu_throttled_s")
+    yield figure(
+        f"{of}throttled_s",
+        "that a limit withheld",
+        "s",
+        "CPU time that the control group's limit withheld",
+        "cpu_throttled_s",
+    )
     waited = "how long threads of the run were ready and had no CPU"
     yield figure(f"{of}waited_s", "ready and waiting", "s", waited, "cpu_waited_s")
     pressure = "share of the time in which something waited for a CPU"

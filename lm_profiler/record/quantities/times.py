@@ -76,9 +76,9 @@ _STATISTICS = {
     "cv": ("standard deviation over the mean", Place.FILE),
     "p95": ("95th percentile", Place.FILE),
     "p5": ("5th percentile", Place.ASKED),
-    "min": ("shortest", Place.ASKED),
-    "max": ("longest", Place.ASKED),
-    "outliers": ("how many lie outside Tukey's fences", Place.ASKED),
+    "min": ("minimum", Place.ASKED),
+    "max": ("maximum", Place.ASKED),
+    "outliers": ("number of values outside Tukey's fences", Place.ASKED),
 }
 _UNITLESS = {"cv": "%", "outliers": "count"}
 
@@ -96,7 +96,7 @@ def _statistic(times: str, part: str, name: str) -> Quantity:
         f"{part}{clock}_{name}" + ("" if name in _UNITLESS else "_s"),
         f"{of.title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
         *UNITS[_UNITLESS.get(name, "ms")],
-        f"{words}: {of.meaning}" + (", on the host's clock" if clock else ""),
+        f"{words} of the time of {of.title}" + (", on the host's clock" if clock else ""),
         path=f"{times}.{part}.{name}",
         get=get,
         place=Place.ASKED if clock else place,
@@ -113,7 +113,7 @@ def _share(part: str) -> Quantity:
         f"{part}_share",
         f"{TIMES[part].title} share",
         *UNITS["%"],
-        f"share of the typical step: {_MEANINGS[part]}",
+        f"share of {TIMES[part].title} in the typical step",
         path=f"shares.{part}",
         get=lambda record: record.shares.get(part),
         place=Place.ASKED,

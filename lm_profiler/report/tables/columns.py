@@ -130,7 +130,11 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
     "What came of it": (
         Column(
-            "benchmark_steps", "steps", _of_record(lambda run: run.steps.get("measure")), "measured", place=Place.ASKED
+            "benchmark_steps",
+            "steps",
+            _of_record(lambda run: run.steps.get("measure")),
+            "steps that were measured",
+            place=Place.ASKED,
         ),
         Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
         Column(

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import GROUPS, TIMES, overview
 from lm_profiler.report.tables.columns import COLUMNS, Column, column
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Table, text_table
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
@@ -30,14 +31,18 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
     return found
 
 
-def every_column() -> Table:
-    """The name of each column that has one of its own, its unit in files for programs, and what it means."""
-    headings = [Heading(name, name) for name in ("column", "unit", "meaning")]
-    body = []
-    for of in COLUMNS.values():
-        meaning = of.quantity.meaning if of.quantity is not None else f"option {of.option}" if of.option else of.title
-        body.append([Cell(of.name, of.name), *(Cell(t, t) for t in (of.quantity.unit if of.quantity else "", meaning))])
-    return Table(headings, body, below=["and any option of the runs by its path, such as data.batch_size"])
+def every_column() -> list[Table]:
+    """A table for each group of columns: their names, their units in files for programs, and what they mean."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for fact in (of for of in COLUMNS.values() if of.group not in GROUPS):
+        option = f" (--{fact.option})" if fact.option else ""
+        groups.setdefault(fact.group, []).append((fact.name, "", fact.meaning + option))
+    facts = {name for group in groups.values() for name, *_ in group}
+    for title, group in overview().items():
+        groups[title] = [(of.name, of.unit, of.meaning) for of in group if of.name not in facts]
+    tables = [text_table(("column", "unit", "meaning"), rows, left=3, title=title) for title, rows in groups.items()]
+    names = [f"PART is one of {', '.join(TIMES)}", "any option of the runs is one too, such as data.batch_size"]
+    return [*tables, Table(below=names, title="Names of columns")]
 
 
 def _paths(entry: Entry) -> Iterator[str]:

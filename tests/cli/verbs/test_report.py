@@ -101,10 +101,17 @@ def test_every_layout_goes_with_any_warm_ups_and_equal_numbers_of_steps(
     assert len(rows) >= 4
 
 
-def test_the_names_of_all_columns_are_listed_and_each_can_be_shown(logs: Path, capsys: pytest.CaptureFixture[str]):
+def test_columns_are_listed_by_what_they_are_about_and_each_can_be_shown(
+    logs: Path, capsys: pytest.CaptureFixture[str]
+):
     assert report("--columns", "help") == 0
-    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:-1]]
-    assert {"forward_mean_s", "backward_std_s", "step_cv", "step_p95_s", "first_step_s"} <= {*names}
+    blocks = [block.splitlines() for block in capsys.readouterr().out.split("\n\n")]
+    groups = {title: [line.split()[0] for line in lines] for title, _, *lines in blocks}
+    assert "forward_s" in groups["Time of a step"]
+    assert {"PART_mean_s", "PART_p5_s", "PART_cv"} <= {*groups["Spread of the steps"]}
+    assert {"energy_per_token_j", "throttle_reasons"} <= {*groups["GPU"]}
+    named = [name for group in groups.values() for name in group if name.endswith(("_s", "_cv", "_j", "_bytes"))]
+    names = [name.replace("PART", "backward") for name in named]
     assert report(logs, "--columns", ",".join(names), "--format", "csv") == 0
     header = next(csv.reader(io.StringIO(capsys.readouterr().out)))
     assert [name for name in header if not name.endswith(("_low", "_high"))] == [*names, "n"]
