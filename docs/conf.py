@@ -19,6 +19,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build", "_generated"]
 html_theme = "furo"
 html_title = f"lm_profiler {release}"
+html_static_path = html_css_files = ["style.css"]
 html_show_copyright = False
 html_copy_source = False  # of generated pages there is none
 html_show_sourcelink = False

@@ -1,0 +1,46 @@
+"""The documentation, opened as files: every page comes without a network, with its pictures and a search that works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "-E", "-b", "html", str(DOCS), str(out)], check=True)
+    return out
+
+
+def test_pages_need_no_network(site: Path, chromium: Browser) -> None:
+    context = chromium.new_context(offline=True)
+    page, complaints = context.new_page(), []
+    page.on("request", lambda request: request.url.startswith(("file:", "data:")) or complaints.append(request.url))
+    page.on("console", lambda message: message.type == "error" and complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > len(list(DOCS.rglob("how-to/*.md")))
+    for file in pages:
+        page.goto(file.as_uri())
+        broken = page.evaluate("[...document.images].filter(i => !i.naturalWidth).map(i => i.src)")
+        assert broken == [], file
+    assert complaints == []
+    context.close()
+
+
+def test_search_finds_an_option_without_a_network(site: Path, chromium: Browser) -> None:
+    context = chromium.new_context(offline=True)
+    page = context.new_page()
+    page.goto((site / "index.html").as_uri())
+    page.get_by_role("search").get_by_placeholder("Search").fill("nvtx")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("link", name="Nsight Systems").last).to_be_visible()
+    expect(page.locator("#search-results li a").first).to_be_visible()
+    context.close()
