@@ -150,3 +150,24 @@ def test_without_a_table_it_says_why(kernels: Callable[..., Tab], logdir: Path) 
             expect(kernels(name).inside.locator("section[data-view=Kernels]")).to_contain_text(why)
         finally:
             shutil.rmtree(logdir / name)
+
+
+def test_kinds_and_phases_of_a_later_version_are_drawn(
+    kernels: Callable[..., Tab], logdir: Path, table: dict[str, Any]
+) -> None:
+    folder = logdir / RUN / "trace"
+    forward = table["phases"]["forward"]
+    kinds = {("melted" if kind == "matmul" else kind): time for kind, time in forward["kinds"].items()}
+    later = {**table, "phases": {**table["phases"], "forward": {**forward, "kinds": kinds}, "melting": forward}}
+    try:
+        (folder / "rank1.kernels.json").write_text(json.dumps(later))
+        tab = kernels()
+        tab.inside.get_by_label("Rank").select_option(label="rank 1")
+        card = tab.card("Time by phase and kind")
+        exact = milliseconds(later)
+        bars = tab.chart(card)["data"]
+        for kind in ("melted", "matmul"):
+            assert bars[kind]["x"] == pytest.approx([exact[kind].get(phase, 0.0) for phase in bars[kind]["y"]])
+        assert "melting" in bars["matmul"]["y"]
+    finally:
+        (folder / "rank1.kernels.json").unlink()

@@ -73,7 +73,8 @@ const MEASURES = {
 
 function byKind(found, colours) {
   const rows = bars(found);
-  const kinds = Object.keys(colours.kinds).filter((kind) => rows.some((row) => row.kinds[kind]));
+  const known = [...Object.keys(colours.kinds), ...rows.flatMap((row) => Object.keys(row.kinds))]; // a later version's last
+  const kinds = [...new Set(known)].filter((kind) => rows.some((row) => row.kinds[kind]));
   const chart = el("div", { class: "chart" });
   const figures = el("div", { class: "scroll" });
   const render = (name) => {
@@ -95,7 +96,7 @@ const named = ({ source }) => (kind) => (kind === IDLE && source === "operators"
 
 function drawBars(chart, rows, kinds, measure, found, colours) {
   const data = kinds.map((kind) => {
-    const [color, shape] = colours.kinds[kind];
+    const [color, shape] = colours.kinds[kind] ?? colours.kinds.other;
     const seconds = rows.map((row) => row.kinds[kind] ?? 0);
     return {
       type: "bar",
