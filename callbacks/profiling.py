@@ -57,7 +57,7 @@ from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
 
 
@@ -458,7 +458,7 @@ class TrainingProfiler(Callback):
     def _show(self) -> None:
         """Print the table in one go."""
         assert self.record is not None
-        put(sys.stdout, render(run_tables(self.record, self.folder), "terminal", sys.stdout))
+        put(sys.stdout, render(end_tables(self.record, self.folder), "terminal", sys.stdout))
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""

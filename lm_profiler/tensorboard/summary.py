@@ -16,7 +16,7 @@ from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
-from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, OPTIONS
 from lm_profiler.report.tables.formats import markdown, render
 from lm_profiler.report.tables.table import Table
@@ -104,8 +104,7 @@ def text(entry: Entry) -> str:
     """The page of a run as Markdown."""
     if entry.record is None:
         return markdown(Table(above=[f"{entry.status}: {entry.reason or 'it left no record'}"]))
-    command = Table(above=entry.record.command.splitlines(), verbatim=True)
-    return render([*run_tables(entry.record, entry.folder), command], "markdown")
+    return render(run_page(entry.record, entry.folder), "markdown")
 
 
 def _summaries(entry: Entry) -> Iterator[Any]:

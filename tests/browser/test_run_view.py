@@ -88,7 +88,7 @@ def test_memory_is_shown_by_phase_and_cause(open_tab: OpenTab, record: dict[str,
     assert backward["parameters"] == f"{parameters / 2**20:.1f} MiB"
     levels = record["memory"]["held"]
     held = dict(tab.table(card.locator("table").last)[1:])
-    activations = held["activations: what forward leaves for backward"]
+    activations = held["saved for backward"]
     assert float(activations.removesuffix(" MiB")) == pytest.approx(
         (levels["forward"] - levels["start"]) / 2**20, rel=0.01
     )
@@ -266,7 +266,7 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab
         expect(view.locator(".verdict")).to_contain_text("noisy: the median step is known to ±25% only")
         expect(view.locator(".verdict")).to_contain_text("something else used this machine: 41%")
         expect(view.locator(".note")).to_contain_text("step 9: 1.0 s, 100 x the median")
-        expect(tab.card("Further facts")).to_contain_text("Who used the machine")
+        expect(tab.card("Further facts")).to_contain_text("What else used the machine")
     finally:
         shutil.rmtree(logdir / "noisy")
 

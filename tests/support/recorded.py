@@ -16,7 +16,7 @@ from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Flops, RunRecord, read_run
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
 
 LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 10.0]
@@ -42,7 +42,7 @@ def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None =
 def lines(record: RunRecord) -> dict[str, list[str]]:
     """What the terminal says, by the line's first word."""
     said: dict[str, list[str]] = {}
-    for line in render(run_tables(record, Path("/logs")), "terminal").splitlines():
+    for line in render(end_tables(record, Path("/logs")), "terminal").splitlines():
         first, _, rest = line.partition(" ")
         said.setdefault(first, []).append(rest)
     return said

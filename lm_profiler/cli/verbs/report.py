@@ -19,7 +19,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.report.pictures.plots import KINDS, save_plot
 from lm_profiler.report.pictures.series import unreadable
-from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES, render
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
@@ -181,7 +181,7 @@ def _show(found: Collection, options: argparse.Namespace) -> tuple[list[str], bo
     people = options.format in (None, "terminal", "markdown")
     failed = [Table(above=remedies(entries))]
     if len(entries) == 1 and people and entries[0].record and not any(getattr(options, name) for name in _OF_TABLES):
-        write(found, [*run_tables(entries[0].record, entries[0].folder), *failed], options.format, options.output)
+        write(found, [*run_page(entries[0].record, entries[0].folder), *failed], options.format, options.output)
         return [], True
     if options.kernels:
         tables, problems = (tables_of_each if people else table_of_all)(entries)

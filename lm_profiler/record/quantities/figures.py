@@ -171,6 +171,8 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Throughput": _throughput(),
         "Use of the hardware": utilisation(),
         "Memory": memory(),
+        "Memory by phase": memory_by_phase(),
+        "Memory by cause": memory_by_cause(),
         "Steps": _steps(),
         "Steadiness": _steadiness(),
         "Ranks": _ranks(),
@@ -184,8 +186,6 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "How it ended": _end(),
         "Shares of the typical step": SHARES,
         "Spread of the steps": SPREAD,
-        "Memory by phase": memory_by_phase(),
-        "Memory by cause": memory_by_cause(),
     }.items()
 }
 """All figures of a run, by what they are about."""

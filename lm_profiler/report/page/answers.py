@@ -13,7 +13,7 @@ from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import TIMED, TIMES, Place, Quantity
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.run.facts import facts, held
+from lm_profiler.report.run.facts import facts
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
 from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
@@ -113,7 +113,7 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
     if (record := entry.record) is None:
         raise RecordError(f"{name}: not a run but a sweep")
     table = time_table(record)
-    verdict, failure = verdict_lines(record), failure_lines(record)
+    verdict, failure, known = verdict_lines(record), failure_lines(record), facts(record)
     return {
         "record": record.model_dump(mode="json", exclude={"config"}),
         "headline": table.title or record.name,
@@ -122,8 +122,8 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "error": failure[0] if failure else None,
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
         "table": table.texts() or None,
-        "facts": facts(record),
-        "held": held(record),
+        "held": known.pop("Memory", []),
+        "facts": known,
         "steps": _steps(entry, most_steps),
     }
 

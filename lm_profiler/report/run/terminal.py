@@ -1,16 +1,16 @@
-"""The table at the end of a run."""
+"""What is printed at the end of a run, and the page of all that its record knows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.record.files import from_here
-from lm_profiler.record.quantities import MEMORY, MFU, PARTS, TIMES, counted
-from lm_profiler.record.run import OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
-from lm_profiler.report.run.facts import bytes_text, rate_text
-from lm_profiler.report.run.numerics import numerics_table
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, TIMES, counted, with_prefix
+from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
+from lm_profiler.report.run.facts import list_table, sections
+from lm_profiler.report.tables.table import Cell, Heading, Table, text_table
 
 _ODD_SHOWN = 3
 
@@ -18,10 +18,23 @@ _SLOW_CLOCK = 0.75
 """Under this share of the highest SM clock a GPU's figures say more about its cooling than about the program."""
 
 
-def run_tables(record: RunRecord, folder: Path) -> list[Table]:
-    """The phases, the step, throughput, memory and where everything is; or how the run died."""
-    tables = [time_table(record), numerics_table(record.numerics) if record.numerics is not None else Table()]
-    return [*tables, Table(above=[f"written to {from_here(folder)}"])]
+def end_tables(record: RunRecord, folder: Path) -> list[Table]:
+    """At a run's end: phases, step, throughput, memory, precision, and where everything is; or how the run died."""
+    audit = Table()
+    if record.numerics is not None:
+        audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
+    return [time_table(record), audit, Table(above=[f"written to {from_here(folder)}"])]
+
+
+def run_page(record: RunRecord, folder: Path) -> list[Table]:
+    """All that is known of a run, in sections; what it does not know is left out."""
+    said = [*failure_lines(record), *verdict_lines(record), *(f"note: {note}" for note in record.notes)]
+    if record.steadiness is not None:
+        said.append(f"steps: {record.steadiness.evidence}")
+    rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]
+    command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
+    head = text_table(("", ""), rows, left=2, title=headline(record))
+    return [head, *sections(record), *([command] if record.command else [])]
 
 
 def time_table(record: RunRecord) -> Table:
@@ -45,15 +58,16 @@ def time_table(record: RunRecord) -> Table:
 
 
 def headline(record: RunRecord) -> str:
-    """What was measured, where."""
-    step = record.time["step"]
-    warmup = record.steps.get("warmup", 0)
+    """What was measured, where; or what became of it."""
+    if not record.time or not record.time["step"].n:
+        return f"{record.name}: {record.verb}, {record.status}"
     environment, model = record.environment, record.model
     where = f" on {environment.device_name}" if environment is not None else ""
     if environment is not None and environment.world_size > 1:
         where += f" x {environment.world_size}"
     precision = f", {model.precision}" if model is not None else ""
-    return f"{record.name}: {counted(step.n, 'step')} of {record.verb} after {warmup} of warm-up{where}{precision}"
+    steps, warmup = counted(record.time["step"].n, "step"), record.steps.get("warmup", 0)
+    return f"{record.name}: {steps} of {record.verb} after {warmup} of warm-up{where}{precision}"
 
 
 def _digits(seconds: float) -> int:
@@ -89,11 +103,7 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines = []
     if rates := [*_rates(record), *_utilisation(record.utilisation)]:
         lines.append(", ".join(rates))
-    if record.memory is not None:
-        peaks = ((MEMORY[name], value) for name, value in record.memory.measured.model_dump().items())
-        known = [f"{quantity.title} {bytes_text(value)}" for quantity, value in peaks if value is not None]
-        if known:
-            lines.append(", ".join(known))
+    lines += _memory(record)
     if record.verdict is not None:
         lines += verdict_lines(record)
     lines += odd_lines(record)
@@ -101,6 +111,20 @@ def summary_lines(record: RunRecord) -> list[str]:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += [f"note: {note}" for note in record.notes]
     return [*lines, *failure_lines(record)]
+
+
+def _memory(record: RunRecord) -> list[str]:
+    """Peaks of the run; the peak of each phase, where the device tells; and the causes of the highest."""
+    of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
+    at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
+    causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
+    where = f"at the peak, in {at}" if of_parts else "held by the step"
+    lines = {
+        "": [f"{of.title} {of.fit(value)}" for of in MEMORY.values() if (value := of.get(record)) is not None],
+        "peak by phase: ": [f"{TIMES[str(of.of)].title} {of.fit(of.get(record))}" for of in of_parts],
+        f"{where}: ": [f"{of.title.partition(': ')[2]} {of.fit(of.get(record))}" for of in causes],
+    }
+    return [f"{start}{', '.join(known)}" for start, known in lines.items() if known]
 
 
 def failure_lines(record: RunRecord) -> list[str]:
@@ -135,9 +159,9 @@ def _utilisation(use: Utilisation | None) -> list[str]:
         return []
     parts = [f"MFU {MFU.show(use.mfu)}"]
     if use.peak_flops_per_s is not None:
-        parts[0] += f" of {rate_text(use.peak_flops_per_s)} ({use.dtype})"
+        parts[0] += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
     if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
-        own = rate_text(use.ceiling_flops_per_s)
+        own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
         parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({own})")
     return parts
 
@@ -147,14 +171,14 @@ def verdict_lines(record: RunRecord) -> list[str]:
     verdict, steadiness = record.verdict, record.steadiness
     if verdict is None:
         return []
-    bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "bound by nothing that shows"
-    text = f"{bound if verdict.certain else 'what binds it is not known'}: {verdict.evidence}"
+    bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "no bottleneck found"
+    text = f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"
     if steadiness is not None:
         text = "; ".join([_words(steadiness), *contention_lines(record.contention), text])
         if steadiness.cut:
-            text += f"; left out {steadiness.cut} more of warm-up"
+            text += f"; left out {counted(steadiness.cut, 'more step')} as warm-up"
             if steadiness.bias_of_mean is not None:
-                text += f", with which the mean would be off by {steadiness.bias_of_mean:+.1%}"
+                text += f", which would have shifted the mean by {steadiness.bias_of_mean:+.1%}"
         if steadiness.recompilations:
             text += f"; {counted(steadiness.recompilations, 'recompilation')} while measuring"
     return [f"verdict: {text}{_clock(record.telemetry)}", f"next: {verdict.advice}"]
@@ -163,12 +187,12 @@ def verdict_lines(record: RunRecord) -> list[str]:
 def _words(steadiness: Steadiness) -> str:
     """What may be said of the run's steps, the gravest first."""
     if steadiness.word is None:
-        return "too few steps to call it steady"
+        return "too few steps to tell whether it is steady"
     text = ", ".join(steadiness.words)
     if steadiness.word != "noisy":
         return text
     if steadiness.known_to is None:
-        return f"{text}: the median step is not known from so few steps"
+        return f"{text}: too few steps to know the median"
     share = steadiness.known_to
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
     return f"{text}: the median step is known to ±{known} only"
@@ -205,3 +229,10 @@ def _clock(telemetry: Telemetry | None) -> str:
         return f"; {which} ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"
     which = "a GPU" if len(telemetry.gpus) > 1 else "the GPU"
     return f"; {which} was throttled{reasons}" if reasons else ""
+
+
+def numerics_headline(audit: NumericsFacts) -> str:
+    """Loss in both, and how far output and gradients are off."""
+    losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
+    output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
+    return f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"

@@ -153,7 +153,7 @@ def test_a_cause_that_may_be_this_runs_luck_is_not_named(tmp_path: Path) -> None
     assert found.verdict is not None
     assert (found.verdict.bound_by, found.verdict.share, found.verdict.certain) == (None, None, False)
     (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
-    assert said.endswith("; what binds it is not known: the steps differ too much to tell")
+    assert said.endswith("; bottleneck unknown: the steps differ too much to tell")
     assert "Then" not in advised
 
 
@@ -163,7 +163,7 @@ def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
     assert not found.verdict.certain
     said = lines(found)  # of steps that do not differ at all
     words = "noisy: the median step is not known from so few steps"
-    assert said["verdict:"] == [f"{words}; what binds it is not known: 5 steps cannot tell, however alike they are"]
+    assert said["verdict:"] == [f"{words}; bottleneck unknown: 5 steps cannot tell, however alike they are"]
     assert said["next:"] == ["Measure more steps (--stages.measure_steps=20)."]
 
 
@@ -195,7 +195,7 @@ def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) 
     assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
     said = lines(found)
     words = "steady; something else used this machine: 41% of the wanted CPU time was not had"
-    assert said["verdict:"] == [f"{words}; what binds it is not known: the times are of a machine that was shared"]
+    assert said["verdict:"] == [f"{words}; bottleneck unknown: the times are of a machine that was shared"]
     assert said["next:"] == ["Measure again while nothing else uses this machine."]
 
 

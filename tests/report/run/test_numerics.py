@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
-from lm_profiler.report.run.numerics import numerics_headline
-from lm_profiler.report.run.terminal import run_tables
+from lm_profiler.report.run.terminal import end_tables, numerics_headline
 from lm_profiler.report.tables.formats import render
 
 FACTS = NumericsFacts(
@@ -40,7 +39,7 @@ def test_what_is_not_finite_is_called_unknown_and_what_has_no_gradients_stays_em
         config=None,
         numerics=FACTS,
     )
-    lines = render(run_tables(record, tmp_path), "terminal").splitlines()
+    lines = render(end_tables(record, tmp_path), "terminal").splitlines()
     assert lines[0] == (
         "numerics against float32: loss 6.42033 against 6.41873, output off by 0.57%, gradients by unknown"
     )

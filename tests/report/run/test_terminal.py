@@ -19,7 +19,7 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.run.terminal import run_tables, summary_lines, verdict_lines
+from lm_profiler.report.run.terminal import end_tables, summary_lines, verdict_lines
 from lm_profiler.report.tables.terminal import lines
 
 NEVER = TimeSummary(
@@ -74,7 +74,7 @@ def record(**changes: Any) -> RunRecord:
 
 
 def printed(what: RunRecord, width: int = 120) -> str:
-    tables = run_tables(what, Path("/logs/by hand/version_3"))
+    tables = end_tables(what, Path("/logs/by hand/version_3"))
     return "".join(f"{line}\n" for table in tables for line in lines(table, width))
 
 
