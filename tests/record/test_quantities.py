@@ -88,3 +88,22 @@ def test_the_design_names_no_other_tag() -> None:
     assert listed is not None
     groups = {tag.partition("/")[0] for tag in re.findall(r"`([a-z_]+/[<>a-z_]+)`", listed[0])}
     assert groups == {x.tag.partition("/")[0] for x in ALL if x.tag}
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [
+        (0, "0 B"),
+        (511, "511 B"),
+        (512, "0.50 KiB"),
+        (2**19, "0.50 MiB"),
+        (2**19 - 1024, "511 KiB"),
+        (796 * 2**20, "0.78 GiB"),
+        (12.3 * 2**20, "12.3 MiB"),
+        (79.15 * 2**30, "79.2 GiB"),
+        (3 * 2**40, "3.00 TiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
+)
+def test_bytes_come_in_the_unit_that_fits_them(count: float, text: str) -> None:
+    assert q.bytes_text(count) == text

@@ -162,7 +162,7 @@ def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
     assert found.verdict is not None
     assert not found.verdict.certain
     said = lines(found)  # of steps that do not differ at all
-    words = "noisy: the median step is not known from so few steps"
+    words = "noisy: too few steps to know the median"
     assert said["verdict:"] == [f"{words}; bottleneck unknown: 5 steps cannot tell, however alike they are"]
     assert said["next:"] == ["Measure more steps (--stages.measure_steps=20)."]
 

@@ -1,134 +1,124 @@
-"""What a record knows beside times and verdict, as text: figures put in here by hand come out with their units."""
+"""All that a record knows is on its page: every figure of the registry, of a record in which no field is unknown."""
 
 from __future__ import annotations
 
+import itertools
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
 import pytest
 from made_runs import made_record
+from pydantic import BaseModel
 
-from lm_profiler.record.run import (
-    AllocatorReading,
-    Contention,
-    Flops,
-    GpuSharing,
-    MemoryFacts,
-    MemoryLevels,
-    MemoryReading,
-    Sync,
-    Telemetry,
-)
-from lm_profiler.report.run.facts import bytes_text, facts, held
+from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
+from lm_profiler.record.run import RunRecord, Sync, TimeSummary
+from lm_profiler.report.run.facts import facts, sections, shown
+from lm_profiler.report.run.terminal import run_page
+from lm_profiler.report.tables.formats import render
+from lm_profiler.report.tables.table import figure_text
+from lm_profiler.report.tables.terminal import lines
 
 
-@pytest.mark.parametrize(
-    "count, text",
-    [
-        (0, "0 B"),
-        (511, "511 B"),
-        (512, "0.50 KiB"),
-        (2**19, "0.50 MiB"),
-        (2**19 - 1024, "511 KiB"),
-        (796 * 2**20, "0.78 GiB"),
-        (12.3 * 2**20, "12.3 MiB"),
-        (79.15 * 2**30, "79.2 GiB"),
-        (3 * 2**40, "3.00 TiB"),
-        (-(2**20), "-1.00 MiB"),
-    ],
-)
-def test_bytes_come_in_the_unit_that_fits_them(count: float, text: str) -> None:
-    assert bytes_text(count) == text
+def filled(kind: Any, numbers: Iterator[int]) -> Any:
+    """A value of the type ``kind`` with nothing unknown in it, each number another one."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return filled(next(of for of in inner if of is not types.NoneType), numbers)
+    if origin is Literal:
+        return inner[0]
+    if origin in (list, tuple):
+        return origin(filled(inner[0], numbers) for _ in range(2))
+    if origin is dict:
+        keys = (*PARTS, "forward_backward", "step") if isinstance(inner[1], type) else ("key",)
+        return {key: filled(inner[1], numbers) for key in keys}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind(**{name: filled(of.annotation, numbers) for name, of in kind.model_fields.items()})
+    number = next(numbers)
+    return {bool: True, int: number, float: number * 1.01, str: f"word{number}"}.get(kind, f"any{number}")
 
 
-def test_what_is_unknown_is_left_out_and_so_is_a_group_without_facts() -> None:
-    assert facts(made_record(status="oom")) == {}
-    assert held(made_record()) == []
+@pytest.fixture(scope="module")
+def full() -> RunRecord:
+    """Every field set; a run on a device, so that there are two clocks."""
+    record: RunRecord = filled(RunRecord, itertools.count(10_001))
+    stages = {stage: n for n, stage in enumerate(("warmup", "measure", "memory", "trace"), 20_001)}
+    return record.model_copy(update={"steps": stages, "steps_planned": stages, "time": in_order(record.time)})
 
 
-def test_activations_are_what_forward_leaves_on_the_cpu_too() -> None:
-    levels = MemoryLevels(start=2**20, forward=5 * 2**20, backward=3 * 2**20, source="counted")
-    found = dict(held(made_record(memory=MemoryFacts(measured=MemoryReading(), parts={}, held=levels))))
-    assert found["activations: what forward leaves for backward"] == "4.00 MiB"
-    assert (found["when forward begins"], found["when backward ends"]) == ("1.00 MiB", "3.00 MiB")
-    assert found["of what"].startswith("counted: ")
+def in_order(times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+    return {part: times[part] for part in TIMES}
 
 
-def test_every_group_tells_its_figures() -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: RunRecord, group: str) -> None:
+    cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
+    for of in GROUPS[group]:
+        assert of.get(full) is not None, of.name
+        in_times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time")
+        text = figure_text(of, of.get(full), *(of.interval(full) or ())) if in_times else shown(of, full)
+        assert text in cells, of.name
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_so_is_every_row_of_its_lists(full: RunRecord, path: str) -> None:
+    tables = [table for table in sections(full) if {of.heading for of in LISTS[path]} <= {*table.titles}]
+    assert [len(table.rows) for table in tables] == [2]
+
+
+@pytest.mark.parametrize("kind", ["terminal", "markdown"])
+def test_the_page_says_what_is_no_figure_too(full: RunRecord, kind: str, tmp_path: Any) -> None:
+    page = render(run_page(full, tmp_path), kind)
+    assert full.verdict is not None
+    assert full.steadiness is not None
+    for said in (
+        full.verdict.evidence,
+        full.verdict.advice,
+        full.steadiness.evidence,
+        full.command,
+    ):
+        assert said in page
+    assert all(note in page for note in full.notes)
+
+
+def test_80_columns_hold_the_page_and_cut_no_word_of_it(full: RunRecord, tmp_path: Any) -> None:
+    tables = run_page(full.model_copy(update={"command": "short"}), tmp_path)
+    shown_lines = [line for table in tables for line in lines(table, 80) if line != table.title]
+    assert max(map(len, shown_lines)) <= 80
+    assert "…" not in "".join(shown_lines)
+
+
+def test_what_is_unknown_is_left_out_and_so_is_a_section_without_facts() -> None:
+    titles = [table.title for table in sections(made_record(status="oom"))]
+    assert titles == ["Steps"]
+    assert set(facts(made_record(status="oom"))) <= {"Steps", "How it ended"}
+
+
+def test_on_the_cpu_there_is_one_clock() -> None:
     made = made_record()
-    telemetry = Telemetry(
-        samples=9,
-        duration_s=2.0,
-        median_sm_clock_hz=1.4e9,
-        max_sm_clock_hz=1.98e9,
-        clock_share=0.7,
-        median_temperature_c=71.0,
-        median_power_w=612.0,
-        power_limit_w=700.0,
-        energy_j=1200.0,
-        energy_source="counter",
-        energy_per_step_j=6.0,
-        energy_per_token_j=0.012,
-        throttle_reasons=["sw_power_cap"],
-    )
-    allocator = AllocatorReading(
-        allocated_peak=1,
-        active_peak=2**31,
-        reserved_peak=None,
-        inactive_split_peak=None,
-        fragmentation=2**28,
-        driver_used=None,
-        alloc_retries=2,
-        ooms=0,
-    )
-    flops = Flops(forward=10**12, backward=2 * 10**12, recomputation=10**12)
-    found = facts(
-        made_record(
-            first_step_s=1.5,
-            between_steps_s=0.031,
-            rank_step_s=[0.010, 0.012],
-            utilisation=made.utilisation.model_copy(update={"flops": flops, "hfu": 0.5}),
-            telemetry=telemetry,
-            memory=made.memory.model_copy(update={"allocator": allocator}),
-            syncs=[Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 13)],
-        )
-    )
-    assert ("between the measured steps", "31.000 ms") in found["Steps"]
-    assert ("longest median step", "12.000 ms, rank 1, 20.0% longer") in found["Ranks"]
-    use = dict(found["Use of the hardware"])
-    assert use["work of a step"] == "1 TFLOP forward, 2 TFLOP backward, 1 TFLOP computed again"
-    assert use["HFU, of all that was computed"] == "50.0 %"
-    assert use["peak of a device"] == "1 TFLOP/s in bfloat16 (a test)"
-    gpu = dict(found["The GPU while measuring"])
-    assert (gpu["SM clock"], gpu["power"]) == ("1,400 MHz of at most 1,980", "612 W of at most 700")
-    assert (gpu["energy of a step"], gpu["energy of a token"]) == ("6 J", "0.012 J")
-    assert gpu["throttled"] == "sw_power_cap"
-    assert found["The device's allocator"] == [
-        ("in use, at most", "2.00 GiB"),
-        ("reserved and not in use when most was", "256 MiB"),
-        ("freed its cache to go on", "2 times"),
-    ]
-    lines = found["Lines that make the host wait for the device"]
-    assert lines[0] == ("m.py:12 in f", "12 × item")
-    assert lines[-1] == ("and 2 more lines", "")
+    on_cpu = made.model_copy(update={"environment": made.environment.model_copy(update={"device_type": "cpu"})})
+    for record, expected in ((made, 1), (on_cpu, 0)):
+        assert sum(table.title.startswith("Time on the host") for table in sections(record)) == expected
 
 
-def test_who_used_the_machine_is_told_in_cpu_seconds() -> None:
-    contention = Contention(
-        wall_s=2.0,
-        cpus=2,
-        had_s=1.5,
-        waited_s=None,
-        others_s=1.25,
-        stolen_s=0.0,
-        throttled_s=None,
-        pressure=0.4,
-        involuntary_switches=None,
-        not_had=0.41,
-        gpu=GpuSharing(processes=2, utilisation=0.3, memory_bytes=2**30),
-    )
-    assert facts(made_record(contention=contention))["Who used the machine"] == [
-        ("CPU time of the run", "1.5 s"),
-        ("of other processes", "1.25 s"),
-        ("that a hypervisor took", "0 s"),
-        ("wanted and not had", "41%"),
-        ("something waited for a CPU", "40% of 2 s on 2"),
-        ("other processes on the GPU", "2, which held 1.00 GiB"),
-    ]
+def test_phases_that_did_not_occur_have_no_row() -> None:
+    times = next(table for table in sections(made_record()) if table.title.startswith("Time of a step"))
+    assert [row[0].text for row in times.rows] == ["forward", "backward", "other", "forward + backward", "step"]
+    assert [row[1].text.split()[0] for row in times.rows] == ["3.000", "5.000", "2.000", "8.000", "10.00"]
+
+
+def test_lines_that_synchronize_are_listed_up_to_a_page() -> None:
+    syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
+    record = made_record(syncs=syncs)
+    [table] = [table for table in sections(record) if "call" in table.titles]
+    assert len(table.rows) == 64
+    assert table.below == ["and 36 more"]
+    assert ("synchronizations", "5,050") in facts(record)["Synchronization"]
+
+
+def test_ranks_are_told_apart_and_by_how_much() -> None:
+    record = made_record(rank_step_s=[0.010, 0.012])
+    told = dict(facts(record)["Ranks"])
+    assert (told["slowest rank longer by"], told["slowest rank's step"]) == ("20.0 %", "12.000 ms")
+    [table] = [table for table in sections(record) if "rank" in table.titles]
+    assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
