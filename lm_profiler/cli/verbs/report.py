@@ -26,8 +26,9 @@ from lm_profiler.report.tables.table import Table
 from lm_profiler.training.fits.remedies import remedies
 
 _DESCRIPTION = """\
-Tables of runs, of folders of runs and of sweeps, in any mix. A sweep's repeats share a row; a single run is shown as
-at its end. CSV, JSON and Parquet carry SI values and every fact; the others are for people."""
+Tables of runs, of folders of runs and of sweeps, in any mix. A sweep's repeats share a row; a single run is shown
+as a page of all its figures, unless an option asks for a table. CSV, JSON and Parquet carry SI
+values and every fact; the others are for people."""
 
 _EXAMPLES = """\
 for example:
@@ -45,7 +46,7 @@ for example:
   python -m lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
 _OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
-"""Options that ask for a table, of a single run, too."""
+"""Options that ask for a table, of a single run, too; so do formats for programs."""
 
 
 class _Parser(argparse.ArgumentParser):
