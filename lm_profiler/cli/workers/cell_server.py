@@ -1,8 +1,8 @@
 """The program that starts the cells of a sweep: ``python -m lm_profiler.cli.workers.cell_server PROGRAM [MODULE ...]``.
 
-Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, they are imported once
-and a process is forked for each cell; they touch no device. Without, each cell is a fresh interpreter. Requests come in
-through the socket on stdin, and there is answered (``lm_profiler.sweep.server``).
+Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, which must touch no
+device, they are imported once, and a cell is a copy of this process. Without, it is a fresh interpreter. Requests come
+in through the socket on stdin, and answers go out there (``lm_profiler.sweep.server``).
 
 The end of a cell is also written beside its output, for the case that nobody hears the answer. When the requests end,
 for whatever reason, every cell is killed: none outlives the sweep.
@@ -47,8 +47,8 @@ class _Cell:
 class Server:
     """Starts cells, hands signals on, and tells when cells end."""
 
-    def __init__(self, client: Connection, program: str, forks: bool) -> None:
-        self._client, self._program, self._forks = client, program, forks
+    def __init__(self, client: Connection) -> None:
+        self._client = client
         self._running: dict[str, _Cell] = {}
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):
@@ -87,7 +87,8 @@ class Server:
             self._signal(request.cell, request.number)
             return None
         try:
-            pid = _fork() if self._forks else _spawn(self._program, request)
+            with request.output.open("wb") as output:
+                pid = _fork(output.fileno())
         except OSError as error:
             self._client.send(CellEnded(request.cell, None, f"could not be started: {error.strerror}"))
             return None
@@ -122,39 +123,32 @@ class Server:
             os.waitpid(running.pid, 0)
 
 
-def _fork() -> int:
-    """A child in a group of its own; 0 in that child."""
+def _fork(output: int) -> int:
+    """A child in a group of its own that prints into ``output``; 0 in that child."""
     torch = sys.modules.get("torch")
     assert torch is None or not torch.cuda.is_initialized(), "a device that was touched is of no use to children"
     pid = os.fork()
     with suppress(OSError):  # in both, so that neither goes on before it is done
         os.setpgid(pid, pid)
+    if pid == 0:
+        for end in (1, 2):
+            os.dup2(output, end)
     return pid
 
 
-def _spawn(program: str, cell: StartCell) -> int:
-    """A fresh interpreter in a group of its own."""
-    output = (os.POSIX_SPAWN_OPEN, 1, os.fspath(cell.output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    return os.posix_spawn(
-        sys.executable,
-        (sys.executable, "-m", program, *cell.arguments),
-        {**os.environ, **cell.environment},
-        file_actions=[output, (os.POSIX_SPAWN_DUP2, 1, 2)],
-        setpgroup=0,
-    )
+def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int:
+    """Run the cell in this forked child as a process of its own would; returns the exit code.
 
-
-def _become(cell: StartCell, program: str, server_pid: int) -> int:
-    """Run the cell in this forked child as a process of its own would; returns the exit code."""
+    ``afresh``: a new interpreter takes the child's place, and nothing returns.
+    """
     _die_with_parent()
     if os.getppid() != server_pid:  # it died before
         os._exit(1)
     with suppress(OSError):  # where memory runs out, the system shall take the cell and not the sweep
         Path("/proc/self/oom_score_adj").write_text("500")
-    with cell.output.open("wb") as output:
-        for end in (1, 2):
-            os.dup2(output.fileno(), end)
     os.environ.update(cell.environment)
+    if afresh:
+        os.execv(sys.executable, (sys.executable, "-m", program, *cell.arguments))
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # the state is the server's, the same in every cell; torch's is the same everywhere anyway
     sys.argv = [program, *cell.arguments]
@@ -169,7 +163,8 @@ def _become(cell: StartCell, program: str, server_pid: int) -> int:
 
 
 def _die_with_parent(begin: bool = True) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
 
 
 def _import(modules: Sequence[str], client: Connection) -> None:
@@ -202,11 +197,11 @@ def main() -> int:
     os.close(nothing)
     if modules:
         _import(modules, client)
-    server, pid = Server(client, program, bool(modules)), os.getpid()
+    server, pid = Server(client), os.getpid()
     cell = server.serve()
     if cell is not None:
         server.leave()
-        _end(_become(cell, program, pid))
+        _end(_become(cell, program, not modules, pid))
     return 0
 
 
