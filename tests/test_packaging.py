@@ -86,6 +86,12 @@ def test_callbacks_refuses_its_folder_name() -> None:
     assert "lm_profiler.callbacks" in last
 
 
+def test_a_system_that_is_not_posix_is_told_so() -> None:
+    done = python("-c", "import os, pathlib, importlib.metadata; os.name = 'nt'; import lm_profiler", cwd=ROOT)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: lm_profiler: expected a POSIX system")
+
+
 def test_callbacks_imports_under_its_own_name_from_the_root() -> None:
     done = python("-c", "import lm_profiler.callbacks as c; print(c.__name__)", cwd=ROOT)
     assert done.stdout.strip() == "lm_profiler.callbacks", done.stderr

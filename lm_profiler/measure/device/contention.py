@@ -108,7 +108,7 @@ def _shared(where: CpuUse, ours: Sequence[CpuUse]) -> Contention:
         stolen_s=stolen_s,
         throttled_s=throttled_s,
         pressure=None if pressure_s is None else min(pressure_s / wall_s, 1.0),
-        involuntary_switches=None if end.switches is None else end.switches - (begin.switches or 0),
+        involuntary_switches=end.switches - begin.switches,
         not_had=None if missed_s is None else missed_s / max(had_s + missed_s, 1e-9),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ class CpuReading:
     waited_s: dict[int, float] | None
     pressure_s: float | None
     throttled_s: float | None
-    switches: int | None
+    switches: int
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
         waited_s=_waits(proc, family),
         pressure_s=_pressure(_text(group / "cpu.pressure") or _text(proc / "pressure/cpu")),
         throttled_s=_throttled(_text(group / "cpu.stat")),
-        switches=_switches(),
+        switches=resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw,
     )
 
 
@@ -130,14 +131,6 @@ def _group(proc: Path, cgroups: Path) -> Path:
         if "cpu" in controllers.split(","):
             return cgroups / controllers / path.lstrip("/")
     return cgroups
-
-
-def _switches() -> int | None:
-    try:
-        import resource
-    except ImportError:
-        return None
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _text(path: Path) -> str | None:

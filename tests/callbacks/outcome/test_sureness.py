@@ -177,7 +177,7 @@ def test_one_recompilation_is_one(tmp_path: Path) -> None:
 
 READING = CpuReading(
     at_s=0.0, machine="a", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
-    pressure_s=None, throttled_s=None, switches=None,
+    pressure_s=None, throttled_s=None, switches=0,
 )  # fmt: skip
 
 

@@ -286,7 +286,7 @@ def test_sharded_weights_count_what_this_rank_multiplies(tmp_path: Path) -> None
         )
         for rank in (0, 1)
     ]
-    answers = [rank.communicate(timeout=240)[0].split() for rank in ranks]
+    answers = [rank.communicate(timeout=240)[0].split()[-4:] for rank in ranks]  # old Gloo prints too
     assert [rank.returncode for rank in ranks] == [0, 0]
     whole = 2 * 2 * 8 * 16
     # Two layers, each cut in two by tensor parallelism; of FSDP2's gathered weights every rank multiplies the whole.
