@@ -14,16 +14,17 @@ from typing import Any
 
 import yaml
 
+from lm_profiler.cli.configs import is_text, read_config
+from lm_profiler.cli.line import options_in
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.record.shipped import config_file, instead_of
-from lm_profiler.record.yaml_text import YamlTextError, compose, read_text, too_large, without
+from lm_profiler.record.shipped import config_file
+from lm_profiler.record.yaml_text import read_text, too_large, without
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 """What is taken where no class is named."""
 
 NO_DATA = "null"
 _SECTIONS = ("model", "trainer", "stages", "memory", "trace", "numerics")
-_EXPECTED = "config: expected a YAML file of options"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class _Item:
     words: Sequence[str]
     says: Mapping[str, Any] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
+    option: str = ""
+    value: str = ""
     file: str | None = None
     node: yaml.Node | None = None
 
@@ -72,6 +75,16 @@ class Call:
             value = item.content.get(option) if item.node is None else _below(item.content, option.split("."))
             found = value if value is not None else found
         return found
+
+    @property
+    def overrides(self) -> dict[str, str]:
+        """What the line gives beside config files, name and folder; of an option given twice, the last.
+
+        >>> Call(["fit", "--model.size=large", "--data.batch_size", "8"]).overrides
+        {'model.size': 'large', 'data.batch_size': '8'}
+        """
+        left_out = ("", "config", "name", "log_dir")
+        return {item.option: item.value for item in self._items if item.node is None and item.option not in left_out}
 
     def class_of(self, key: str) -> str:
         """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
@@ -149,22 +162,14 @@ def _same(one: str, other: str) -> bool:
 
 
 def _items(arguments: Sequence[str]) -> Iterator[_Item]:
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word.partition("=")
-        takes_next = name.startswith("-") and not equals and bool(left) and not left[0].startswith("--")
-        words = [word, left.pop(0)] if takes_next else [word]
-        value = words[-1] if takes_next else value
-        if name in ("-c", "--config") and "://" not in value:
+    for name, values, words in options_in(arguments):
+        value = values[-1] if values else ""
+        if name == "config" and "://" not in value:
             yield _config(value, words)
             continue
         if (reason := too_large(value)) is not None:
-            raise UsageError(f"{name.lstrip('-')}: expected a value that can be read, given one that {reason}")
-        option = name.lstrip("-")
-        yield (
-            _Item(words, _of_option(option, value), {option: _plain(value)}) if name.startswith("--") else _Item(words)
-        )
+            raise UsageError(f"{name}: expected a value that can be read, given one that {reason}")
+        yield _Item(words, _of_option(name, value), {name: _plain(value)}, option=name, value=value)
 
 
 def _of_option(name: str, value: str) -> dict[str, Any]:
@@ -213,37 +218,6 @@ def _config(path: str, words: Sequence[str]) -> _Item:
     for key, section in said.items():
         if section == {}:
             raise UsageError(f"{key}: expected a class path or options, given {{}} in {path[:200]}; leave it out")
-    if not _is_text(path) and Path(path).is_file():
-        return _Item(words, said, content, path, node)
-    return _Item([f"--config={text}" if _is_text(text) else f"--config={text}\n"], said, content, None, node)
-
-
-def _is_text(path: str) -> bool:
-    """Whether a config is given by its text: so are the other ranks of a run, whose config came through a pipe."""
-    return "\n" in path or path.startswith("{")
-
-
-def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
-    """The nodes and the text of the config ``path``, which is opened once; a config may also be given as text.
-
-    Args:
-        path: The file, or the name of a config that comes with the package.
-        shipped: The folder of those names: ``sweeps`` for sweeps.
-
-    Raises:
-        UsageError: it is missing, unreadable, not YAML, not a mapping of options, or larger than people write.
-    """
-    if not path:
-        raise UsageError(f"{_EXPECTED}, given none")
-    try:
-        text = path if _is_text(path) else read_text(Path(config_file(path, shipped)))
-        node = compose(text)
-    except OSError as error:
-        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){instead_of(path, shipped)}") from None
-    except YamlTextError as error:
-        raise UsageError(f"{_EXPECTED}, given {path[:200]}, which {error}") from None
-    if isinstance(node, yaml.MappingNode):
-        return node, text
-    content = None if node is None else yaml.safe_load(text)
-    what = "nothing" if content is None else f"a {type(content).__name__}"
-    raise UsageError(f"{_EXPECTED}, given {path[:200]}, which holds {what}; write for example `model: {{size: small}}`")
+    if not is_text(path) and Path(path).is_file():
+        return _Item(words, said, content, file=path, node=node)
+    return _Item([f"--config={text}" if is_text(text) else f"--config={text}\n"], said, content, node=node)

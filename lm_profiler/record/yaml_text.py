@@ -11,6 +11,9 @@ MOST_NODES = 100_000
 DEEPEST = 50
 """Levels. The parsers call themselves a few times for each, and Python allows 1000 calls in each other."""
 
+_NULL = "tag:yaml.org,2002:null"
+"""Of ``null``, ``~`` and nothing at all, where no quotes stand around it."""
+
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
 """A date such as 2001-99-99 and a number of 5000 digits are ValueErrors."""
@@ -63,6 +66,28 @@ def too_large(text: str) -> str | None:
     except _ERRORS:
         pass
     return None
+
+
+def text_of(node: yaml.Node) -> str:
+    """A value as it stands on a command line: a scalar as written, anything else in one line of YAML.
+
+    Raises:
+        YamlTextError: no program can be given it.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        if any(0xD800 <= ord(letter) < 0xE000 for letter in node.value):
+            raise YamlTextError(f"expected values of text, given {node.value[:100]!r}")
+        return "null" if node.tag == _NULL else str(node.value)
+    return str(yaml.serialize(_flow(node), width=10**6)).strip()
+
+
+def _flow(node: yaml.Node) -> yaml.Node:
+    if isinstance(node, yaml.CollectionNode):
+        node.flow_style = True
+        for child in node.value:
+            for part in child if isinstance(child, tuple) else (child,):
+                _flow(part)
+    return node
 
 
 def without(node: yaml.Node, keys: set[str]) -> str:

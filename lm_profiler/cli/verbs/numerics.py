@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lm_profiler.cli.usage import UsageError
-
-_HELP = """\
-usage: python -m lm_profiler numerics
-
-Adds 0.01 a thousand times in float32, in float16, and in float32 with float16 addends, and says why the sums differ.
-For your own model under your own precision: python -m lm_profiler fit --numerics.audit=true"""
+EXAMPLES = """\
+for your own model under your own precision:
+  python -m lm_profiler fit --numerics.audit=true"""
 
 _ADDEND, _TIMES = 0.01, 1000
 _EXACT = _ADDEND * _TIMES
@@ -61,20 +57,20 @@ def _add(total: np.floating, addend: np.floating) -> float:
     return float(total)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the table; returns the exit code.
+@dataclass(frozen=True)
+class Options:
+    """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
 
-    Raises:
-        UsageError: there are arguments.
-    """
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP)
-        return 0
-    if arguments:
-        raise UsageError(f"numerics: expected no arguments, given {' '.join(arguments)}; see numerics --help")
+    WORDS: ClassVar = ""
+    FILE: ClassVar = ""
+    SHIPPED: ClassVar = ""
+
+
+def run(options: Options) -> int:
+    """Print the table; returns the exit code."""
     print(f"{_ADDEND} added {_TIMES} times is {_EXACT:g}; here it is")
-    found = sums()
-    width = max(len(row.how) for row in found)
-    for how, value, why in found:
+    rows = sums()
+    width = max(len(row.how) for row in rows)
+    for how, value, why in rows:
         print(f"  {how:<{width}}  {value:8.4f}  {value / _EXACT - 1:+8.3%}  {why}")
     return 0

@@ -7,11 +7,14 @@ the instruments' own cost, against ``Trainer(barebones=True)``.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,16 +22,15 @@ from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_de
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.cli.endings import WRONG_CALL
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.endings import FAILED, OK, WRONG_CALL
+from lm_profiler.cli.usage import TOLD_IN, UsageError
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 
-_HELP = """\
-usage: python -m lm_profiler selftest [--config FILE] [options of fit]
-
-Runs the same fit twice in fresh processes and prints how much two equal runs differ on this machine, the smallest
-change that a comparison can detect, and what the instruments cost against Trainer(barebones=True)."""
+EXAMPLES = """\
+for example:
+  python -m lm_profiler selftest
+  python -m lm_profiler selftest --config demo --stages.measure_steps=50"""
 
 _TOY = (
     "--model.d_model=256",
@@ -44,26 +46,39 @@ class SelftestError(Exception):
     """A run of the self-test did not end well; the message is what it said."""
 
 
-def run(arguments: Sequence[str]) -> int:
+@dataclass(frozen=True)
+class Options:
+    """Run the same fit twice in fresh processes, and print how much two equal runs differ on this machine, the
+    smallest change that a comparison can detect, and what the instruments cost against Trainer(barebones=True).
+
+    Args:
+        options: Options of fit; without any, a small model.
+    """
+
+    WORDS: ClassVar = ""
+    FILE: ClassVar = ""
+    SHIPPED: ClassVar = ""
+
+    options: Sequence[str] = ()
+
+
+def run(options: Options) -> int:
     """Run the self-test with the options of ``fit``; returns the exit code.
 
     Raises:
         UsageError: ``fit`` does not take these options.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP)
-        return 0
-    options = [*(arguments or _TOY), *_UNTIMED_OFF]
+    given = [*(options.options or _TOY), *_UNTIMED_OFF]
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
-            runs = [_fit(options, Path(folder), name) for name in ("A", "B")]
+            runs = [_fit(given, Path(folder), name) for name in ("A", "B")]
         costs = _cost(runs[0][0])
     except SelftestError as error:
         print(error, file=sys.stderr)
-        return 1
+        return FAILED
     for line in report(runs, costs):
         print(line)
-    return 0
+    return OK
 
 
 def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[float], list[float]]) -> list[str]:
@@ -138,10 +153,13 @@ def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
 
 
 def _python(*arguments: str) -> str:
-    done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False)
-    said = done.stderr.strip().splitlines()
-    if done.returncode == WRONG_CALL:
-        raise UsageError("\n".join(said[-2:]).removeprefix("lm_profiler: "))
+    with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
+        wrong = Path(folder, "wrong.json")
+        environment = {**os.environ, TOLD_IN: str(wrong)}
+        done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False, env=environment)
+        if done.returncode == WRONG_CALL and wrong.exists():
+            raise UsageError(json.loads(wrong.read_text(encoding="utf-8"))["message"])
     if done.returncode:
-        raise SelftestError("\n".join(said[-2:]) or f"a run of the self-test ended with code {done.returncode}")
+        said = "\n".join(done.stderr.strip().splitlines()[-2:])
+        raise SelftestError(said or f"a run of the self-test ended with code {done.returncode}")
     return done.stdout

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.call import read_config
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
-from lm_profiler.cli.usage import NO_SUCH_OPTION, UsageError
+from lm_profiler.cli.configs import read_config
+from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.cli.usage import TOLD_IN, UsageError
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.shipped import names
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together
 from lm_profiler.report.tables.rows import rows
@@ -29,33 +29,15 @@ from lm_profiler.sweep.cluster import ClusterError, Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.folder import FolderError, SweepFolder
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
-from lm_profiler.sweep.request import Request, read_request
+from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
 
-_HELP = """\
-usage: python -m lm_profiler sweep [FILE] [options] [options of every cell]
-
-Runs every combination of some options, each in a process of its own, and keeps what became of each. Started again, it
-goes on with what is missing. A cell whose folder is removed is missing again.
-
-  FILE                     YAML with config, grid, list, verb, repeats, seed, timeout_s, name; or the name of one that
-                           comes with the package: {sweeps}
-  --config FILE            config of every cell, or the name of one that comes with the package, such as demo
-  --grid.OPTION A,B        values of an option; every combination is run. A value that is a list: [1,2],[3,4]
-  --list "[{{OPTION: A}}]"   sets of options; each is run with every combination of the grid
-  --verb VERB              fit (if not given), validate, test or predict
-  --repeats N              each cell so often, in rounds of random order
-  --seed N                 of that order
-  --timeout_s S            how long a cell may run
-  --name NAME              of the sweep; the file's if not given
-  --log_dir DIR            folder of all runs (logs)
-  --devices 0,1            one cell at a time on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES
-  --launcher slurm         send the cells to a cluster through submitit: slurm, or here for trying it, local or debug
-  --slurm.OPTION VALUE     of that cluster, such as --slurm.partition=gpu
-  --dry_run                print the cells' calls, one a line, and run none
-
-for example: python -m lm_profiler sweep --config demo --grid.data.context_length 64,128,256"""
+Options = Request
+EXAMPLES = """\
+for example:
+  python -m lm_profiler sweep demo
+  python -m lm_profiler sweep --config demo --grid.data.context_length 64,128,256 --repeats 3"""
 
 SPAWNING = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
@@ -66,16 +48,18 @@ _FINE = ("ok", "oom", "refused")
 """These are results: the sweep has found out what it was to find out."""
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(request: Request) -> int:
     """Run a sweep; returns the exit code: 1 where a cell failed, timed out or was killed.
 
     Raises:
         UsageError: a wrong call; nothing was run.
     """
-    if {"-h", "--help"} & set(arguments):
-        print(_HELP.format(sweeps=", ".join(names("sweeps"))))
-        return OK
-    request, plan = _read(arguments)
+    texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
+    command = command_line(sys.argv[1:])
+    try:
+        plan = plan_of(request, command, None if request.dry_run else texts)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if request.dry_run:
         for cell in run_order(plan):
             print(shell_line(cell))
@@ -98,19 +82,6 @@ def run(arguments: Sequence[str]) -> int:
             "the same call goes on with the cells that are missing"
         )
         return FAILED
-
-
-def _read(arguments: Sequence[str]) -> tuple[Request, SweepPlan]:
-    text = read_config(arguments[0], "sweeps")[1] if arguments and not arguments[0].startswith("-") else None
-    try:
-        request = read_request(arguments, text)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
-    try:
-        return request, plan_of(request, command_line(("sweep", *arguments)), None if request.dry_run else texts)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _run(request: Request, folder: SweepFolder) -> bool:
@@ -160,20 +131,24 @@ def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None)
     """
     alike = {tuple(cell.overrides): cell for cell in reversed(plan.cells)}
     with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
-        output = Path(folder, "output.txt")
+        wrong = Path(folder, "wrong.json")
         for cell in alike.values():
-            code = _parse(server, cell, output, timeout_s)
+            code = _parse(server, cell, wrong, timeout_s)
             if code is not None and code < 0:
                 return
-            if code == 2:
-                for line in output.read_text(encoding="utf-8", errors="replace").splitlines():
-                    if NO_SUCH_OPTION in line:
-                        raise UsageError(line.removeprefix("lm_profiler: "))
+            if code == WRONG_CALL and wrong.exists():
+                told = json.loads(wrong.read_text(encoding="utf-8"))
+                if told["unknown_option"] is not None:
+                    raise UsageError(told["message"])
 
 
-def _parse(server: CellServer, cell: Cell, output: Path, timeout_s: float | None) -> int | None:
-    """Have a cell's call read and nothing more; returns the exit code, of SIGKILL where it took too long."""
-    server.start(cell.id, [*cell.arguments, "--print_config"], output, {})
+def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
+    """Have a cell's call read and nothing more, and told in ``wrong`` what is; returns the exit code.
+
+    That is SIGKILL's where it took too long.
+    """
+    output = wrong.with_name("output.txt")
+    server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
     until = math.inf
     while True:
         left_s = max(until - time.monotonic(), 0.0)

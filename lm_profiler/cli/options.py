@@ -1,0 +1,219 @@
+"""The options of a verb of ours: one dataclass gives its parser, its help and its checks.
+
+A field is an option, its line of the docstring the help. A sequence takes words, or values with commas between; a
+mapping takes ``--field.KEY VALUE``; the field ``options`` gets whatever is no field, as it was written. The same names
+stand in a YAML file. Values stay text until a field's type reads them: a sweep's ``010`` is for its cells to read.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentError, RawDescriptionHelpFormatter
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import yaml
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+
+from lm_profiler.cli.configs import read_config
+from lm_profiler.cli.line import MANY, options_in
+from lm_profiler.cli.usage import UnknownOption, UsageError, either, nearest
+from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
+
+_REST = "options"
+_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+class Options(Protocol):
+    """A dataclass whose fields have defaults. It raises ValueError for values that do not go together."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    WORDS: ClassVar[str]
+    """The field whose option may be left out; empty where each word needs one."""
+    FILE: ClassVar[str]
+    """The option that names a file of options; empty for none."""
+    SHIPPED: ClassVar[str]
+    """The folder of such files in the package; empty for none."""
+
+
+T = TypeVar("T", bound=Options)
+
+
+class OptionsReader(Generic[T]):
+    """Reads the options of one ``verb``, which are a ``kind``."""
+
+    def __init__(self, verb: str, kind: type[T]) -> None:
+        self._verb, self._kind = verb, kind
+        hints = get_type_hints(kind)
+        self._fields = {field.name: hints[field.name] for field in fields(kind)}
+
+    def read(self, arguments: Sequence[str]) -> T:
+        """What ``arguments`` give, which go first, and the file that they name.
+
+        Raises:
+            UsageError: a wrong call.
+        """
+        try:
+            given, rest = self._on_line(arguments)
+            file = given.get(self._kind.FILE)
+            settings = {**(self._in_file(file) if file is not None else {}), **given}
+            return self._kind(**self._typed(settings), **({_REST: rest} if _REST in self._fields else {}))
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def help(self, examples: str) -> str:
+        """What ``--help`` prints."""
+        words = f" [{self._kind.WORDS.upper()}]" * bool(self._kind.WORDS)
+        rest = " [options of fit]" * (_REST in self._fields)
+        parser = ArgumentParser(
+            usage=f"python -m lm_profiler {self._verb}{words} [options]{rest}",
+            epilog=examples,
+            formatter_class=_Formatter,
+            add_help=False,
+        )
+        if self._kind.FILE and self._kind.FILE not in self._fields:
+            parser.add_argument(f"--{self._kind.FILE}", metavar="FILE", help="A YAML file of these options.")
+        parser.add_class_arguments(self._kind, skip={_REST})
+        for action in parser._actions:  # as they are read here: no `--runs+`, nothing after a flag, keys in a mapping
+            kind = self._fields.get(action.dest, str)
+            action.option_strings = [action.option_strings[0] + ".KEY" * _is(kind, Mapping)]
+            action.nargs = 0 if kind is bool else None
+        text: str = parser.format_help()
+        return text
+
+    def _value_kind(self, name: str) -> Any:
+        """The type of what the option ``name`` takes; None where there is no such option."""
+        head, dot, key = name.partition(".")
+        kind = self._fields.get(head, str if name and name == self._kind.FILE else None)
+        if kind is None or head == _REST:
+            return None
+        if _is(kind, Mapping):
+            return get_args(kind)[1] if key else None
+        return None if dot else _bare(kind)
+
+    def _takes(self, name: str) -> int:
+        kind = self._value_kind(name)
+        if _is(kind, tuple):
+            return len(get_args(kind))
+        return 0 if kind is bool else MANY if _is(kind, Sequence) and "." not in name else 1
+
+    def _on_line(self, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+        """The options by name, those of a mapping by their path; and what is none of them."""
+        given: dict[str, Any] = {}
+        words, rest = list[str](), list[str]()
+        for option in options_in(arguments, self._takes):
+            name, kind = option.name, self._value_kind(option.name)
+            if not name:
+                words.append(option.value)
+            elif kind is not None and name in given:
+                raise UsageError(f"{name}: expected once, given twice")
+            elif kind is not None:
+                given[name] = self._of_words(name, kind, option.values)
+            elif name in self._fields:
+                raise UsageError(f"{name}: expected a key with it, as in --{name}.KEY VALUE, given none")
+            elif _REST in self._fields and ("." in name or nearest(name, [*self._fields]) is None):
+                rest.append("=".join(option.words))
+            else:
+                raise UnknownOption(name, [*self._fields, self._kind.FILE])
+        if words:
+            of_words = self._kind.WORDS
+            many = bool(of_words) and _is(self._fields[of_words], Sequence)
+            if not of_words or of_words in given or (len(words) > 1 and not many):
+                raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
+            given[of_words] = words if many else words[0]
+        return given, rest
+
+    def _of_words(self, name: str, kind: Any, words: Sequence[str]) -> Any:
+        if not _is(kind, Sequence):
+            return words[0] if words else "true" if kind is bool else ""
+        if _is(kind, tuple) or get_args(kind)[0] is Path:
+            return list(words)
+        text = ",".join(words)
+        return _of_node(name, kind, _composed(name, text if _is(get_args(kind)[0], Mapping) else f"[{text}]"))
+
+    def _in_file(self, path: str) -> dict[str, Any]:
+        given = {}
+        for key, node in read_config(path, self._kind.SHIPPED)[0].value:
+            name = str(key.value)
+            if _is(self._fields.get(name), Mapping):
+                if not isinstance(node, yaml.MappingNode):
+                    example = f"{name}: {{model.size: [small, medium]}}"
+                    raise UsageError(f"{name}: expected keys with values, such as `{example}`, given {text_of(node)}")
+                for sub, value in node.value:
+                    path = f"{name}.{sub.value}"
+                    given[path] = _of_node(path, self._value_kind(path), value)
+            elif (kind := self._value_kind(name)) is not None and name != self._kind.FILE:
+                given[name] = _of_node(name, kind, node)
+            else:
+                raise UnknownOption(name, self._fields, path)
+        return given
+
+    def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields, as their types read the text that was given."""
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(self._kind)
+        typed: dict[str, Any] = {}
+        for name, value in settings.items():
+            head, _, key = name.partition(".")
+            if value in ("", []):
+                raise UsageError(f"{name}: expected a value, given none")
+            if key:
+                typed.setdefault(head, {})[key] = value
+            elif name in self._fields:
+                typed[name] = self._checked(parser, name, value)
+        return typed
+
+    def _checked(self, parser: ArgumentParser, name: str, value: Any) -> Any:
+        kind = self._value_kind(name)
+        try:
+            typed = parser.parse_object({name: value})[name]
+        except ArgumentError:
+            item = get_args(kind)[0] if _is(kind, Sequence) else kind
+            expected = either(get_args(item)) if get_origin(item) is Literal else _EXPECTED.get(item, "other values")
+            if _is(kind, tuple):
+                expected = f"{len(get_args(kind))} values"
+            given = ", ".join(map(repr, value if isinstance(value, list) else [value]))[:100]
+            remedy = f"; put {self._kind.WORDS.upper()} before it" * (_is(kind, Sequence) and bool(self._kind.WORDS))
+            raise UsageError(f"{name}: expected {expected}, given {given}{remedy}") from None
+        if typed is None:
+            raise UsageError(f"{name}: expected a value, given none")
+        return typed
+
+
+class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
+    """Keeps the lines of the examples."""
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its None."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    return next(part for part in get_args(kind) if part is not NoneType)
+
+
+def _is(kind: Any, origin: type) -> bool:
+    found = get_origin(_bare(kind))
+    return isinstance(found, type) and issubclass(found, origin)
+
+
+def _composed(name: str, text: str) -> yaml.Node:
+    try:
+        return compose(text) or yaml.ScalarNode("", "")
+    except YamlTextError as error:
+        raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
+
+
+def _of_node(name: str, kind: Any, node: yaml.Node) -> Any:
+    """The text of each value, as it stands on a command line."""
+    if not _is(kind, Sequence):
+        return text_of(node)
+    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+    if not _is(get_args(kind)[0], Mapping):
+        if isinstance(node, yaml.MappingNode):
+            raise UsageError(f"{name}: expected values, given keys; write the whole path, such as model.size")
+        return [text_of(child) for child in nodes]
+    if not all(isinstance(child, yaml.MappingNode) and child.value for child in nodes):
+        raise UsageError(f"{name}: expected sets of options, such as `{{model.size: small}}`, given {text_of(node)}")
+    return [{key.value: text_of(value) for key, value in child.value} for child in nodes]
