@@ -9,13 +9,14 @@ import pytest
 
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
+from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.verbs.trainer import ProfilerCLI
 from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.run import MemoryLevels, read_run
 from lm_profiler.sweep.plan import plan_of
-from lm_profiler.sweep.request import read_request
+from lm_profiler.sweep.request import Request
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))
@@ -133,7 +134,7 @@ def test_every_option_of_a_sweep_is_one_of_its_cells(
 ) -> None:
     monkeypatch.chdir(CONFIGS.parent)
     assert file.read_text(encoding="utf-8").startswith("# ")
-    plan = plan_of(read_request([str(file), f"--log_dir={tmp_path}"]))
+    plan = plan_of(OptionsReader("sweep", Request).read([str(file), f"--log_dir={tmp_path}"]))
     assert len(plan.cells) > 1
     for cell in (plan.cells[0], plan.cells[-1]):
         ProfilerCLI(Call(cell.arguments)).attempt.discard()
@@ -141,6 +142,9 @@ def test_every_option_of_a_sweep_is_one_of_its_cells(
 
 def test_the_attention_sweep_is_contexts_by_widths_both_ways_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIGS.parent)
-    cells = [cell.overrides for cell in plan_of(read_request(["configs/sweeps/attention.yaml"])).cells]
+    cells = [
+        cell.overrides
+        for cell in plan_of(OptionsReader("sweep", Request).read(["configs/sweeps/attention.yaml"])).cells
+    ]
     assert len({tuple(cell.items()) for cell in cells}) == len(cells) == 4 * 5 * 2 * 2
     assert {cell["model.d_model"] for cell in cells} == {"16", "32", "64", "128"}

@@ -11,7 +11,8 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lm_profiler.cli.usage import UsageError, explain, says_what_was_expected
+from lm_profiler.cli.prose import explain, says_what_was_expected
+from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
@@ -59,17 +60,17 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
         raise UsageError(f"trainer.accelerator: expected one that this machine has ({names}), given {accelerator!r}")
 
 
-def explain_trainer_error(error: Exception, options: Mapping[str, Any]) -> str:
+def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
     """Lightning's message in a line, with the Trainer options that it names as they were given."""
     message = str(error)
     if says_what_was_expected(message):
-        return message
+        return UsageError(message)
     if "\n  " in message:  # the parser's
         return explain(message, prefix="trainer")
     message = " ".join(message.split())
     named = [name for name in options if re.search(rf"\b{name}\b", message)]
     given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")
-    return f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else "")
+    return UsageError(f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else ""))
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL, signals_as_exceptions
@@ -23,7 +23,7 @@ OTHER_VERBS = {
     "numerics": "what low precision does to a sum",
     "selftest": "how far this machine's figures can be trusted",
 }
-"""Each is a module of ``lm_profiler.cli.verbs`` with a ``run(arguments) -> exit code``."""
+"""Each is a module of ``lm_profiler.cli.verbs`` with ``Options``, a dataclass, and ``run(options) -> exit code``."""
 
 _HELP = """\
 usage: python -m lm_profiler <verb> [options]
@@ -39,7 +39,7 @@ for example: python -m lm_profiler fit --config demo"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
     from lm_profiler.cli.surroundings import all_printed, check_text, mute, open_standard_streams
-    from lm_profiler.cli.usage import UsageError
+    from lm_profiler.cli.usage import UsageError, answer
     from lm_profiler.record.extras import MissingExtra
 
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
     except (UsageError, MissingExtra) as error:
         say(str(error))
+        answer(error)
         code = WRONG_CALL
     except BrokenPipeError:  # the reader, `head` say, has seen enough
         code = OK
@@ -82,8 +83,15 @@ def _run(arguments: list[str]) -> int:
 def _run_command(verb: str, arguments: list[str]) -> int:
     try:
         with signals_as_exceptions():
-            run: Callable[[list[str]], int] = import_module(f"lm_profiler.cli.verbs.{verb}").run
-            return run(arguments)
+            from lm_profiler.cli.options import OptionsReader
+
+            module = import_module(f"lm_profiler.cli.verbs.{verb}")
+            reader = OptionsReader(verb, module.Options)
+            if {"-h", "--help"} & {*arguments}:
+                print(reader.help(module.EXAMPLES))
+                return OK
+            code: int = module.run(reader.read(arguments))
+            return code
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED

@@ -1,18 +1,20 @@
 """The options of a verb of ours: one dataclass gives its parser, its help and its checks.
 
-A field is an option, its line of the docstring the help. A sequence takes words, or values with commas between; a
-mapping takes ``--field.KEY VALUE``; the field ``options`` gets whatever is no field, as it was written. The same names
-stand in a YAML file. Values stay text until a field's type reads them: a sweep's ``010`` is for its cells to read.
+A field is an option, its line of the docstring the help. A sequence takes values with commas between, or words
+if these are numbers or paths; a mapping takes ``--field.KEY VALUE``. Two fields are no options: ``options`` gets
+whatever is none, ``command`` the whole call, both as they were written. The same names stand in a YAML file. Values
+stay text until a field's type reads them: a sweep's ``010`` is for its cells to read.
 """
 
 from __future__ import annotations
 
 from argparse import ArgumentError, RawDescriptionHelpFormatter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from inspect import cleandoc
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
@@ -20,34 +22,33 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.line import MANY, options_in
 from lm_profiler.cli.usage import UnknownOption, UsageError, either, nearest
+from lm_profiler.record.command import command_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
 
-_REST = "options"
+_REST, _COMMAND = "options", "command"
 _EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
-class Options(Protocol):
-    """A dataclass whose fields have defaults. It raises ValueError for values that do not go together."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-    WORDS: ClassVar[str]
-    """The field whose option may be left out; empty where each word needs one."""
-    FILE: ClassVar[str]
-    """The option that names a file of options; empty for none."""
-    SHIPPED: ClassVar[str]
-    """The folder of such files in the package; empty for none."""
-
-
-T = TypeVar("T", bound=Options)
+T = TypeVar("T")
 
 
 class OptionsReader(Generic[T]):
-    """Reads the options of one ``verb``, which are a ``kind``."""
+    """Reads the options of one ``verb``.
 
-    def __init__(self, verb: str, kind: type[T]) -> None:
+    Args:
+        verb: Its name.
+        kind: A dataclass whose fields have defaults. It raises ValueError for values that do not go together. It may
+            have ``WORDS``, the field whose option may be left out; ``FILE``, the option that names a file of options;
+            and ``SHIPPED``, the folder of such files in the package.
+    """
+
+    def __init__(self, verb: str, kind: Callable[..., T]) -> None:
         self._verb, self._kind = verb, kind
+        self._words, self._file, self._shipped = (str(getattr(kind, name, "")) for name in ("WORDS", "FILE", "SHIPPED"))
         hints = get_type_hints(kind)
-        self._fields = {field.name: hints[field.name] for field in fields(kind)}
+        names = [field.name for field in fields(cast(Any, kind))]
+        self._has = {name for name in (_REST, _COMMAND) if name in names}
+        self._fields = {name: hints[name] for name in names if name not in self._has}
 
     def read(self, arguments: Sequence[str]) -> T:
         """What ``arguments`` give, which go first, and the file that they name.
@@ -57,37 +58,39 @@ class OptionsReader(Generic[T]):
         """
         try:
             given, rest = self._on_line(arguments)
-            file = given.get(self._kind.FILE)
+            file = given.get(self._file)
             settings = {**(self._in_file(file) if file is not None else {}), **given}
-            return self._kind(**self._typed(settings), **({_REST: rest} if _REST in self._fields else {}))
+            return self._kind(**self._typed(settings), **self._aside(arguments, rest))
         except ValueError as error:
             raise UsageError(str(error)) from None
 
     def help(self, examples: str) -> str:
         """What ``--help`` prints."""
-        words = f" [{self._kind.WORDS.upper()}]" * bool(self._kind.WORDS)
-        rest = " [options of fit]" * (_REST in self._fields)
+        words = f" [{self._words.upper()}]" * bool(self._words)
+        rest = " [options of fit]" * (_REST in self._has)
         parser = ArgumentParser(
             usage=f"python -m lm_profiler {self._verb}{words} [options]{rest}",
+            description=cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0],
             epilog=examples,
             formatter_class=_Formatter,
-            add_help=False,
         )
-        if self._kind.FILE and self._kind.FILE not in self._fields:
-            parser.add_argument(f"--{self._kind.FILE}", metavar="FILE", help="A YAML file of these options.")
-        parser.add_class_arguments(self._kind, skip={_REST})
+        if self._file and self._file not in self._fields:
+            parser.add_argument(f"--{self._file}", metavar="FILE", help="A YAML file of these options.")
+        parser.add_class_arguments(self._kind, as_group=False, skip=self._has)
         for action in parser._actions:  # as they are read here: no `--runs+`, nothing after a flag, keys in a mapping
-            kind = self._fields.get(action.dest, str)
-            action.option_strings = [action.option_strings[0] + ".KEY" * _is(kind, Mapping)]
-            action.nargs = 0 if kind is bool else None
+            if (kind := self._fields.get(action.dest)) is not None:
+                action.option_strings = [action.option_strings[0] + ".KEY" * _is(kind, Mapping)]
+                action.nargs = 0 if kind is bool else None
+                many = _is(kind, Sequence) or _is(kind, Mapping)
+                action.metavar = "VALUE" + " ..." * _is(kind, Sequence) if many else action.metavar
         text: str = parser.format_help()
         return text
 
     def _value_kind(self, name: str) -> Any:
         """The type of what the option ``name`` takes; None where there is no such option."""
         head, dot, key = name.partition(".")
-        kind = self._fields.get(head, str if name and name == self._kind.FILE else None)
-        if kind is None or head == _REST:
+        kind = self._fields.get(head, str if name and name == self._file else None)
+        if kind is None:
             return None
         if _is(kind, Mapping):
             return get_args(kind)[1] if key else None
@@ -97,7 +100,8 @@ class OptionsReader(Generic[T]):
         kind = self._value_kind(name)
         if _is(kind, tuple):
             return len(get_args(kind))
-        return 0 if kind is bool else MANY if _is(kind, Sequence) and "." not in name else 1
+        many = _is(kind, Sequence) and get_args(kind)[0] in (int, Path)
+        return 0 if kind is bool else MANY if many else 1
 
     def _on_line(self, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         """The options by name, those of a mapping by their path; and what is none of them."""
@@ -113,17 +117,21 @@ class OptionsReader(Generic[T]):
                 given[name] = self._of_words(name, kind, option.values)
             elif name in self._fields:
                 raise UsageError(f"{name}: expected a key with it, as in --{name}.KEY VALUE, given none")
-            elif _REST in self._fields and ("." in name or nearest(name, [*self._fields]) is None):
+            elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
-                raise UnknownOption(name, [*self._fields, self._kind.FILE])
+                raise UnknownOption(name, [*self._fields, self._file])
         if words:
-            of_words = self._kind.WORDS
+            of_words = self._words
             many = bool(of_words) and _is(self._fields[of_words], Sequence)
             if not of_words or of_words in given or (len(words) > 1 and not many):
                 raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
             given[of_words] = words if many else words[0]
         return given, rest
+
+    def _aside(self, arguments: Sequence[str], rest: Sequence[str]) -> dict[str, Any]:
+        aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
+        return {name: aside[name] for name in self._has}
 
     def _of_words(self, name: str, kind: Any, words: Sequence[str]) -> Any:
         if not _is(kind, Sequence):
@@ -135,16 +143,16 @@ class OptionsReader(Generic[T]):
 
     def _in_file(self, path: str) -> dict[str, Any]:
         given = {}
-        for key, node in read_config(path, self._kind.SHIPPED)[0].value:
+        for key, node in read_config(path, self._shipped)[0].value:
             name = str(key.value)
             if _is(self._fields.get(name), Mapping):
                 if not isinstance(node, yaml.MappingNode):
                     example = f"{name}: {{model.size: [small, medium]}}"
                     raise UsageError(f"{name}: expected keys with values, such as `{example}`, given {text_of(node)}")
                 for sub, value in node.value:
-                    path = f"{name}.{sub.value}"
-                    given[path] = _of_node(path, self._value_kind(path), value)
-            elif (kind := self._value_kind(name)) is not None and name != self._kind.FILE:
+                    option = f"{name}.{sub.value}"
+                    given[option] = _of_node(option, self._value_kind(option), value)
+            elif (kind := self._value_kind(name)) is not None and name != self._file:
                 given[name] = _of_node(name, kind, node)
             else:
                 raise UnknownOption(name, self._fields, path)
@@ -153,11 +161,11 @@ class OptionsReader(Generic[T]):
     def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields, as their types read the text that was given."""
         parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(self._kind)
+        parser.add_class_arguments(self._kind, skip=self._has)
         typed: dict[str, Any] = {}
         for name, value in settings.items():
             head, _, key = name.partition(".")
-            if value in ("", []):
+            if value in ("", "null", []):
                 raise UsageError(f"{name}: expected a value, given none")
             if key:
                 typed.setdefault(head, {})[key] = value
@@ -168,18 +176,15 @@ class OptionsReader(Generic[T]):
     def _checked(self, parser: ArgumentParser, name: str, value: Any) -> Any:
         kind = self._value_kind(name)
         try:
-            typed = parser.parse_object({name: value})[name]
+            return parser.parse_object({name: value})[name]
         except ArgumentError:
             item = get_args(kind)[0] if _is(kind, Sequence) else kind
             expected = either(get_args(item)) if get_origin(item) is Literal else _EXPECTED.get(item, "other values")
             if _is(kind, tuple):
                 expected = f"{len(get_args(kind))} values"
             given = ", ".join(map(repr, value if isinstance(value, list) else [value]))[:100]
-            remedy = f"; put {self._kind.WORDS.upper()} before it" * (_is(kind, Sequence) and bool(self._kind.WORDS))
+            remedy = f"; put {self._words.upper()} before it" * (_is(kind, Sequence) and bool(self._words))
             raise UsageError(f"{name}: expected {expected}, given {given}{remedy}") from None
-        if typed is None:
-            raise UsageError(f"{name}: expected a value, given none")
-        return typed
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lm_profiler.cli.usage import UsageError, explain
+from lm_profiler.cli.prose import explain
 from lm_profiler.record.shipped import names
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -41,7 +41,7 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         defaults = [p.get_defaults(skip_validation=True).as_dict() for p in (self, *self.verbs)]
-        raise UsageError(explain(message, (key for options in defaults for key in _keys(options))))
+        raise explain(message, (key for options in defaults for key in _keys(options)))
 
 
 def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

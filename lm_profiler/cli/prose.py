@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from lm_profiler.cli.usage import UnknownOption, UsageError, either
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
-_UNKNOWN = re.compile(r"(?:unrecognized arguments: |[Oo]ption ')([^\s']+)(?:' is not accepted)?")
-_UNKNOWN_IN_FILE = re.compile(r"does not accept option '([^']+)'")
+_UNRECOGNIZED = re.compile(r"unrecognized arguments: (\S+)")
+_UNKNOWN = re.compile(r"[Oo]ption '([^']+)' is not accepted|does not accept option '([^']+)'")
 _UNKNOWN_WITHIN = re.compile(r"unknown option --(\S+);")
 _MISSING = re.compile(r"argument (?:-\w/)?--(\S+): (expected .+)")
 _OWN = re.compile(r"[\w.]+: expected .+")
@@ -40,8 +40,10 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
     key = found[1].replace("init_args.", "") if found else prefix
     if within := _UNKNOWN_WITHIN.search(message):
         return UnknownOption(f"{key}.{within[1]}" if key else within[1], known)
-    if unknown := _UNKNOWN_IN_FILE.search(message) or _UNKNOWN.search(message):
-        return _unknown(unknown[1], known)
+    if unknown := _UNKNOWN.search(message):
+        return UnknownOption(unknown[1] or unknown[2], known)
+    if unrecognized := _UNRECOGNIZED.search(message):
+        return _unrecognized(unrecognized[1], known)
     if missing := _MISSING.match(message):
         return UsageError(f"{missing[1]}: {missing[2]}, given none")
     lines = [line.strip(" -") for line in message.splitlines()]
@@ -52,10 +54,11 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
     return UsageError(f"{key}: {told}" if told else _first_lines(lines, key))
 
 
-def _unknown(given: str, known: Iterable[str]) -> UsageError:
-    if given.startswith("-") or not given.endswith((".yaml", ".yml")):
-        return UnknownOption(given.lstrip("-").partition("=")[0], known)
-    return UsageError(f"expected options, given the file {given}; did you mean --config {given}?")
+def _unrecognized(given: str, known: Iterable[str]) -> UsageError:
+    if given.startswith("--"):
+        return UnknownOption(given[2:].partition("=")[0], known)
+    remedy = f"did you mean --config {given}?" if given.endswith((".yaml", ".yml")) else "see --help"
+    return UsageError(f"expected options, given {given!r}; {remedy}")
 
 
 def _class_path(message: str) -> str | None:

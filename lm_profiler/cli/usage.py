@@ -53,7 +53,7 @@ def either(names: Sequence[object]) -> str:
     return start + ", ".join(map(str, names[:-1])) + " or " * (len(names) > 1) + str(names[-1])
 
 
-def answer(error: UsageError) -> None:
+def answer(error: Exception) -> None:
     """Tell whoever started this call in a file, if there is one who asked."""
     if path := os.environ.pop(TOLD_IN, ""):
         option = error.option if isinstance(error, UnknownOption) else None

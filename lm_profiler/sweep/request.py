@@ -43,6 +43,7 @@ class Request:
         local: Options of submitit's local cluster.
         debug: Options of submitit's debug cluster.
         dry_run: Print the cells' calls, one a line, and run none.
+        command: How it was asked.
 
     Raises:
         ValueError: these do not go together; the message is a line.
@@ -69,6 +70,7 @@ class Request:
     local: Mapping[str, str] = field(default_factory=dict)
     debug: Mapping[str, str] = field(default_factory=dict)
     dry_run: bool = False
+    command: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -28,7 +28,7 @@ QUICK = cell("quick", "fit", "--config=nowhere.yaml")
 
 def jobs(folder: Path, cells: list[Cell], launcher: str = "local", **options: Any) -> tuple[Jobs, Told]:
     told = Told()
-    request = Request(name="s", launcher=launcher, timeout_s=60.0, cluster=options)
+    request = Request(name="s", repeats=2, launcher=launcher, timeout_s=60.0, **options)
     return Jobs(folder, cells, SPAWNING, told, request, lambda seconds: None), told
 
 
@@ -94,7 +94,7 @@ def test_an_option_that_the_cluster_does_not_have_is_told_in_a_line(tmp_path: Pa
     with pytest.raises(
         ClusterError, match=r"^launcher: Unknown argument 'partitoin' for executor 'slurm' in parameter "
     ):
-        jobs(tmp_path, [], "local", slurm_partitoin="x")
+        jobs(tmp_path, [], "local", slurm={"partitoin": "x"})
 
 
 def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

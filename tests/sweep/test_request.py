@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.sweep.request import read_request
+from lm_profiler.cli.options import OptionsReader
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.sweep.request import Request
 
 GRID = "--grid.model.size=small,medium"
+
+
+def read_request(arguments: list[str]) -> Request:
+    return OptionsReader("sweep", Request).read(arguments)
 
 
 def test_a_file_and_the_command_line_say_the_same(tmp_path: Path) -> None:
@@ -66,26 +72,26 @@ def test_options_of_a_cluster_are_submitits() -> None:
     "arguments,told",
     [
         ([], "grid: expected options to sweep, given none"),
-        (["--grid.model.size="], "grid.model.size: expected at least one value, given none"),
-        (["--grid.model.size"], "grid.model.size: expected at least one value, given none"),
-        (["--grid={model.size: [a]}"], "grid: expected the option with it, such as --grid.model.size small,medium"),
-        ([GRID, "--grid.model.size=xl"], "grid.model.size: expected once, given 2 times"),
-        (["--config=a", "--config=b", GRID], "config: expected once, given 2 times"),
+        (["--grid.model.size="], "grid.model.size: expected a value, given none"),
+        (["--grid.model.size"], "grid.model.size: expected a value, given none"),
+        (["--grid={model.size: [a]}"], "grid: expected a key with it, as in --grid.KEY VALUE"),
+        ([GRID, "--grid.model.size=xl"], "grid.model.size: expected once, given twice"),
+        (["--config=a", "--config=b", GRID], "config: expected once, given twice"),
         ([GRID, "--devices=0,0"], "devices: expected each value once, given 0, 0; each runs one cell at a time"),
         (["--grid.model.size=a,a"], "grid.model.size: expected each value once, given a, a; run cells again "),
         (["--grid.model.size=[a"], "grid.model.size: expected YAML, given '[[a]'"),
-        ([GRID, "--repeat=3"], "repeat: expected an option of sweep or of its cells, given none of th"),
+        ([GRID, "--repeat=3"], "unknown option --repeat; did you mean --repeats?"),
         ([GRID, "--repeats=0"], "repeats: expected 1 or more, given 0"),
-        ([GRID, "--repeats=many"], "repeats: expected a number, given 'many'"),
-        ([GRID, "--timeout_s=nan"], "timeout_s: expected 1 or more, given nan"),
-        ([GRID, "--verb=train"], "verb: expected fit, validate, test or predict, given 'train'"),
+        ([GRID, "--repeats=many"], "repeats: expected a whole number, given 'many'"),
+        ([GRID, "--timeout_s=nan"], "timeout_s: expected a number, given 'nan'"),
+        ([GRID, "--verb=train"], "verb: expected one of fit, validate, test or predict, given 'train'"),
         ([GRID, "--launcher=pbs"], "launcher: expected slurm, local or debug, given 'pbs'"),
         ([GRID, "--launcher=slurm"], "timeout_s: expected with --launcher"),
         ([GRID, "--slurm.partition=x"], "slurm.partition: expected with --launcher alone"),
         ([GRID, "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
-        ([GRID, "--repeats=1e9"], "repeats: expected a number, given '1e9'"),
-        ([GRID, "--repeats=" + "9" * 5000], "repeats: expected a number, given '999"),
-        ([GRID, "--timeout_s=inf"], "timeout_s: expected 1 or more, given inf"),
+        ([GRID, "--repeats=1e9"], "repeats: expected a whole number, given '1e9'"),
+        ([GRID, "--repeats=" + "9" * 5000], "repeats: expected a whole number, given '999"),
+        ([GRID, "--timeout_s=inf"], "timeout_s: expected a number, given 'inf'"),
         (["--grid.model.size=" + "[" * 5000], "grid.model.size: expected YAML, given '[[["),
         (["--grid.model.size=&a [*a]"], "grid.model.size: expected YAML, given '[&a [*a]]', which contains itself"),
         (["--list=[{'': 1}]"], "'': expected an option such as model.size, given no name of any"),
@@ -94,13 +100,16 @@ def test_options_of_a_cluster_are_submitits() -> None:
         ([GRID, "--name"], "name: expected a value, given none"),
         ([GRID, "--model.size=xl"], "model.size: expected either swept or the same for all cells, given both"),
         ([GRID, "--list={model.size: xl}"], "model.size: expected in the grid or in the list, given in both"),
-        ([GRID, "--list=[]"], "list: expected sets of options, such as "),
+        ([GRID, "--list=[]"], "list: expected a value, given none"),
+        ([GRID, "--list=[1]"], "list: expected sets of options, such as "),
         (["--grid.log_dir=a,b"], "log_dir: expected an option of a run, given one that the sweep itself sets"),
-        ([GRID, "stray"], "sweep: expected options such as --grid.model.size small,medium, given 'stray'"),
+        ([GRID, "stray"], "config: expected a YAML file of options, given stray (No such file or directory)"),
+        ([GRID, "stray", "more"], "sweep: expected options, given 'more'; see sweep --help"),
+        ([GRID, "-x"], "config: expected a YAML file of options, given -x (No such file or directory)"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_told_in_a_line(arguments: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=r".+") as error:
+    with pytest.raises(UsageError, match=r".+") as error:
         read_request(arguments)
     assert str(error.value).startswith(told)
 
@@ -108,17 +117,17 @@ def test_a_wrong_call_is_told_in_a_line(arguments: list[str], told: str) -> None
 @pytest.mark.parametrize(
     "content,told",
     [
-        ("grids: {a.b: [1]}", "seed, timeout_s, name, given 'grids'; did you mean grid?"),
-        ("grid: {model: {size: [small]}}", "grid.model: expected its values, given more options; write the whole path"),
-        ("grid: [1, 2]", "grid: expected options with their values, such as `model.size: [small, "),
-        ("grid: {model.size: []}", "grid.model.size: expected at least one value, given none"),
+        ("grids: {a.b: [1]}", "unknown option --grids in "),
+        ("grid: {model: {size: [small]}}", "grid.model: expected values, given keys; write the whole path"),
+        ("grid: [1, 2]", "grid: expected keys with values, such as `grid: {model.size: [small, "),
+        ("grid: {model.size: []}", "grid.model.size: expected a value, given none"),
         ("list: {}", "list: expected sets of options"),
         ("repeats:", "repeats: expected a value, given none"),
-        ("[1]", "expected a mapping with config, grid or list"),
+        ("[1]", "config: expected a YAML file of options, given "),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_told_in_a_line(content: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r".+") as error:
+    with pytest.raises(UsageError, match=r".+") as error:
         read_request([str(tmp_path / "x.yaml")])
     assert told in str(error.value)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import ClassVar, Literal
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.sides import NotComparable
@@ -21,33 +21,59 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
 
-_DESCRIPTION = """\
-Compares B with A: the step, its phases, tokens/s and memory, each with a ratio, how sure it is, and a word: FASTER,
-SLOWER, SAME or UNCLEAR. Several runs on a side are repeats of one another."""
-
-_EXAMPLES = """\
+EXAMPLES = """\
 for example:
   python -m lm_profiler compare logs/before logs/after
   python -m lm_profiler compare --a logs/main/version_0 logs/main/version_1 --b logs/new/version_0 logs/new/version_1
   python -m lm_profiler compare logs/main logs/new --fail_on slower"""
 
 
-_FORMATS = ("terminal", "markdown", "json")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Compare B with A: the step, its phases, tokens/s and memory.
+
+    Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
+
+    Args:
+        folders: Two folders, A and B: of a run, its repeats, or a sweep's cell.
+        a: The runs of A, where they lie in several folders.
+        b: The runs of B, where they lie in several folders.
+        unlike: Compare runs of unlike work, too.
+        fail_on: Exit with 1 where B's step is SLOWER.
+        format: How it is written.
+        output: Write to this file instead of the terminal.
+    """
+
+    WORDS: ClassVar = "folders"
+    FILE: ClassVar = "config"
+
+    folders: Sequence[Path] = ()
+    a: Sequence[Path] = ()
+    b: Sequence[Path] = ()
+    unlike: bool = False
+    fail_on: Literal["slower"] | None = None
+    format: Literal["terminal", "markdown", "json"] = "terminal"
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (len(self.folders), bool(self.a), bool(self.b)) not in ((2, False, False), (0, True, True)):
+            given = [*map(str, self.folders), *(f"--{side}" for side in "ab" if getattr(self, side))]
+            expected = "two folders, or --a RUN ... --b RUN ..."
+            raise ValueError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
+
+    @property
+    def sides(self) -> tuple[Sequence[Path], Sequence[Path]]:
+        """The folders of A and of B."""
+        return (self.folders[:1], self.folders[1:]) if self.folders else (self.a, self.b)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"compare: {message}; see compare --help")
-
-
-def run(arguments: Sequence[str]) -> int:
+def run(options: Options) -> int:
     """Print or write the comparison; returns the exit code, 1 where ``--fail_on`` finds what it looks for.
 
     Raises:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
     """
-    options = _parser().parse_args(arguments)
-    a, b = _sides(options)
+    a, b = options.sides
     try:
         comparison = compare(_entries("A", a), _entries("B", b))
     except (NotComparable, RecordError) as error:
@@ -60,49 +86,6 @@ def run(arguments: Sequence[str]) -> int:
         say(f"compare: {verdict_line(comparison)}{alone}")
         return FAILED
     return OK
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m lm_profiler compare",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="A B", help="two folders: of a run, its repeats, or a sweep's cell"
-    )
-    for side in "ab":
-        text = f"the runs of {side.upper()}, where they lie in several folders"
-        parser.add_argument(f"--{side}", nargs="+", type=Path, metavar="RUN", help=text)
-    parser.add_argument("--unlike", action="store_true", help="compare runs of unlike work, too")
-    parser.add_argument(
-        "--fail_on", type=_one_of("slower"), metavar="slower", help="exit with 1 where B's step is SLOWER"
-    )
-    parser.add_argument("--format", type=_one_of(*_FORMATS), default="terminal", metavar="|".join(_FORMATS))
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write to FILE instead of the terminal")
-    return parser
-
-
-def _one_of(*words: str) -> Callable[[str], str]:
-    def check(given: str) -> str:
-        if given not in words:
-            raise argparse.ArgumentTypeError(f"expected {' or '.join(words)}, given {given!r}")
-        return given
-
-    return check
-
-
-def _sides(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
-    if options.a and options.b and not options.paths:
-        return options.a, options.b
-    if len(options.paths) == 2 and not options.a and not options.b:
-        return options.paths[:1], options.paths[1:]
-    given = [*map(str, options.paths), *(f"--{side}" for side in "ab" if getattr(options, side))]
-    raise UsageError(
-        f"compare: expected two folders, or --a RUN ... --b RUN ..., given {', '.join(given) or 'none'}; see --help"
-    )
 
 
 def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
@@ -120,12 +103,11 @@ def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
 def _refusal(comparison: Comparison) -> str:
     differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
     return (
-        f"compare: expected runs of the same work on the same device, given {differ}\n"
-        "to compare them all the same: --unlike"
+        f"compare: expected runs of the same work on the same device, given {differ}\n--unlike to compare them anyway"
     )
 
 
-def _show(comparison: Comparison, options: argparse.Namespace) -> None:
+def _show(comparison: Comparison, options: Options) -> None:
     file = sys.stdout if options.output is None else None
     text = (
         as_json(comparison)

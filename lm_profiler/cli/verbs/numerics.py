@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,10 +60,6 @@ def _add(total: np.floating, addend: np.floating) -> float:
 @dataclass(frozen=True)
 class Options:
     """Add 0.01 a thousand times in float32, in float16, and mixed, and say why the sums differ."""
-
-    WORDS: ClassVar = ""
-    FILE: ClassVar = ""
-    SHIPPED: ClassVar = ""
 
 
 def run(options: Options) -> int:

@@ -23,17 +23,17 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     """The format that was asked for, or else the one that ``output``'s suffix says; None without either.
 
     Raises:
-        UsageError: no format has that suffix, or the format needs a file and none is given.
+        ValueError: no format has that suffix, or the format needs a file and none is given.
         MissingExtra: the format needs what is not installed.
     """
     if given is None and output is not None:
         given = formats.SUFFIXES.get(output.suffix.lower())
         if given is None:
             known = ", ".join(formats.SUFFIXES)
-            raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
+            raise ValueError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
     if given in _NEEDS:
         if output is None:
-            raise UsageError(f"format: expected --output FILE for {given}, given none")
+            raise ValueError(f"format: expected --output FILE for {given}, given none")
         require(_NEEDS[given], "format")
     return given
 

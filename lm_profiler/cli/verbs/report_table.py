@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.blocks import blocks
 from lm_profiler.report.tables.columns import Column
@@ -18,10 +18,8 @@ from lm_profiler.report.tables.recut import WARMUPS, cut_anew, long_enough, read
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.table import Table
 
-LAYOUTS = ("blocks", "wide", "devices", "warmups")
 
-
-def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+def make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
     """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
 
     Raises:
@@ -30,7 +28,7 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     problems: list[str] = []
     if _of_parts(options):
         return _each_cut(entries, options)
-    if options.warmup is not None or options.steps is not None:
+    if options.warmup or options.steps is not None:
         entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
     if options.layout == "blocks":
         entries, unread = _with_steps(entries)
@@ -38,25 +36,25 @@ def make_table(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[T
     return (_make(entries, options) if entries else None), problems
 
 
-def _make(entries: Sequence[Entry], options: argparse.Namespace) -> Table:
+def _make(entries: Sequence[Entry], options: Options) -> Table:
     if options.layout is not None:
         return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
     if options.pivot is not None:
-        down, across = (_facts(names, entries) for names in options.pivot)
+        down, across = (_facts(names.split(","), entries) for names in options.pivot)
         [value] = _columns([options.value or "step_s"], entries)
         return pivot(entries, down, across, value)
     columns = _columns(options.columns, entries) if options.columns else None
-    by = _facts(options.group_by or (), entries)
+    by = _facts(options.group_by, entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
         return Table([], [])  # a page has a row for each run itself
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
 
 
-def _of_parts(options: argparse.Namespace) -> bool:
+def _of_parts(options: Options) -> bool:
     """Whether each part of a step is to have a row for each warm-up."""
     plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
-    return options.layout == "warmups" or (plain and options.warmup is not None)
+    return options.layout == "warmups" or (plain and bool(options.warmup))
 
 
 def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
@@ -81,7 +79,7 @@ def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     return [entry for entry in entries if entry in good or entry in died], problems
 
 
-def _each_cut(entries: Sequence[Entry], options: argparse.Namespace) -> tuple[Table | None, list[str]]:
+def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
     good, problems = readable(entries)
     settings = options.warmup or WARMUPS
     runs, short = long_enough(good, settings, options.steps)

@@ -14,7 +14,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 
@@ -48,16 +47,13 @@ class SelftestError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """Run the same fit twice in fresh processes, and print how much two equal runs differ on this machine, the
-    smallest change that a comparison can detect, and what the instruments cost against Trainer(barebones=True).
+    """Run the same fit twice in fresh processes, and print how much two equal runs differ on this machine.
+
+    Also the smallest change that a comparison can detect, and what the instruments cost beside Trainer(barebones=True).
 
     Args:
         options: Options of fit; without any, a small model.
     """
-
-    WORDS: ClassVar = ""
-    FILE: ClassVar = ""
-    SHIPPED: ClassVar = ""
 
     options: Sequence[str] = ()
 
@@ -155,8 +151,8 @@ def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
 def _python(*arguments: str) -> str:
     with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
         wrong = Path(folder, "wrong.json")
-        environment = {**os.environ, TOLD_IN: str(wrong)}
-        done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False, env=environment)
+        env = {**os.environ, TOLD_IN: str(wrong)}
+        done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False, env=env)
         if done.returncode == WRONG_CALL and wrong.exists():
             raise UsageError(json.loads(wrong.read_text(encoding="utf-8"))["message"])
     if done.returncode:

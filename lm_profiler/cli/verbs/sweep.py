@@ -55,9 +55,8 @@ def run(request: Request) -> int:
         UsageError: a wrong call; nothing was run.
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
-    command = command_line(sys.argv[1:])
     try:
-        plan = plan_of(request, command, None if request.dry_run else texts)
+        plan = plan_of(request, request.command, None if request.dry_run else texts)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if request.dry_run:

@@ -25,14 +25,15 @@ from lm_profiler.cli.checks import (
     LOADERS,
     check_together,
     check_trainer_options,
-    explain_trainer_error,
     memory_refusal,
+    trainer_error,
 )
 from lm_profiler.cli.classes import class_at, has_own_loader, takes
 from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
 from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.prose import explain, says_what_was_expected
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.usage import UsageError, explain, overrides, says_what_was_expected
+from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
@@ -160,7 +161,7 @@ class ProfilerCLI(LightningCLI):
         return Launch(
             name=name,
             command=command_line(self.call.arguments),
-            overrides=overrides(self.call.arguments),
+            overrides=self.call.overrides,
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
         )
@@ -197,7 +198,7 @@ class ProfilerCLI(LightningCLI):
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             return self.instantiate_trainer()
         except _OPTION_ERRORS as error:
-            raise UsageError(explain_trainer_error(error, given)) from error
+            raise trainer_error(error, given) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
@@ -236,7 +237,7 @@ class ProfilerCLI(LightningCLI):
             # Around it stands the parser's account of everything else that the option could have been.
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
             if says_what_was_expected(str(cause)):
-                raise UsageError(explain(str(cause), prefix=key)) from None
+                raise explain(str(cause), prefix=key) from None
             raise cause from None
 
     def _instantiate(self, keys: Iterable[str]) -> Any:
@@ -269,7 +270,7 @@ def run(call: Call) -> int:
         except UsageError:
             raise
         except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
-            raise UsageError(explain(str(error)) or f"expected options, given some that end in {error!r}") from error
+            raise explain(str(error) or f"expected options, given some that end in {error!r}") from error
         try:
             cli.run_verb()
             return cli.attempt.finished()
@@ -281,7 +282,7 @@ def run(call: Call) -> int:
             cli.attempt.discard()
             if rank() > 0:  # the process that started this one says it
                 return WRONG_CALL
-            raise error if isinstance(error, UsageError) else UsageError(explain(str(error))) from error
+            raise error if isinstance(error, UsageError) else explain(str(error)) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
 

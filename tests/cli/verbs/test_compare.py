@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ import pytest
 from compared import CONFIG, MODEL, rows, write
 
 from lm_profiler.cli.main import main
+from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.cli.verbs.compare import run
+from lm_profiler.cli.verbs import compare
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
+
+
+def run(arguments: Sequence[str]) -> int:
+    return compare.run(OptionsReader("compare", compare.Options).read(arguments))
 
 
 def write_run(folder: Path, scale: float = 1.0, **changes: Any) -> str:
@@ -114,7 +120,7 @@ def test_wrong_calls_are_told_in_two_lines(pair: tuple[str, str], tmp_path: Path
         ([a, str(tmp_path / "nowhere")], "B: expected a folder, given .*nowhere"),
         ([a, str(tmp_path / "empty")], "B: expected runs, found none"),
         ([a, b, "--fail_on", "faster"], "expected slower, given 'faster'"),
-        ([a, b, "--format", "html"], "expected terminal or markdown or json, given 'html'"),
+        ([a, b, "--format", "html"], "expected terminal, markdown or json, given 'html'"),
         ([a, b, "--output", str(tmp_path / "no" / "where")], "output: expected a file that can be written"),
         ([a, a], "on both"),
     ):

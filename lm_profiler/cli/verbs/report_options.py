@@ -1,0 +1,90 @@
+"""What ``report`` may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from lm_profiler.cli.usage import either
+from lm_profiler.cli.verbs.report_output import format_of
+from lm_profiler.report.pictures.plots import KINDS
+from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
+
+LAYOUTS = ("blocks", "wide", "devices", "warmups")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Tables of runs, of folders of runs and of sweeps, in any mix.
+
+    A sweep's repeats share a row; a single run is shown as a page of all its figures, unless an option asks for a
+    table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
+
+    Args:
+        runs: Folders of runs or sweeps, or a folder above them.
+        columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
+        group_by: One row for all runs with the same of these facts; `folder`: one each.
+        pivot: Two facts, one down and one across; several with commas between.
+        value: What a pivot shows; if not given, step_s.
+        layout: A table as published reports have it: blocks, wide, devices or warmups.
+        warmup: Cut the recorded steps anew, after so many steps of warm-up.
+        steps: So many steps of each run, and no run that has fewer.
+        kernels: Where the device's time went in the trace of each run.
+        plot: phases, steps, memory, attention, tokens or mfu; with --output FILE.svg, .png or .pdf.
+        by: What a plot is drawn against.
+        format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.
+        output: Write to this file.
+    """
+
+    WORDS: ClassVar = "runs"
+    FILE: ClassVar = "config"
+
+    runs: Sequence[Path] = ()
+    columns: Sequence[str] = ()
+    group_by: Sequence[str] = ()
+    pivot: tuple[str, str] | None = None
+    value: str | None = None
+    layout: str | None = None
+    warmup: Sequence[int] = ()
+    steps: int | None = None
+    kernels: bool = False
+    plot: str | None = None
+    by: str | None = None
+    format: str | None = None
+    output: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
+            if number is not None and number < least:
+                raise ValueError(f"{name}: expected {least} or more, given {number}")
+        for name, known in (("format", [*SUFFIXES.values()]), ("layout", LAYOUTS), ("plot", KINDS)):
+            if getattr(self, name) not in (None, *known):
+                raise ValueError(f"{name}: expected {either(known)}, given {getattr(self, name)!r}")
+        if self.plot is None:
+            object.__setattr__(self, "format", format_of(self.format, self.output))
+        if not self.runs and self.columns != ["help"]:
+            raise ValueError("RUNS: expected folders of runs, given none; `report logs`, say")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        ways = [name for name in ("columns", "pivot", "kernels", "plot", "layout") if getattr(self, name)]
+        if self.kernels or self.plot:
+            ways += [name for name in ("warmup", "steps") if getattr(self, name)]
+        if len(ways) > 1:
+            raise ValueError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
+        if self.group_by and ways not in ([], ["columns"]):
+            raise ValueError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
+        if self.value is not None and not self.pivot:
+            raise ValueError("value: expected --pivot ROWS ACROSS, given none")
+        if self.by is not None and not self.plot:
+            raise ValueError("by: expected --plot KIND, given none")
+        if self.kernels and self.format in ("html", "latex"):
+            raise ValueError(
+                f"format: expected terminal, markdown, {', '.join(FOR_PROGRAMS)} with --kernels, given {self.format}"
+            )
+        if self.plot and self.output is None:
+            raise ValueError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
+        if self.plot and self.format is not None:
+            raise ValueError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
