@@ -1,0 +1,49 @@
+"""The record of one run: its parts by subject, and ``run.json``, which is validated when it is read.
+
+May use the registry of figures. Never a file that is not ours.
+"""
+
+from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict
+from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
+from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, RecordError, read_as
+from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run, write_run
+from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SHARED",
+    "AllocatorReading",
+    "Bound",
+    "Contention",
+    "Environment",
+    "Failure",
+    "Flops",
+    "GpuSharing",
+    "MemoryCauses",
+    "MemoryFacts",
+    "MemoryLevels",
+    "MemoryReading",
+    "ModelFacts",
+    "Newer",
+    "NumericsFacts",
+    "NumericsKind",
+    "OddStep",
+    "OutOfMemory",
+    "Part",
+    "RecordError",
+    "RunRecord",
+    "Status",
+    "Steadiness",
+    "Sync",
+    "Telemetry",
+    "Throughput",
+    "TimeSummary",
+    "Utilisation",
+    "Verb",
+    "Verdict",
+    "read_as",
+    "read_run",
+    "write_run",
+]

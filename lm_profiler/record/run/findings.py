@@ -1,0 +1,83 @@
+"""What came of a run: why it died, how far off its precision is, what binds it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from lm_profiler.record.run.part import Newer, Part
+
+
+class OutOfMemory(Part):
+    """What an out-of-memory error says, in bytes; None where it does not.
+
+    torch prints sizes with two decimals, so 20.00 MiB is exact to 5 KiB and 79.15 GiB to 5 MiB. ``fragmented`` is
+    reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
+    """
+
+    requested: int | None
+    free: int | None
+    total: int | None
+    allocated: int | None
+    fragmented: int | None
+    allowed: int | None
+
+
+class Failure(Part):
+    """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
+
+    In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a refused run are
+    options to add, each alternative enough by itself.
+    """
+
+    phase: str
+    step: int | None
+    type: str
+    message: str
+    out_of_memory: OutOfMemory | None = None
+    remedies: tuple[str, ...] = ()
+
+
+class NumericsKind(Part):
+    """All modules of one class: the dtypes of their own parameters, of their outputs, and of their gradients.
+
+    ``gradient_error`` is None where there are no gradients, or they are not finite.
+    """
+
+    kind: str
+    modules: int
+    parameters: list[str]
+    outputs: list[str]
+    gradients: list[str]
+    gradient_error: float | None
+
+
+class NumericsFacts(Part):
+    """The first batch's step in the run's precision beside one in float32, with the trained weights, in eval mode.
+
+    Errors are the Euclidean norm of the difference over that of the float32 result; None where it is not finite, or
+    there is nothing to compare. ``output_error`` is of the first floating-point tensor, of one dimension or more, that
+    the last module to do so returned in the forward pass: the logits of a language model.
+    """
+
+    loss: float | None
+    reference_loss: float | None
+    output_error: float | None
+    gradient_error: float | None
+    kinds: list[NumericsKind]
+
+
+Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
+
+
+class Verdict(Part):
+    """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next.
+
+    Not ``certain``: the steps are too few or differ too much, or something else used the machine; then ``advice`` says
+    how to be sure.
+    """
+
+    bound_by: Annotated[Bound | None, Newer]
+    share: float | None
+    evidence: str
+    advice: str
+    certain: bool = True

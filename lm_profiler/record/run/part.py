@@ -1,0 +1,72 @@
+"""A part of a record, and reading one from its file: what each version may find there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from lm_profiler.record.reading import read_json
+
+SCHEMA_VERSION = 1
+"""Of every file. What a later version may add without another number is said in ``docs/reference/files.md``."""
+
+
+class RecordError(ValueError):
+    """A file that cannot be read as what it ought to be; the message names it."""
+
+
+def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return known(word)
+    except ValidationError:
+        if isinstance(word, str):
+            return word
+        raise
+
+
+Newer = WrapValidator(_known_or_newer)
+"""Of a field that holds one of some words: a word that a later version may have added is kept as it is."""
+
+
+class Part(BaseModel):
+    """A part of a record, which is never changed. A field that a later version may have added is passed over."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+
+P = TypeVar("P", bound=Part)
+
+
+def read_as(path: Path, form: type[P], what: str) -> P:
+    """Read the JSON in ``path``, which ought to be ``what``.
+
+    Raises:
+        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
+    """
+    try:
+        content = read_json(path)
+        version = content.get("schema_version") if isinstance(content, dict) else None
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise RecordError(
+                f"{path}: expected {what} of version {SCHEMA_VERSION} of the format, given version {version}, "
+                "which a later lm_profiler wrote; pip install --upgrade lm_profiler"
+            )
+        return form.model_validate(content)
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise RecordError(f"{path}: is not text") from None
+    except RecordError:
+        raise
+    except ValueError as error:
+        raise RecordError(f"{path}: not {what} of version {SCHEMA_VERSION}: {_why_not(error)}") from None
+
+
+def _why_not(error: ValueError) -> str:
+    """Where a file is no record, and why: of pydantic's complaints the first."""
+    if not isinstance(error, ValidationError):  # no JSON, or figures that are none
+        return f"file: {error}"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'file'}: {first['msg'].removeprefix('Value error, ')}"

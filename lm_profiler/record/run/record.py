@@ -1,0 +1,95 @@
+"""``run.json``: the record of one run, whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
+from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
+from lm_profiler.record.run.memory_facts import MemoryFacts
+from lm_profiler.record.run.part import Newer, Part, read_as
+from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
+
+Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
+"""``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
+
+Verb = Literal["fit", "validate", "test", "predict"]
+
+
+class RunRecord(Part):
+    """All that is known of one run. Times in seconds, memory in bytes."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    status: Annotated[Status, Newer]
+    failure: Failure | None
+    verb: Annotated[Verb, Newer]
+    started: str
+    duration_s: float
+    command: str
+    overrides: dict[str, str] = Field(default_factory=dict)
+    """Options that the command line gave beside the config file, by their name without the dashes."""
+    config: dict[str, Any] | None
+    environment: Environment | None = None
+    model: ModelFacts | None = None
+    steps: dict[str, int] = Field(default_factory=dict)
+    """How many steps each stage finished."""
+    steps_planned: dict[str, int] = Field(default_factory=dict)
+    first_step_s: float | None = None
+    """The run's first step, compilation and lazy initialisation included."""
+    between_steps_s: float | None = None
+    """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
+    time: dict[str, TimeSummary] = Field(default_factory=dict)
+    """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
+    host_time: dict[str, TimeSummary] = Field(default_factory=dict)
+    shares: dict[str, float] = Field(default_factory=dict)
+    """Of each part (and forward_backward) in the typical step: the mean of those that are not odd. They add up to 1."""
+    odd_steps: list[OddStep] = Field(default_factory=list)
+    rank_step_s: list[float] = Field(default_factory=list)
+    """Median step of each rank; the summaries are of each step's mean over the ranks."""
+    memory: MemoryFacts | None = None
+    throughput: Throughput | None = None
+    steadiness: Steadiness | None = None
+    utilisation: Utilisation | None = None
+    telemetry: Telemetry | None = None
+    contention: Contention | None = None
+    syncs: list[Sync] | None = None
+    """None where nothing waits for a device, or none was looked for."""
+    numerics: NumericsFacts | None = None
+    """None where the precision was not audited."""
+    verdict: Verdict | None = None
+    notes: list[str] = Field(default_factory=list)
+    """What a reader must know before using the figures; shown under the table."""
+
+    @property
+    def words(self) -> list[str]:
+        """What may be said of the measured steps, the gravest first; none where they are too few."""
+        shared = ["shared"] if self.contention is not None and self.contention.shared else []
+        return ([] if self.steadiness is None else self.steadiness.words) + shared
+
+    @field_validator("time", "host_time")
+    @classmethod
+    def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+        if times and (missing := [part for part in TIMES if part not in times]):
+            raise ValueError(f"has no {', '.join(missing)}")
+        return times
+
+
+def write_run(folder: Path, record: RunRecord) -> None:
+    """Write ``record`` as ``folder/run.json``."""
+    write_whole(folder / "run.json", record.model_dump_json(indent=1) + "\n")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read ``folder/run.json``.
+
+    Raises:
+        RecordError: there is none, or it is damaged, foreign or of a later version of the format.
+    """
+    return read_as(folder / "run.json", RunRecord, "a run record")
