@@ -166,12 +166,12 @@ def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention
     """None where the figures of ``steps`` steps carry what they say."""
     if contention is not None and contention.shared:
         # It may change what binds as well: shares are of the times that were had.
-        because = "the times are of a machine that was shared"
+        because = "the machine was shared while measuring"
         return Unsure(because, "Measure again while nothing else uses this machine.")
     if steadiness is None or steadiness.word != "noisy":
         return None
     if median_rank(steps) is None:
-        because = f"{counted(steps, 'step')} cannot tell, however alike they are"
+        because = f"{counted(steps, 'step')} are too few to tell"
         return Unsure(because, "Measure more steps (--stages.measure_steps=20).")
     remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."
     return Unsure("the steps differ too much to tell", remedy, resamples_tell=True)

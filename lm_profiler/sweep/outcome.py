@@ -27,7 +27,7 @@ class Ended:
         code: Its exit code, negative for the signal that killed it; None where nobody knows.
         duration_s: From its start to its end.
         timeout_s: The limit that it was stopped for; None if it was not.
-        memory_kills: Processes that the system killed meanwhile for want of memory.
+        memory_kills: Processes that the OOM killer ended meanwhile.
         lost: Why nobody knows more, where nobody does.
     """
 
@@ -83,7 +83,7 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
     if ended.lost is not None:
         return "interrupted", ended.lost
     if ended.code == -signal.SIGKILL and ended.memory_kills:
-        return "oom", "killed by the system for want of memory" + _where(record)
+        return "oom", "killed by the OOM killer" + _where(record)
     if stopped:
         how = "interrupted" if ended.code == _INTERRUPTED else f"killed by {_signal(ended.code)} from outside"
         return "interrupted", how + _where(record)
@@ -127,7 +127,7 @@ def _signal(code: int | None) -> str:
 
 
 def memory_kills() -> int:
-    """How often this system has killed a process for want of memory; 0 where it does not say."""
+    """How often this system's OOM killer has ended a process; 0 where it does not say."""
     try:
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -125,7 +125,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     card = tab.card("B against A")
     expect(card).to_contain_text("with all repeats (2 and 2 runs)")
     card.get_by_label("with all repeats").uncheck()
-    expect(card).to_contain_text("verdict: SLOWER: B's step against A's +10.0%")
+    expect(card).to_contain_text("verdict: SLOWER: step time +10.0%")
     differences, parts = (card.locator("table").nth(i) for i in range(2))
     assert [row[1:] for row in tab.table(differences) if row[0] == "model.attention"] == [["sdpa", "math"]]
     rows = {row[0]: row[1:] for row in tab.table(parts)}

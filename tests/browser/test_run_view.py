@@ -263,7 +263,7 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab
         tab.choose_run("noisy")
         view = tab.inside.locator("section[data-view=Run]")
         expect(view.locator("h2 .status")).to_have_text(["ok", "noisy", "shared"])
-        expect(view.locator(".verdict")).to_contain_text("noisy: the median step is known to ±25% only")
+        expect(view.locator(".verdict")).to_contain_text("noisy: the median step is only known to within ±25%")
         expect(view.locator(".verdict")).to_contain_text("something else used this machine: 41%")
         expect(view.locator(".note")).to_contain_text("step 9: 1.0 s, 100 x the median")
         expect(tab.card("Further facts")).to_contain_text("What else used the machine")

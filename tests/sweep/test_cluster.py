@@ -71,7 +71,7 @@ class Job:
 @pytest.mark.parametrize(
     "job,status,reason",
     [
-        (Job("OUT_OF_MEMORY"), "oom", "killed by the system for want of memory; left no record"),
+        (Job("OUT_OF_MEMORY"), "oom", "killed by the OOM killer; left no record"),
         (Job("TIMEOUT"), "timeout", "ran longer than 60 s; left no record"),
         (Job("CANCELLED by 1"), "interrupted", "its job ended as CANCELLED by 1"),
         (Job("FAILED", "Traceback\nError: no torch\n"), "interrupted", "its job ended as FAILED: Error: no torch"),

@@ -30,7 +30,7 @@ KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
         ("interrupted", Ended(130, 1.0, timeout_s=9), "timeout", "ran longer than 9 s, in forward of step 3"),
         (None, Ended(TERM, 1.0, timeout_s=9), "timeout", "ran longer than 9 s; left no record"),
         ("ok", Ended(KILL, 1.0, timeout_s=9), "timeout", "ran longer than 9 s"),
-        (None, Ended(KILL, 1.0, memory_kills=1), "oom", "killed by the system for want of memory; left no record"),
+        (None, Ended(KILL, 1.0, memory_kills=1), "oom", "killed by the OOM killer; left no record"),
         (None, Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside; left no record"),
         ("ok", Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside"),  # the record was not completed
         ("interrupted", Ended(130, 1.0), "interrupted", "interrupted, in forward of step 3"),

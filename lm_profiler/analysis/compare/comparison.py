@@ -97,7 +97,7 @@ class Comparison:
         unlike: Why the sides did not do the same work; empty where they may be compared.
         config, environment: What else differs; None: unknown.
         phases: Those that occur, by how much they change the step, the largest first.
-        detectable: The smallest change of the step, as a share, that runs like these would tell.
+        detectable: The smallest change of the step, as a share, that runs like these can detect.
         compilation: Where one side is compiled and the other is not.
         notes: What a reader must know before using the figures.
     """
@@ -231,5 +231,5 @@ def _order(a: Side, b: Side) -> list[str]:
     began_a, began_b = ([run.record.started for run in side.runs] for side in (a, b))
     for first, then, early, late in (("A", "B", began_a, began_b), ("B", "A", began_b, began_a)):
         if max(early) < min(late):
-            return [f"all of {first} ran before {then}: what changed on the machine meanwhile counts; run them in turn"]
+            return [f"all of {first} ran before {then}: the machine may have changed in between; alternate the runs"]
     return []

@@ -62,7 +62,7 @@ def for_input(s: Settings, copying: bool) -> str:
                     "Pin the batches' memory (pin_memory=True): copies then overlap with work.",
                 )
             ],
-            "Send less: token ids as int32 instead of int64, and nothing that the step does not use.",
+            "Send less: token ids as int32 instead of int64, and only what the step uses.",
         )
     prepare = "Prepare (tokenize, pack) the data before training"
     if s.num_workers is None:
@@ -97,11 +97,11 @@ def for_memory(s: Settings, optimizer_share: float) -> str:
             *_lighter_optimizer(s, optimizer_share),
             (
                 s.compiled is False,
-                "Try torch.compile: fused kernels read and write memory once, not once each.",
+                "Try torch.compile: fused kernels read and write memory once instead of once per operator.",
             ),
             (s.can_halve, f"Try precision {s.half_precision}: half the bytes."),
         ],
-        _larger_batch(s, "each weight that is read then serves more tokens"),
+        _larger_batch(s, "each weight read then serves more tokens"),
     )
 
 
@@ -113,7 +113,7 @@ def for_communication(s: Settings) -> str:
 def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_device: bool) -> str:
     """Arithmetic: make it cheaper, or do not do it twice."""
     spare = s.memory_free_share is not None and s.memory_free_share >= 0.3
-    rest = "Little is left to win here: it takes a smaller model, a shorter context or faster hardware."
+    rest = "Little is left to gain: use a smaller model, a shorter context or faster hardware."
     if utilisation < 0.6:
         rest = _larger_batch(s, "larger matrix products run closer to the peak")
     return _first(
@@ -146,7 +146,7 @@ def _lighter_optimizer(s: Settings, share: float) -> list[tuple[bool, str]]:
     heavy = share >= _HEAVY_OPTIMIZER
     return [
         (heavy and s.fused_optimizer is False, "Use the fused optimizer (fused=True): one pass over the weights."),
-        (heavy, "Accumulate gradients (accumulate_grad_batches) or enlarge the batch: fewer updates a token."),
+        (heavy, "Accumulate gradients (accumulate_grad_batches) or enlarge the batch: fewer updates per token."),
     ]
 
 

@@ -13,11 +13,13 @@ def contention_lines(contention: Contention | None) -> list[str]:
         return []
     said, whole_s = [], contention.wall_s * contention.cpus
     if (contention.not_had or 0.0) >= SHARED:
-        said.append(f"something else used this machine: {contention.not_had:.0%} of the wanted CPU time was not had")
+        said.append(
+            f"something else used this machine: {contention.not_had:.0%} of the CPU time this run needed was taken"
+        )
     elif (contention.others_s or 0.0) >= _MUCH * whole_s:
         said.append(f"something else used {(contention.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")
     if (contention.throttled_s or 0.0) >= SHARED * contention.had_s > 0.0:
-        said.append(f"the CPU limit of its control group held this run back for {contention.throttled_s:.1f} s")
+        said.append(f"the CPU limit of its cgroup throttled this run for {contention.throttled_s:.1f} s")
     return said + ([] if contention.gpu is None or not contention.gpu.processes else [_on_gpu(contention.gpu)])
 
 

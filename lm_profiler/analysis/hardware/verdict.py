@@ -97,7 +97,7 @@ def _communication(e: Evidence) -> Verdict | None:
     share = e.communication_share
     if share is None or share < _COMMUNICATION:
         return None
-    text = f"{share:.0%} of the step is communication that nothing overlaps"
+    text = f"{share:.0%} of the step is communication without overlapping computation"
     return _answer("communication", share, text, advice.for_communication(e.settings))
 
 
@@ -113,22 +113,20 @@ def _host(e: Evidence) -> Verdict | None:
     if text is None:
         return None
     if e.idle_share is not None:
-        text += f", which had nothing to do in {e.idle_share:.0%} of the traced steps"
+        text += f", and it was idle for {e.idle_share:.0%} of the traced steps"
     return _answer("host", e.idle_share, text, advice.for_host(e.settings))
 
 
 def _launching(e: Evidence) -> str | None:
     """How one sees that the host sets the pace; None where it does not."""
     if e.host_bound_fraction is not None:
-        text = f"at {e.host_bound_fraction:.0%} of the marks the host gave new work to a device that had finished"
+        text = f"at {e.host_bound_fraction:.0%} of the phase boundaries the device had already run out of work"
         return text if e.host_bound_fraction >= _HOST else None
     device = sum(e.phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
     host = sum(e.host_phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
     if not device or host < _KEEPS_UP * device:
         return None
-    return (
-        f"launching takes as long ({host * 1e3:.1f} ms a step) as the work does on the device ({device * 1e3:.1f} ms)"
-    )
+    return f"launching kernels takes as long ({host * 1e3:.1f} ms a step) as running them ({device * 1e3:.1f} ms)"
 
 
 def _memory(e: Evidence) -> Verdict | None:
@@ -167,7 +165,7 @@ def _nothing(e: Evidence) -> Verdict:
         return _answer(None, None, f"no single cause stands out; {text}; {_working(e)}", remedy)
     optimizer = _share(e, "optimizer")
     if e.utilisation is None:
-        text = f"{_working(e)}; utilisation is unknown, and with it the cause"
+        text = f"{_working(e)}; utilisation is unknown, so the cause is too"
         return _answer(None, None, text, advice.for_unknown(e.settings, optimizer, e.traced))
     reached = "less than 1%" if e.utilisation < 0.01 else f"only {e.utilisation:.0%}"
     text = f"{reached} of what the machine can reach, so the time goes to small operators or memory, not to arithmetic"

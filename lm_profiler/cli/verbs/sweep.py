@@ -78,7 +78,7 @@ def run(request: Request) -> int:
         given = sweep_folder(request)
         say(
             f"log_dir: expected a folder that can be written to, given {given} ({error.strerror}); "
-            "the same call goes on with the cells that are missing"
+            "run the same command again for the missing cells"
         )
         return FAILED
 
@@ -169,7 +169,7 @@ def _ending(folder: SweepFolder, interrupted: bool) -> int:
     print(f"{counted(len(entries), 'cell')}: {told}; written to {folder.path}")
     print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if interrupted or words.keys() & {"interrupted", "missing"}:
-        say("cells are missing; the same call goes on with them")
+        say("cells are missing; run the same command again for them")
     if interrupted:
         return INTERRUPTED
     return OK if words.keys() <= set(_FINE) else FAILED

@@ -56,7 +56,7 @@ def known_ceiling(
         return reading
     if min(reading.flops_per_s, kept) < AGREE * max(reading.flops_per_s, kept):
         say(
-            f"ceiling unknown: this machine's own matrix product reached {_rate(reading.flops_per_s)} now and "
+            f"ceiling unknown: the matmul rate measured here was {_rate(reading.flops_per_s)} now and "
             f"{_rate(kept)} before: something else uses it, or did; if it was changed, remove {path}"
         )
         return None

@@ -36,9 +36,9 @@ def utilisation() -> Iterator[Quantity]:
     yield figure(f"{of}dtype", "dtype of the peak", "text", "precision that the peak is of", "peak_dtype")
     yield figure(f"{of}peak_source", "source of the peak", "text", "where the peak of a device is from")
     ceiling = "FLOP/s of one device in a large matrix product, measured after the run"
-    yield figure(f"{of}ceiling_flops_per_s", "own matrix product", "TFLOP/s", ceiling)
-    share = "executed FLOPs of a step / (its time x the device's own matrix product)"
-    yield per_step(figure(f"{of}of_ceiling", "of own matrix product", "%", share))
+    yield figure(f"{of}ceiling_flops_per_s", "measured matmul rate", "TFLOP/s", ceiling)
+    share = "executed FLOPs of a step / (its time x the device's measured matmul rate)"
+    yield per_step(figure(f"{of}of_ceiling", "of measured matmul rate", "%", share))
     for part in ("forward", "backward"):
         yield figure(
             f"{of}flops.{part}", f"{part} work", "GFLOP", f"FLOPs of a step's {part}, all ranks", f"{part}_flops"
@@ -113,7 +113,7 @@ def gpu() -> Iterator[Quantity]:
 
 def contention() -> Iterator[Quantity]:
     of = "contention."
-    yield figure(f"{of}not_had", "wanted and not had", "%", "share of the wanted CPU time that something else had")
+    yield figure(f"{of}not_had", "CPU time taken", "%", "share of the CPU time the run needed that something else took")
     yield figure(f"{of}had_s", "CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
     yield figure(f"{of}others_s", "of other processes", "s", "CPU time of all other processes", "cpu_others_s")
     yield figure(f"{of}stolen_s", "that a hypervisor took", "s", "CPU time that a hypervisor took", "cpu_stolen_s")

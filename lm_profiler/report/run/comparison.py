@@ -89,26 +89,24 @@ def verdict_line(comparison: Comparison) -> str:
     if step.interval is None:
         return f"{step.verdict}: too few or too unlike steps to tell; repeat"
     change, low, high = (f"{x - 1.0:+.1%}" for x in (step.interval.ratio, step.interval.low, step.interval.high))
-    line = f"{step.verdict}: B's step against A's {change} [{low}, {high}]"
+    line = f"{step.verdict}: step time {change} [{low}, {high}] from A to B"
     if step.verdict not in ("FASTER", "SLOWER"):
         return line
     causes = [row for row in comparison.phases if not _small(row)][:_SHOWN]
     named = ", ".join(f"{TIMES[row.part].title} {row.of_step:+.1%}" for row in causes)
-    return f"{line}; of A's step: {named}" if named else line
+    return f"{line}, of which {named}" if named else line
 
 
 def _compilation_line(found: Compilation) -> str:
     other = "A" if found.compiled == "B" else "B"
     if found.cost_s <= 0.0:
-        return (
-            f"{found.compiled}'s first steps took no longer than {other}'s: its cost was paid before, or is not in them"
-        )
+        return f"{found.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
     line = f"{found.compiled}'s first steps cost {found.cost_s:.3g} s more than {other}'s"
     if found.paid_back_steps is None:
-        return f"{line}; that a step saves anything is not known, so neither is when it is paid back"
+        return f"{line}; no saving per step is certain, so the break-even point is unknown"
     steps, low, high = (f"{ceil(n):,}" for n in found.paid_back_steps)
     saved = TIMES["step"].show(found.saved_s)
-    return f"{line}; at {saved} saved a step it is paid back after {steps} steps [{low}, {high}]"
+    return f"{line}; saving {saved} a step, it breaks even after {steps} steps [{low}, {high}]"
 
 
 def _small(row: PartChange) -> bool:
@@ -118,12 +116,14 @@ def _small(row: PartChange) -> bool:
 
 def _how_to_be_sure(comparison: Comparison) -> str:
     if comparison.detectable is None:
-        return "measure more steps (--stages.measure_steps=30), and repeat both, three times or more, A and B in turn"
+        return (
+            "measure more steps (--stages.measure_steps=30), and repeat both, three times or more, alternating A and B"
+        )
     told = f"a change of {comparison.detectable:.1%} or more" if comparison.detectable < 1.0 else "no change under 100%"
     if len(comparison.a) == len(comparison.b) == 1:
-        more = "repeat both, three times or more, A and B in turn; or measure longer (--stages.until_ci=0.005)"
+        more = "repeat both, three times or more, alternating A and B; or measure longer (--stages.until_ci=0.005)"
     else:
-        more = f"repeat more often than {len(comparison.a)} and {len(comparison.b)} times, A and B in turn"
+        more = f"repeat more often than {len(comparison.a)} and {len(comparison.b)} times, alternating A and B"
     return f"runs like these can detect {told}; to detect smaller changes, {more}"
 
 

@@ -67,7 +67,7 @@ def headline(record: RunRecord) -> str:
         where += f" x {environment.world_size}"
     precision = f", {model.precision}" if model is not None else ""
     steps, warmup = counted(record.time["step"].n, "step"), record.steps.get("warmup", 0)
-    return f"{record.name}: {steps} of {record.verb} after {warmup} of warm-up{where}{precision}"
+    return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
 
 
 def _digits(seconds: float) -> int:
@@ -162,7 +162,7 @@ def _utilisation(use: Utilisation | None) -> list[str]:
         parts[0] += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
     if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
         own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-        parts.append(f"{use.of_ceiling:.0%} of this machine's own matrix product ({own})")
+        parts.append(f"{use.of_ceiling:.0%} of the matmul rate measured here ({own})")
     return parts
 
 
@@ -176,7 +176,7 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if steadiness is not None:
         text = "; ".join([_words(steadiness), *contention_lines(record.contention), text])
         if steadiness.cut:
-            text += f"; left out {counted(steadiness.cut, 'more step')} as warm-up"
+            text += f"; left out {counted(steadiness.cut, 'more warm-up step')}"
             if steadiness.bias_of_mean is not None:
                 text += f", which would have shifted the mean by {steadiness.bias_of_mean:+.1%}"
         if steadiness.recompilations:
@@ -195,7 +195,7 @@ def _words(steadiness: Steadiness) -> str:
         return f"{text}: too few steps to know the median"
     share = steadiness.known_to
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
-    return f"{text}: the median step is known to ±{known} only"
+    return f"{text}: the median step is only known to within ±{known}"
 
 
 def odd_lines(record: RunRecord) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
 from lm_profiler.record.collection import Cut, Entry
-from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.quantities import TIMES, counted
 from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
@@ -139,7 +139,7 @@ def long_enough(
 
 
 def _too_few(entry: Entry, warmup: int | None, asked: int | None, found: int) -> str:
-    after = "" if warmup is None else f" after {warmup} of warm-up"
+    after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
     return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {found}"
 
 
@@ -159,7 +159,7 @@ def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = Non
     return Table(headings, body, same_in_all(alone, names), [_MEANING])
 
 
-_MEANING = "warm-up: that many of the recorded steps left out, from the first; the same steps otherwise"
+_MEANING = "warm-up: how many of the first recorded steps are left out; the run is the same"
 _HEADINGS = (
     Heading("warmup_steps", "warm-up", figures=True),
     Heading("steps", "steps", figures=True),

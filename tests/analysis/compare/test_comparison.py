@@ -291,8 +291,8 @@ def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
     ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
     assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
     (said,) = [line for line in terminal(comparison_table(found)).splitlines() if line.startswith("compilation: ")]
-    assert said.startswith("compilation: B's first steps cost 30 s more than A's; at 2.000 ms saved a step")
-    assert "paid back after 15,000 steps [" in said
+    assert said.startswith("compilation: B's first steps cost 30 s more than A's; saving 2.000 ms a step")
+    assert "breaks even after 15,000 steps [" in said
 
 
 def test_the_compiled_side_may_be_the_first() -> None:
@@ -309,7 +309,7 @@ def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
     found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
     assert found.compilation is not None
     assert found.compilation.paid_back_steps is None
-    assert "neither is when it is paid back" in terminal(comparison_table(found))
+    assert "the break-even point is unknown" in terminal(comparison_table(found))
 
 
 def test_a_compilation_that_was_paid_elsewhere_has_no_cost_here() -> None:

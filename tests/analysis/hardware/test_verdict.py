@@ -102,7 +102,7 @@ def test_more_workers_than_there_are():
 def test_a_device_that_is_always_done_waits_for_the_host():
     found = what_binds(gpu(host_bound_fraction=0.9, utilisation=0.1, settings=Settings(compiled=False)))
     assert (found.bound_by, found.share) == ("host", None)  # a share of the marks is none of the step
-    assert "90% of the marks" in found.evidence
+    assert "90% of the phase boundaries" in found.evidence
     assert "torch.compile" in found.advice
     assert what_binds(gpu(host_bound_fraction=0.9, utilisation=0.1, idle_share=0.6)).share == 0.6
 

@@ -45,7 +45,7 @@ def test_slow_first_steps_are_in_no_summary(tmp_path: Path) -> None:
     assert record.steps["measure"] == 20  # all that ran
     (said,) = lines(record)["verdict:"]
     assert said.startswith("steady; ")
-    assert f"left out 4 more steps as warm-up, which would have shifted the mean by {bias:+.1%}" in said
+    assert f"left out 4 more warm-up steps, which would have shifted the mean by {bias:+.1%}" in said
 
 
 def test_a_run_that_slows_half_way_says_so(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_noisy_run_is_called_that_first_and_told_how_to_be_sure(tmp_path: Path
     assert found.steadiness is not None
     assert found.steadiness.word == "noisy"
     (said,), (advised,) = lines(found)["verdict:"], lines(found)["next:"]
-    assert said.startswith("noisy: the median step is known to ±")
+    assert said.startswith("noisy: the median step is only known to within ±")
     assert "steady" not in said
     assert advised.startswith("Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses")
 
@@ -163,7 +163,7 @@ def test_too_few_steps_for_an_interval_carry_no_cause(tmp_path: Path) -> None:
     assert not found.verdict.certain
     said = lines(found)  # of steps that do not differ at all
     words = "noisy: too few steps to know the median"
-    assert said["verdict:"] == [f"{words}; bottleneck unknown: 5 steps cannot tell, however alike they are"]
+    assert said["verdict:"] == [f"{words}; bottleneck unknown: 5 steps are too few to tell"]
     assert said["next:"] == ["Measure more steps (--stages.measure_steps=20)."]
 
 
@@ -194,8 +194,8 @@ def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) 
     assert found.words == ["steady", "shared"]
     assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
     said = lines(found)
-    words = "steady; something else used this machine: 41% of the wanted CPU time was not had"
-    assert said["verdict:"] == [f"{words}; bottleneck unknown: the times are of a machine that was shared"]
+    words = "steady; something else used this machine: 41% of the CPU time this run needed was taken"
+    assert said["verdict:"] == [f"{words}; bottleneck unknown: the machine was shared while measuring"]
     assert said["next:"] == ["Measure again while nothing else uses this machine."]
 
 
@@ -215,7 +215,7 @@ def test_a_limit_that_held_the_run_back_is_told(tmp_path: Path) -> None:
     limited = beside(0.0, 3.0)
     use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
     said = lines(recorded(tmp_path, one_odd("forward", 0, 0.0), cpu_uses=[use]))["verdict:"][0]
-    assert said.startswith("steady; the CPU limit of its control group held this run back for 3.0 s; bound by")
+    assert said.startswith("steady; the CPU limit of its cgroup throttled this run for 3.0 s; bound by")
 
 
 def test_a_run_reads_the_machine_around_its_measured_steps_only(

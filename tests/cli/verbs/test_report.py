@@ -191,11 +191,11 @@ def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
     assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    assert f"warning: {alone}: expected any steps after 99 of warm-up, found 0" in err
+    assert f"warning: {alone}: expected any steps after 99 warm-up steps, found 0" in err
     assert report(logs / "alone", *layout, "--warmup", 0, 1, "--steps", 6, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    assert f"warning: {alone}: expected 6 steps after 1 of warm-up, found 5" in err
+    assert f"warning: {alone}: expected 6 steps after 1 warm-up step, found 5" in err
     assert report(logs / "alone", *layout, "--warmup", 99) == 1
     out, err = capsys.readouterr()
     assert out == ""

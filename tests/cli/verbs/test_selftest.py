@@ -59,7 +59,7 @@ def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
     shared = a.model_copy(update={"contention": Contention(**{**fields, "not_had": 0.41})})
     said = selftest.report([(shared, steps), b], ([9e-3] * 20, [9.1e-3] * 20))
     assert said[1].endswith(
-        ", steady, shared; something else used this machine: 41% of the wanted CPU time was not had"
+        ", steady, shared; something else used this machine: 41% of the CPU time this run needed was taken"
     )
     assert said[2].endswith(", steady")
 

@@ -101,7 +101,7 @@ def test_a_full_disk_is_told_in_a_line(
 
     monkeypatch.setattr(SweepFolder, "take_over", full)
     assert main(["sweep", "--config=base.yaml", "--grid.a.b=1,2"]) == 1
-    told = "given logs/base_sweep (No space left on device); the same call goes on with the cells that are missing\n"
+    told = "given logs/base_sweep (No space left on device); run the same command again for the missing cells\n"
     assert capsys.readouterr().err == f"lm_profiler: log_dir: expected a folder that can be written to, {told}"
 
 
@@ -247,7 +247,7 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     os.kill(sweep.until_it_hangs(2), signal.SIGKILL)
     code, said = sweep.ends()
     assert code == 1
-    assert "cells are missing; the same call goes on with them" in said
+    assert "cells are missing; run the same command again for them" in said
     assert statuses(here) == {"fail": "failed", "hog": "oom", "hang": "interrupted", "crash": "failed", "well": "ok"}
 
     sweep.start()
@@ -286,7 +286,7 @@ def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Swee
     code, said = sweep.ends()
     assert code == 130
     assert "Traceback" not in said
-    assert "the same call goes on with them" in said
+    assert "run the same command again for them" in said
     assert sweep.none_is_left()
     (outcome,) = read_outcomes(here / "logs" / "ends").values()
     assert (outcome.status, outcome.reason) == ("interrupted", "interrupted, in forward of step 3")

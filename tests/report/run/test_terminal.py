@@ -133,7 +133,7 @@ def test_quick_steps_are_shown_more_finely() -> None:
 
 def test_the_headline_says_what_was_measured_and_where() -> None:
     text = printed(record(environment=environment(world_size=4), model=MODEL))
-    assert text.startswith("by hand: 10 steps of fit after 5 of warm-up on Big GPU x 4, bf16-mixed\n")
+    assert text.startswith("by hand: 10 steps of fit after 5 warm-up steps on Big GPU x 4, bf16-mixed\n")
 
 
 def test_on_a_device_the_hosts_time_stands_beside() -> None:
@@ -217,4 +217,4 @@ def test_how_well_a_noisy_median_is_known_is_said_finely_near_the_limit(known_to
     assert record.steadiness is not None
     noisy = record.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
     printed = "\n".join(verdict_lines(record.model_copy(update={"steadiness": noisy})))
-    assert f"noisy: the median step is known to {said} only" in printed
+    assert f"noisy: the median step is only known to within {said}" in printed

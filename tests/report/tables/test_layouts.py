@@ -107,7 +107,7 @@ def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_ru
 def test_a_run_with_too_few_steps_is_told_and_left_out():
     found, problems = cut_anew([run("a", STEPS), run("b", [*STEPS, *STEPS])], [1], 2)
     assert [entry.folder.name for entry in found] == ["b"]
-    assert problems == ["a: expected 2 steps after 1 of warm-up, found 1"]
+    assert problems == ["a: expected 2 steps after 1 warm-up step, found 1"]
 
 
 def test_the_forward_pass_alone_stands_beside_training_and_is_not_mixed_with_it():
