@@ -12,3 +12,8 @@ def printable(text: str, keep: str = "\n\t") -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
+def shortened(name: str, most: int = 48) -> str:
+    """Labels of any length would leave no room for a picture; its end tells most of one."""
+    return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -101,6 +102,14 @@ class Quantity:
             return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
         number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
         return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
+
+    def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
+        """To four places that mean something, with its interval to as many behind the point; without its unit."""
+        shown = abs(value * self.scale)
+        places = 3 - math.floor(math.log10(shown)) if shown else self.digits
+        digits = max(0, min(self.digits, places))
+        text, *ends = (self.show(x, unit=False, digits=digits) for x in (value, low, high) if x is not None)
+        return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
 
     def fit(self, value: Any) -> str:
         """The same on its own, where no other value has to stand in the same unit."""

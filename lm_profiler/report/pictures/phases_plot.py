@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lm_profiler.record.quantities import PARTS, TIMES
+from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import PART_COLOURS
 from lm_profiler.report.pictures.drawing import inches, legend, new_figure, thinned
+from lm_profiler.report.pictures.groups import Groups, stack
 from lm_profiler.report.tables.columns import COLUMNS, Column
-from lm_profiler.report.tables.groups import Groups, shortened, stack
 from lm_profiler.report.tables.merged import Figure as Estimate
 from lm_profiler.report.tables.merged import figure as estimated
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import SERIES_COLOURS
 from lm_profiler.report.pictures.drawing import STYLE, new_figure, thinned, wrapped
-from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
-from lm_profiler.report.pictures.steps_plot import steps
-from lm_profiler.report.tables.columns import COLUMNS, Column
-from lm_profiler.report.tables.groups import (
+from lm_profiler.report.pictures.groups import (
     Groups,
     doubling,
     grouped,
@@ -23,11 +21,12 @@ from lm_profiler.report.tables.groups import (
     lines,
     peak_memory,
     places,
-    shortened,
 )
+from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
+from lm_profiler.report.pictures.steps_plot import steps
+from lm_profiler.report.tables.columns import COLUMNS, Column
 from lm_profiler.report.tables.merged import Figure as Estimate
 from lm_profiler.report.tables.merged import figure as estimated
-from lm_profiler.report.tables.table import title_with_unit
 
 if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.axes import Axes
@@ -93,7 +92,7 @@ _WIDTH, _MOST_TICKS = 7.2, 24
 def _figure_against(groups: Groups, figure: Column) -> Figure:
     """``figure`` against the first column, a line for each combination of the others."""
     assert figure.quantity is not None
-    shown = title_with_unit(figure.title, figure.quantity.shown_unit)
+    shown = figure.quantity.heading
     if all(estimated(group.entries, figure).value is None for group in groups.groups):
         raise ValueError(
             f"plot: expected runs that ended well and know their {figure.title}, given none; "

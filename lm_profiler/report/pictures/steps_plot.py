@@ -10,8 +10,8 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
+from lm_profiler.report.pictures.groups import Group, Groups
 from lm_profiler.report.pictures.series import Series, series
-from lm_profiler.report.tables.groups import Group, Groups
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

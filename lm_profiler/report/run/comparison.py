@@ -12,7 +12,7 @@ from lm_profiler.analysis.compare.comparison import Comparison, Compilation, Par
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.report.tables.table import Cell, Heading, Table, title_with_unit
+from lm_profiler.report.tables.table import Cell, Heading, Table
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
 HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
@@ -64,7 +64,7 @@ def _cells(
 ) -> list[str]:
     """Times stand without their unit: the header says it."""
     shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
-    title = of.title if of.unit == "s" else title_with_unit(of.title, of.shown_unit)
+    title = of.title if of.unit == "s" else of.heading
     return [title, shown_a, shown_b, _signed(more), of_step, _ratio(interval, a, b), verdict]
 
 

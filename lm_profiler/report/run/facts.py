@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
 from lm_profiler.record.run import RunRecord
-from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, figure_text, text_table
+from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, text_table
 
 Facts = list[tuple[str, str]]
 """What is told, and how much of it."""
@@ -111,4 +111,4 @@ def _cell(record: RunRecord, of: Quantity) -> str:
     value = of.get(record)
     if value is None or (not value and of.shown_unit):
         return ""
-    return figure_text(of, value, *(of.interval(record) or ())) if of.unit == "s" else of.fit(value)
+    return of.rounded(value, *(of.interval(record) or ())) if of.unit == "s" else of.fit(value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lm_profiler.record.kernels import KernelTable, Kind
 from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.text import shortened
 from lm_profiler.report.run.kernel_answers import kernel_answers
-from lm_profiler.report.tables.groups import shortened
 from lm_profiler.report.tables.table import Table, text_table
 
 IDLE = "idle"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,10 +61,18 @@ def distinct(values: Iterable[Any]) -> list[Any]:
     return list({repr(value): value for value in values if value is not None}.values())
 
 
-def differs(entries: Merged, of: Column) -> bool:
-    """Whether ``entries`` differ in a fact. An option left open is a difference, a value that nobody knows is none."""
-    known = distinct(map(of.get, entries))
-    return len(known) > 1 or (bool(known) and any(unset(entry, of) for entry in entries))
+def alone(entries: Iterable[Entry]) -> list[Merged]:
+    """A row for each of ``entries``."""
+    return [[entry] for entry in entries]
+
+
+def differs(rows: Sequence[Merged], of: Column) -> bool:
+    """Whether ``rows`` differ in a fact: those that hold the same mixture do not.
+
+    An option left open is a difference, a value that nobody knows is none.
+    """
+    known = distinct(fact(row, of) for row in rows)
+    return len(known) > 1 or (bool(known) and any(fact(row, of) is None and unset(row[0], of) for row in rows))
 
 
 def set_apart(entries: Merged) -> list[str]:
@@ -88,31 +96,16 @@ def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
     return of.name in DIMENSIONS and all(value == getattr(preset_of(size), of.name, None) for size, value in pairs)
 
 
-def status(row: Merged) -> str:
-    """``ok``, or how many ended in which way."""
-    return _in_common([entry.status for entry in row])
+def status(row: Merged, words: Mapping[str, str] = {}) -> str:
+    """``ok``, or how many ended in which way; with ``words`` for people."""
+    found = {words.get(entry.status, entry.status) for entry in row}
+    return found.pop() if len(found) == 1 else how_many(row, words)
 
 
-def status_text(row: Merged) -> str:
-    """The same for people."""
-    return _in_common(_words(row))
-
-
-def how_many(row: Merged) -> str:
+def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
     """How many ended in which way, for people: ``1 OOM, 2 failed``."""
-    return _counts(_words(row))
-
-
-def _words(row: Merged) -> list[str]:
-    return [WORDS.get(entry.status, entry.status) for entry in row]
-
-
-def _in_common(words: list[str]) -> str:
-    return words[0] if len(set(words)) == 1 else _counts(words)
-
-
-def _counts(words: list[str]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in Counter(words).items())
+    counts = Counter(words.get(entry.status, entry.status) for entry in row)
+    return ", ".join(f"{count} {word}" for word, count in counts.items())
 
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
@@ -149,4 +142,4 @@ def unlike(row: Merged) -> list[str]:
     given = [name for entry in row for name in entry.overrides]
     facts = [*COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
     columns = {found.name: found for found in facts}
-    return [found.title for found in columns.values() if differs(row, found)]
+    return [found.title for found in columns.values() if differs(alone(row), found)]

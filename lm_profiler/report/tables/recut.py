@@ -11,7 +11,7 @@ from lm_profiler.record.quantities import TIMES, counted
 from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
-from lm_profiler.report.tables.table import Cell, Heading, Table, figure_text, title_with_unit
+from lm_profiler.report.tables.table import Cell, Heading, Table, figure
 
 WARMUPS = (0, 1, 2, 5)
 """The settings that reports in this field compare."""
@@ -163,16 +163,14 @@ _MEANING = "warm-up: how many of the first recorded steps are left out; the run 
 _HEADINGS = (
     Heading("warmup_steps", "warm-up", figures=True),
     Heading("steps", "steps", figures=True),
-    *(Heading(f"{name}_s", title_with_unit(name, _TIME.shown_unit), figures=True) for name in ("mean", "std")),
+    *(Heading(f"{name}_s", f"{name} ({_TIME.shown_unit})", figures=True) for name in ("mean", "std")),
     Heading("cv", "CV", figures=True),
     Heading("median_s", f"median [95 % interval] ({_TIME.shown_unit})", figures=True),
 )
 
 
 def _cells(setting: int, time: TimeSummary) -> list[Cell]:
-    def shown(value: float | None, low: float | None = None, high: float | None = None) -> Cell:
-        return Cell(value, "" if value is None else figure_text(_TIME, value, low, high), low, high)
-
-    cv = Cell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
     counts = [Cell(count, str(count)) for count in (setting, time.n)]
-    return [*counts, shown(time.mean), shown(time.std), cv, shown(time.median, time.ci_low, time.ci_high)]
+    mean, std = (figure(_TIME, value) for value in (time.mean, time.std))
+    cv = Cell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
+    return [*counts, mean, std, cv, figure(_TIME, time.median, time.ci_low, time.ci_high)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, Place
@@ -11,18 +11,17 @@ from lm_profiler.report.tables.merged import (
     HOW_MERGED,
     WORDS,
     Merged,
+    alone,
     counted,
     differs,
     distinct,
     fact,
     figure,
     status,
-    status_text,
     told_by_size,
     unlike,
-    unset,
 )
-from lm_profiler.report.tables.table import STATUS_STYLES, Cell, Heading, Table, fact_text, figure_text, title_with_unit
+from lm_profiler.report.tables.table import STATUS_STYLES, Cell, Heading, Table, fact_text
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
@@ -36,8 +35,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     main = usual_figures(groups)
     names = by or naming(groups)
     shown = columns or [*names, *main, COLUMNS["status"]]
-    short = {found.name for found in main[1:]} if columns is None else set()
-    table = _table(groups, shown, lambda found: found.name not in short)
+    table = _table(groups, shown, () if columns else main[1:])
     unknown = [found.title for found in usual if found not in main and not _is_time(found)] if columns is None else []
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
     return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
@@ -45,7 +43,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
     """The facts that tell the rows apart."""
-    return [found for found in _known_facts(groups) if _differs(groups, found) and not told_by_size(groups, found)]
+    return [found for found in _known_facts(groups) if differs(groups, found) and not told_by_size(groups, found)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
@@ -67,7 +65,7 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
     everything = [entry for group in groups for entry in group]
-    facts = [found for found in _known_facts(groups) if found not in shown and not differs(everything, found)]
+    facts = [found for found in _known_facts(groups) if found not in shown and not differs(alone(everything), found)]
     in_all, in_some = [], []
     for found in facts:
         text = f"{found.title} {_text(fact(everything, found), found)}"
@@ -87,7 +85,7 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
         more = [of for of in figures(Place.FILE) if _known(groups, of)]
         facts = [*by, *which, *_known_facts(groups)]
         columns = list({of.name: of for of in (*facts, *_figures(groups), *more)}.values())
-    return _table(groups, columns, lambda found: True)
+    return _table(groups, columns)
 
 
 def label(group: Merged, apart: Sequence[Column]) -> str:
@@ -104,7 +102,7 @@ def fact_cell(group: Merged, of: Column) -> Cell:
     """A fact of ``group``."""
     if of.name == "status":
         word = status(group)
-        return Cell(word, status_text(group), style=STATUS_STYLES.get(word, ""))
+        return Cell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))
     value = fact(group, of)
     return Cell(value, _text(value, of))
 
@@ -119,13 +117,13 @@ def figure_cell(group: Merged, of: Column, interval: bool = True) -> Cell:
     if of.quantity is None or found.value is None:
         return Cell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (found.low, found.high) if interval else (None, None)
-    return Cell(found.value, figure_text(of.quantity, found.value, *ends), found.low, found.high)
+    return Cell(found.value, of.quantity.rounded(found.value, *ends), found.low, found.high)
 
 
 def heading(of: Column, groups: Sequence[Merged]) -> Heading:
     """The heading of a column of facts or figures, numbers to the right."""
     if of.quantity is not None:
-        return Heading(of.name, title_with_unit(of.title, of.quantity.shown_unit), figures=True)
+        return Heading(of.name, of.quantity.heading, figures=True)
     values = [value for group in groups if (value := fact(group, of)) is not None]
     numbers = bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
     return Heading(of.name, of.title, figures=numbers)
@@ -157,13 +155,11 @@ def _some(words: Sequence[str]) -> str:
     return "; ".join(words[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _table(groups: Sequence[Merged], columns: Sequence[Column], interval: Callable[[Column], bool]) -> Table:
-    headings = [heading(found, groups) for found in columns]
+def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
+    """Of figures that are ``short`` people do not see the interval."""
+    headings = [heading(of, groups) for of in columns]
     cells = [
-        [
-            fact_cell(group, found) if found.quantity is None else figure_cell(group, found, interval(found))
-            for found in columns
-        ]
+        [fact_cell(group, of) if of.quantity is None else figure_cell(group, of, of not in short) for of in columns]
         for group in groups
     ]
     if any(len(group) > 1 for group in groups):
@@ -202,12 +198,6 @@ def _is_time(of: Column) -> bool:
 
 def _known(groups: Sequence[Merged], of: Column) -> bool:
     return any(of.get(entry) is not None for group in groups for entry in group)
-
-
-def _differs(groups: Sequence[Merged], of: Column) -> bool:
-    """As ``differs``, of what each group has in common: those that hold the same mixture do not differ."""
-    known = distinct(fact(group, of) for group in groups)
-    return len(known) > 1 or (bool(known) and any(fact(group, of) is None and unset(group[0], of) for group in groups))
 
 
 def _how(groups: Sequence[Merged], table: Table) -> list[str]:

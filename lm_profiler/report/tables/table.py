@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,17 +95,6 @@ def fact_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def figure_text(quantity: Quantity, value: float, low: float | None = None, high: float | None = None) -> str:
-    """A figure to four places that mean something, with its interval to as many behind the point; without its unit."""
-    shown = abs(value * quantity.scale)
-    places = 3 - math.floor(math.log10(shown)) if shown else quantity.digits
-    digits = max(0, min(quantity.digits, places))
-    text = quantity.show(value, unit=False, digits=digits)
-    if low is None or high is None:
-        return text
-    return f"{text} [{', '.join(quantity.show(end, unit=False, digits=digits) for end in (low, high))}]"
-
-
-def title_with_unit(title: str, unit: str) -> str:
-    """``step (ms)``; a title that is its unit stays as it is."""
-    return f"{title} ({unit})" if unit and unit not in title else title
+def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> Cell:
+    """A figure with its interval, in the unit that its heading has; empty where it is unknown."""
+    return Cell(value, "" if value is None else of.rounded(value, low, high), low, high)

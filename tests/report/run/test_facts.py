@@ -16,7 +16,6 @@ from lm_profiler.record.run import RunRecord, Sync, TimeSummary
 from lm_profiler.report.run.facts import facts, sections, shown
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.formats import render
-from lm_profiler.report.tables.table import figure_text
 from lm_profiler.report.tables.terminal import lines
 
 
@@ -56,7 +55,7 @@ def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: Run
     for of in GROUPS[group]:
         assert of.get(full) is not None, of.name
         in_times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time")
-        text = figure_text(of, of.get(full), *(of.interval(full) or ())) if in_times else shown(of, full)
+        text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_times else shown(of, full)
         assert text in cells, of.name
 
 

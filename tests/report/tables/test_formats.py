@@ -12,7 +12,7 @@ import pytest
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
-from lm_profiler.report.tables.table import Cell, Heading, Table, figure_text
+from lm_profiler.report.tables.table import Cell, Heading, Table
 
 TABLE = Table(
     [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True)],
@@ -163,7 +163,7 @@ def test_plain_keeps_letters_of_all_scripts_and_indents():
     ],
 )
 def test_figures_have_the_places_that_mean_something(seconds: float, ends: tuple[float, ...], text: str):
-    assert figure_text(TIMES["step"], seconds, *ends) == text
+    assert TIMES["step"].rounded(seconds, *ends) == text
 
 
 class Screen(io.StringIO):

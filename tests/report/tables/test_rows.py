@@ -10,9 +10,9 @@ from tabled import run
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.sweep import Cell
+from lm_profiler.report.pictures.groups import grouped
 from lm_profiler.report.tables.columns import column
 from lm_profiler.report.tables.formats import terminal
-from lm_profiler.report.tables.groups import grouped
 from lm_profiler.report.tables.merged import by_facts, repeats_together
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.pivot import pivot

@@ -9,7 +9,17 @@ from typing import Any
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column
-from lm_profiler.report.tables.merged import Merged, by_facts, differs, set_apart, status_text, told_by_size, unset
+from lm_profiler.report.tables.merged import (
+    WORDS,
+    Merged,
+    alone,
+    by_facts,
+    differs,
+    set_apart,
+    status,
+    told_by_size,
+    unset,
+)
 from lm_profiler.report.tables.merged import figure as estimated
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.table import fact_text
@@ -40,7 +50,7 @@ class Group:
     @property
     def trouble(self) -> str:
         """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
-        return "" if all(entry.status == "ok" for entry in self.entries) else status_text(self.entries)
+        return "" if all(entry.status == "ok" for entry in self.entries) else status(self.entries, WORDS)
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,8 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
     """
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
     axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, set_apart(entries)))}
-    alone = [[entry] for entry in entries]
-    return [axis for axis in axes.values() if differs(entries, axis) and not told_by_size(alone, axis)]
+    rows = alone(entries)
+    return [axis for axis in axes.values() if differs(rows, axis) and not told_by_size(rows, axis)]
 
 
 def label(values: Sequence[Any]) -> str:
@@ -120,11 +130,6 @@ def stack(group: Group) -> dict[str, float]:
     known = {part: seconds for part, seconds in found.items() if seconds is not None}
     step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())
     return {part: seconds * (step / total if step and total else 1.0) for part, seconds in known.items()}
-
-
-def shortened(name: str, most: int = 48) -> str:
-    """Labels of any length would leave no room for a picture; its end tells most of one."""
-    return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
 
 
 def lines(groups: Groups) -> dict[str, list[Group]]:
