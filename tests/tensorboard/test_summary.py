@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def test_the_summary_is_a_table_in_which_no_name_makes_markup(tmp_path: Path, as
     assert "<img" not in shown
     assert "x | &lt;img src=//evil&gt; ![y](//evil) `z` **: 20 steps" in shown
     assert "<td>forward</td>" in shown.replace(' style="text-align: left;"', "")
+    assert {"Time of a step (ms)", "Use of the hardware", "Steadiness"} <= set(re.findall("<h2>(.*?)</h2>", shown))
     assert "3.000" in shown
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+
+from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.terminal import terminal
 
 EXAMPLES = """\
 for your own model under your own precision:
@@ -64,9 +68,9 @@ class Options:
 
 def run(options: Options) -> int:
     """Print the table; returns the exit code."""
-    print(f"{_ADDEND} added {_TIMES} times is {_EXACT:g}; here it is")
-    rows = sums()
-    width = max(len(row.how) for row in rows)
-    for how, value, why in rows:
-        print(f"  {how:<{width}}  {value:8.4f}  {value / _EXACT - 1:+8.3%}  {why}")
+    rows = [[how, f"{value:.4f}", f"{value / _EXACT - 1:+.3%}", why] for how, value, why in sums()]
+    headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
+    cells = [[Cell(text=text) for text in row] for row in rows]
+    table = Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {_EXACT:g}; here it is"])
+    sys.stdout.write(terminal(table, sys.stdout))
     return 0

@@ -17,8 +17,8 @@ def test_a_thousand_additions_come_to_what_is_known() -> None:
 def test_it_prints_each_with_its_error(capsys: Any) -> None:
     assert main(["numerics"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    assert lines[2].split()[:5] == ["float16", "+=", "float16", "9.9531", "-0.469%"]
+    assert len(lines) == 6
+    assert lines[3].split()[:5] == ["float16", "+=", "float16", "9.9531", "-0.469%"]
 
 
 def test_it_takes_no_arguments(capsys: Any) -> None:

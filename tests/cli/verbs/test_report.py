@@ -57,6 +57,26 @@ def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture
     assert err == ""
 
 
+def test_a_single_run_is_a_page_of_its_figures_unless_a_table_is_asked_for(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    alone = logs / "alone"
+    assert report(alone) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("alone: 6 steps of fit")
+    times = [line.split() for line in page.splitlines() if line.startswith(("forward  ", "backward  "))]
+    assert [row[:4] for row in times[:2]] == [[part, ms, f"[{ms},", f"{ms}]"] for part, ms in _SLOW_MS.items()]
+    assert report(alone, "--output", tmp_path / "page.md") == 0
+    lines = (tmp_path / "page.md").read_text().splitlines()
+    assert {"## Time of a step (ms)", "## Steps"} <= set(lines)
+    for options in (["--columns", "name,step_s"], ["--layout", "wide"], ["--format", "csv"], ["--warmup", "1"]):
+        assert report(alone, *options) == 0
+        assert "Time of a step" not in capsys.readouterr().out
+
+
+_SLOW_MS = {"forward": "20.00", "backward": "50.00"}
+
+
 def test_rows_can_be_grouped_and_pivoted(logs: Path, capsys: pytest.CaptureFixture[str]):
     assert report(logs, "--group_by", "size", "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
