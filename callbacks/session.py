@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from lm_profiler.callbacks.instruments.instruments import Instruments
+from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
@@ -67,7 +67,6 @@ class Session:
         self._rank = rank
         self._stopping = stopping
         tell = tell if tell is not None else self.notes.append
-        instruments.guard(tell)
         self._drawing = Part("progress", tell)
         self._keeping = Part("writing the steps while they come", tell)
         self._keep = keep
@@ -137,22 +136,14 @@ class Session:
 
     def measured(self) -> Measured:
         """What there is to record, of this rank."""
-        instruments = self.instruments
+        facts = self.instruments.facts()
         return Measured(
             rows=tuple(self._rows),
-            part_peaks=instruments.memory.by_part,
-            held=instruments.memory.held,
-            levels=instruments.memory.levels,
-            allocator=instruments.memory.allocator,
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            recompilations=instruments.compiles.recompilations,
-            telemetry=instruments.telemetry.reading,
-            syncs=instruments.syncs.points,
-            cpu_uses=() if instruments.contention.use is None else (instruments.contention.use,),
-            flops=instruments.flops.seen,
-            notes=(*self.notes, *_recompiled(instruments.compiles.names)),
+            notes=(*self.notes, *_recompiled(facts.get("recompiled", ()))),
+            **facts,
         )
 
     def _begin_stage(self) -> None:
@@ -214,7 +205,7 @@ class Session:
         return whole - sum(row.host_time("step") for row in self._rows if row.stage == "measure")
 
 
-def _recompiled(names: list[str]) -> list[str]:
+def _recompiled(names: Sequence[str]) -> list[str]:
     """The note that names what was compiled while measuring, each thing once and the first few of many."""
     once = list(dict.fromkeys(names))
     more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""

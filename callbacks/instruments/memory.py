@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +14,9 @@ from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.history import allocator_facts
-from lm_profiler.measure.memory.holdings import HeldAtPeak, HoldingsReader
+from lm_profiler.measure.memory.holdings import HoldingsReader
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
-from lm_profiler.record.run import AllocatorReading, MemoryLevels
 from lm_profiler.record.steps import Peaks
 
 
@@ -68,10 +68,7 @@ class MemoryReader:
         self._observers: tuple[Callable[[int], None], ...] = ()
         self.step_peaks: Callable[[], Peaks] = probe.peaks
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
-        self.by_part: dict[str, Peaks] = {}
-        self.held: dict[str, HeldAtPeak] = {}
-        self.levels: MemoryLevels | None = None
-        self.allocator: AllocatorReading | None = None
+        self.facts: dict[str, Any] = {}
 
     def begin(self, stage: str) -> None:
         self._probe.reset()
@@ -91,12 +88,12 @@ class MemoryReader:
 
     def end(self, stage: str) -> None:
         if stage == "measure":
-            self.allocator = allocator_facts(self._device)
+            self.facts["allocator"] = allocator_facts(self._device)
         if self._readers is None:
             return
         holdings, levels, parts = self._readers
         self.discard()
-        self.by_part, self.held, self.levels = parts.by_part(), holdings.by_part(), levels.levels
+        self.facts |= {"part_peaks": parts.by_part(), "held": holdings.by_part(), "levels": levels.levels}
 
     def discard(self) -> None:
         self.step_peaks = self._probe.peaks

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -97,6 +98,7 @@ class Tracer:
 
     name = "trace"
     part: Part = UNGUARDED
+    facts: Mapping[str, Any] = {}  # they are in the trace's own files
 
     def __init__(
         self,

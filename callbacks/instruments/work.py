@@ -81,6 +81,10 @@ class FlopsWatch:
         self._observer: Callable[[int], None] | None = None
         self.seen = SeenFlops()
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        return {"flops": self.seen}
+
     def begin(self, stage: str) -> None:
         if stage != "memory":
             return

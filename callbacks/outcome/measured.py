@@ -17,16 +17,19 @@ class Measured:
     """All that a run has to say when it ends: of one rank, or of every one brought together."""
 
     rows: Sequence[StepRow]
-    part_peaks: Mapping[str, Peaks]
     planned: Mapping[str, int]
-    between_steps_s: float | None
-    device_idle: float | None
+    between_steps_s: float | None = None
+    device_idle: float | None = None
     """Share of the measured phases at whose beginning the device had nothing left to do."""
-    recompilations: int
-    notes: Sequence[str]
+    notes: Sequence[str] = ()
+    # What the instruments say, each under the name of its facts.
+    part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
     held: Mapping[str, HeldAtPeak] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     allocator: AllocatorReading | None = None
+    recompilations: int = 0
+    recompiled: Sequence[str] = ()
+    """What was compiled, as ``recompiled_since`` names it."""
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
     cpu_uses: Sequence[CpuUse] = ()

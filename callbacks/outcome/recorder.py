@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.shares import odd, shares, typical
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import (
@@ -23,10 +24,9 @@ from lm_profiler.analysis.steps.summaries import (
     throughput,
 )
 from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.facts import model_facts
-from lm_profiler.callbacks.outcome.hardware import Hardware
 from lm_profiler.callbacks.outcome.judgement import (
-    Unsure,
     free_share,
     judge,
     judge_utilisation,
@@ -45,14 +45,12 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
-    Environment,
     Failure,
     MemoryFacts,
     MemoryReading,
     RunRecord,
     Status,
     Telemetry,
-    Throughput,
     Utilisation,
     Verb,
     Verdict,
@@ -96,7 +94,8 @@ class Recorder:
         self._trainer = trainer
         self._module = module
         self._verb: Verb = verb
-        self._surroundings: Environment | None = None
+        self._steps: list[StepRow] = []
+        self._cut = 0
 
     def begin(self, planned: Mapping[str, int]) -> None:
         """Write what a killed process leaves: a record that says ``unfinished``, and no step yet."""
@@ -111,8 +110,36 @@ class Recorder:
         append_steps(self.folder / "steps.csv", rows)
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
-        """The record without what drivers, git and the machine are asked for, which ``complete`` does."""
-        return self._record(measured, status, failure, Hardware(), asking=False)
+        """The record of what was measured, to which ``complete`` adds what module, drivers and git are asked for."""
+        timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
+        steps = self._steps = mean_over_ranks(timed)
+        level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
+        self._cut = 0 if level is None else level.cut
+        steady, notes = steps[self._cut :], list(measured.notes)
+        times = summaries(steady, "device")
+        tokens = throughput(steady, times)
+        return RunRecord(
+            **self._launch.facts(),
+            status=status,
+            failure=failure,
+            verb=self._verb,
+            steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
+            steps_planned=dict(measured.planned),
+            first_step_s=max((row.host_time("step") for row in measured.rows if row.step == 1), default=None),
+            between_steps_s=measured.between_steps_s,
+            time=times,
+            host_time=summaries(steady, "host"),
+            shares=shares(typical(steady)),
+            odd_steps=odd(steady),
+            rank_step_s=rank_medians(timed),
+            memory=_memory(timed, measured),
+            throughput=tokens,
+            steadiness=level,
+            telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
+            contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
+            syncs=measured.syncs,
+            notes=notes,
+        )
 
     def save(self, measured: Measured, record: RunRecord) -> None:
         """Write steps.csv and run.json.
@@ -123,13 +150,24 @@ class Recorder:
         write_steps(self.folder / "steps.csv", measured.rows)
         write_run(self.folder, record)
 
-    def complete(self, measured: Measured, record: RunRecord, hardware: Hardware) -> RunRecord:
-        """Log the scalars, and write run.json once more with all that was found out since ``record``."""
-        record = self._record(measured, record.status, record.failure, hardware)
-        notes = list(record.notes)
-        try_or_note(
-            "scalars in TensorBoard", lambda: self._log_scalars(mean_over_ranks(_timed(measured)), record), notes
-        )
+    def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
+        """``record`` with all that was learnt since; written once more, and told to TensorBoard."""
+        notes = [*record.notes, *late.notes]
+        step_s = record.time["step"].median
+        facts: dict[str, Any] = {
+            "duration_s": self._launch.facts()["duration_s"],
+            "model": try_or_note("model", lambda: model_facts(self._trainer, self._module), notes),
+            "environment": try_or_note("environment", lambda: environment(self._device, self._world_size), notes),
+            "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
+            "numerics": late.numerics,
+        }
+        if record.throughput is not None:
+            rate = {"samples_per_step": late.samples, "samples_per_s": per_second(late.samples, step_s or None)}
+            facts["throughput"] = record.throughput.model_copy(update=rate)
+        record = record.model_copy(update=facts)
+        verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
+        record = record.model_copy(update={"verdict": verdict})
+        try_or_note("scalars in TensorBoard", lambda: self._log_scalars(record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
         write_run(self.folder, record)
@@ -140,116 +178,36 @@ class Recorder:
         notes = list(measured.notes)
         return RunRecord(**self._launch.facts(), status=status, failure=failure, verb=self._verb, notes=notes)
 
-    def _record(
-        self,
-        measured: Measured,
-        status: Status,
-        failure: Failure | None,
-        hardware: Hardware,
-        asking: bool = True,
-    ) -> RunRecord:
-        trainer, launch = self._trainer, self._launch
-        timed, notes = _timed(measured), [*measured.notes, *hardware.notes]
-        steps = mean_over_ranks(timed)
-        level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
-        steady = steps[level.cut :] if level is not None else []
-        usual = typical(steady)
-        times, host_times = summaries(steady, "device"), summaries(steady, "host")
-        tokens = throughput(steady, times, hardware.samples)
-        utilisation = try_or_note("utilisation", lambda: self._utilisation(times["step"].median, hardware), notes)
-        surroundings = try_or_note("environment", self._environment, notes) if asking else None
-        memory = _memory(timed, measured)
-        free = free_share(memory.measured.allocated_peak, surroundings.device_bytes if surroundings else None)
-        other_use = try_or_note("contention", lambda: contention(measured.cpu_uses), notes)
-        verdict = try_or_note(
-            "verdict",
-            lambda: self._verdict(
-                usual,
-                why_unsure(level, len(steady), other_use),
-                measured.device_idle,
-                utilisation,
-                tokens,
-                free,
-                hardware.kernels,
-            ),
-            notes,
-        )
-        first = [row.host_time("step") for row in measured.rows if row.step == 1]
-        return RunRecord(
-            **launch.facts(),
-            status=status,
-            failure=failure,
-            verb=self._verb,
-            environment=surroundings,
-            model=try_or_note("model", lambda: model_facts(trainer, self._module), notes),
-            steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
-            steps_planned=dict(measured.planned),
-            first_step_s=max(first, default=None),
-            between_steps_s=measured.between_steps_s,
-            time=times,
-            host_time=host_times,
-            shares=shares(usual),
-            odd_steps=odd(steady),
-            rank_step_s=rank_medians(timed),
-            memory=memory,
-            throughput=tokens,
-            steadiness=level,
-            utilisation=utilisation,
-            telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
-            contention=other_use,
-            syncs=measured.syncs,
-            numerics=hardware.numerics,
-            verdict=verdict,
-            notes=notes,
-        )
-
-    def _environment(self) -> Environment:
-        if self._surroundings is None:  # asking git and drivers takes a moment
-            self._surroundings = environment(self._device, self._trainer.world_size)
-        return self._surroundings
-
     @property
     def _device(self) -> torch.device:
         return self._trainer.strategy.root_device
 
-    def _utilisation(self, step_s: float | None, hardware: Hardware) -> Utilisation | None:
-        # Ranks on the CPU share its cores: they are one device.
-        devices = 1 if self._device.type == "cpu" else self._trainer.world_size
-        return judge_utilisation(
-            hardware.flops,
-            step_s,
-            device_name(self._device),
-            run_dtype(self._trainer),
-            devices,
-            hardware.ceiling,
-            hardware.peak_flops_per_s,
-        )
+    @property
+    def _world_size(self) -> int:
+        return self._trainer.world_size
 
-    def _verdict(
-        self,
-        steps: Sequence[StepRow],
-        unsure: Unsure | None,
-        device_idle: float | None,
-        utilisation: Utilisation | None,
-        tokens: Throughput,
-        memory_free_share: float | None,
-        kernels: KernelTable | None,
-    ) -> Verdict | None:
-        trainer, per_step = self._trainer, tokens.tokens_per_step
+    def _utilisation(self, step_s: float | None, late: LateFacts) -> Utilisation | None:
+        # Ranks on the CPU share its cores: they are one device.
+        devices = 1 if self._device.type == "cpu" else self._world_size
+        name, dtype = device_name(self._device), run_dtype(self._trainer)
+        return judge_utilisation(late.flops, step_s, name, dtype, devices, late.ceiling, late.peak_flops_per_s)
+
+    def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
+        trainer, steady, utilisation = self._trainer, self._steps[self._cut :], record.utilisation
+        per_step = record.throughput.tokens_per_step if record.throughput is not None else None
         per_batch = None if per_step is None else per_step // batches_per_step(trainer, self._verb)
         recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
-        settings = settings_of(trainer, self._module, per_batch, recomputes, memory_free_share)
-        return judge(steps, unsure, self._device.type != "cpu", device_idle, utilisation, settings, kernels)
+        peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
+        free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
+        settings = settings_of(trainer, self._module, per_batch, recomputes, free)
+        unsure = why_unsure(record.steadiness, len(steady), record.contention)
+        has_stream = self._device.type != "cpu"
+        return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
 
-    def _log_scalars(self, steps: Sequence[StepRow], record: RunRecord) -> None:
-        if not steps:
-            return
-        ideal_s = ideal_step_s(record)
-        write_scalars(self.folder, ((row.step, scalars(row, ideal_s)) for row in steps))
-
-
-def _timed(measured: Measured) -> list[StepRow]:
-    return [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
+    def _log_scalars(self, record: RunRecord) -> None:
+        if self._steps:
+            ideal_s = ideal_step_s(record)
+            write_scalars(self.folder, ((row.step, scalars(row, ideal_s)) for row in self._steps))
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:

@@ -16,7 +16,7 @@ def own_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
-    monkeypatch.setattr("lm_profiler.callbacks.outcome.hardware.known_ceiling", lambda device, dtype, say: None)
+    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda device, dtype, say: None)
 
 
 @pytest.fixture(autouse=True)

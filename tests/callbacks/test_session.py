@@ -10,22 +10,16 @@ import torch
 from fake_device import Clock, FakeStream
 
 from lm_profiler.callbacks import TraceOptions
-from lm_profiler.callbacks.instruments.instruments import (
-    CompileWatch,
-    HistoryWatch,
-    Instruments,
-    SyncWatch,
-    TelemetryWatch,
-)
+from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
-from lm_profiler.measure.device.contention import ContentionWatch
 from lm_profiler.record.steps import Peaks
 
 STEP_MS = 10
@@ -78,14 +72,10 @@ class Loop:
             timeline=self.timeline,
             schedule=StageCounter(stages),
             instruments=Instruments(
-                memory=MemoryReader(self.probe, self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
-                compiles=CompileWatch(),
-                syncs=SyncWatch(cpu),
-                history=HistoryWatch(cpu, folder, False),
-                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
-                telemetry=TelemetryWatch(cpu),
-                flops=FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)),
-                contention=ContentionWatch(cpu),
+                MemoryReader(self.probe, self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
+                Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
+                [FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)), *watches_of(cpu)],
+                print,
             ),
             rank=0,
             **options,

@@ -9,20 +9,14 @@ import torch
 from fake_device import Clock
 
 from lm_profiler.callbacks import StageOptions, TraceOptions
-from lm_profiler.callbacks.instruments.instruments import (
-    CompileWatch,
-    HistoryWatch,
-    Instruments,
-    SyncWatch,
-    TelemetryWatch,
-)
+from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.device.contention import ContentionWatch
 from lm_profiler.measure.memory.peaks import ProcessProbe
 
 
@@ -39,14 +33,10 @@ class Loop:
             stream=None,
             schedule=StageCounter({"warmup": options.warmup_steps, "measure": options.planned_steps}),
             instruments=Instruments(
-                memory=MemoryReader(ProcessProbe(), self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
-                compiles=CompileWatch(),
-                syncs=SyncWatch(cpu),
-                history=HistoryWatch(cpu, folder, False),
-                tracer=Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
-                telemetry=TelemetryWatch(cpu),
-                flops=FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)),
-                contention=ContentionWatch(cpu),
+                MemoryReader(ProcessProbe(), self.timeline, cpu, lambda: (torch.nn.Linear(1, 1), [])),
+                Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
+                [FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)), *watches_of(cpu)],
+                print,
             ),
             progress=None,
             rank=0,

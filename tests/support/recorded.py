@@ -9,7 +9,7 @@ from typing import Any
 from known_loop import trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.callbacks.outcome.hardware import Hardware
+from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.measure.device.ceiling import Ceiling
@@ -25,7 +25,7 @@ LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.
 FLOPS = Flops(forward=100, backward=200, recomputation=60)
 
 
-def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None = None, **found: Any) -> RunRecord:
+def recorded(folder: Path, step_ms: Sequence[float], hardware: LateFacts | None = None, **found: Any) -> RunRecord:
     """The record of measured steps of ``step_ms``, all of it forward."""
     trainer, module = trainer_with([], folder), BoringModel()
     rows = []
@@ -35,7 +35,7 @@ def recorded(folder: Path, step_ms: Sequence[float], hardware: Hardware | None =
     values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
     measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
     recorder = Recorder(folder, Launch(), trainer, module, "fit")
-    recorder.complete(measured, recorder.first(measured, "ok", None), hardware or Hardware())
+    recorder.complete(measured, recorder.first(measured, "ok", None), hardware or LateFacts())
     return read_run(folder)
 
 

@@ -7,12 +7,11 @@ as stolen, nobody inside can see.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from lm_profiler.measure.boundary import UNGUARDED, Part
 from lm_profiler.measure.device.cpu_reading import CpuReading, cpu_reading
 from lm_profiler.measure.device.gpu_sharing import gpu_neighbours_of
 from lm_profiler.record.run import Contention, GpuSharing
@@ -33,36 +32,23 @@ class CpuUse:
     gpu: GpuSharing | None = None
 
 
-class ContentionWatch:
-    """Reads the counts around the ``measure`` stage, and nothing in between.
+class CpuUseReader:
+    """Reads the counts at ``begin`` and at ``end``, and nothing in between, for a run on ``device``."""
 
-    Args:
-        device: what the run computes on.
-        read: takes a reading.
-    """
-
-    name = "contention"
-    part: Part = UNGUARDED
-
-    def __init__(self, device: torch.device, read: Callable[[], CpuReading | None] | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._gpu = gpu_neighbours_of(device)
-        self._read = read or cpu_reading
         self._before: CpuReading | None = None
-        self.use: CpuUse | None = None
 
-    def begin(self, stage: str) -> None:
-        if stage != "measure":
-            return
+    def begin(self) -> None:
         if self._gpu is not None:
             self._gpu.begin()
-        self._before = self._read()
+        self._before = cpu_reading()
 
-    def end(self, stage: str) -> None:
-        if stage == "measure" and self._before is not None and (after := self._read()) is not None:
-            self.use = CpuUse(self._before, after, None if self._gpu is None else self._gpu.end())
-
-    def discard(self) -> None:
-        self.use = None
+    def end(self) -> list[CpuUse]:
+        """The use of this process; empty where nobody counts."""
+        if self._before is None or (after := cpu_reading()) is None:
+            return []
+        return [CpuUse(self._before, after, None if self._gpu is None else self._gpu.end())]
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:

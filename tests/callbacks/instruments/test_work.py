@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from torch.utils.data import DataLoader
 from zoo import Compiled, CompiledOutside, CompiledWithValues
 
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.instruments import instruments as parts
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.record.run import RunRecord, Verb, read_run
@@ -225,24 +225,21 @@ def no(*args: Any, **kwargs: Any) -> Any:
     raise OSError("no such driver")
 
 
-WATCH = "instruments.instruments.CompileWatch."
-
-
 @pytest.mark.parametrize(
     "where,told",
     [
-        ("outcome.hardware.known_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("outcome.afterwards.known_ceiling", "ceiling unknown: OSError: no such driver"),
         ("outcome.recorder.judge", "verdict unknown: OSError: no such driver"),
         ("outcome.recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
         ("outcome.recorder.model_facts", "model unknown: OSError: no such driver"),
         ("outcome.recorder.environment", "environment unknown: OSError: no such driver"),
         ("outcome.recorder.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
         (
-            "instruments.instruments.CompileWatch.end",
+            "instruments.watches.recompiled_since",
             "recompilations failed and was taken out: OSError: no such driver",
         ),
         (
-            "instruments.instruments.CompileWatch.begin",
+            "instruments.watches.recompilations",
             "recompilations failed and was taken out: OSError: no such driver",
         ),
     ],
@@ -259,18 +256,20 @@ def test_what_fails_beside_the_times_is_a_note(
 
 
 def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts.TelemetryWatch, "begin", no)
+    broken = SimpleNamespace(start=no, stop=lambda: None)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.telemetry_of", lambda device: broken)
     record = run(BoringModel(), tmp_path, profiler=instruments(1, 3, memory=1, trace=1))
     assert record.memory is not None
     assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}
     assert list(tmp_path.rglob("*.pt.trace.json.gz"))
+    assert "telemetry failed and was taken out: OSError: no such driver" in record.notes
 
 
 def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lm_profiler.callbacks.outcome.hardware.known_ceiling", interrupt)
+    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", interrupt)
     profiler = instruments(1, 3)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer_with([profiler], tmp_path).fit(BoringModel())

@@ -18,9 +18,9 @@ from torch import nn
 from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
-from lm_profiler.callbacks.instruments.instruments import HistoryWatch, require_history
+from lm_profiler.callbacks.instruments.watches import history_watch
+from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.facts import is_compiled
-from lm_profiler.callbacks.outcome.hardware import Hardware
 from lm_profiler.callbacks.outcome.judgement import free_share, judge, judge_utilisation, settings_of
 from lm_profiler.measure.device.environment import MatrixUnits, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
@@ -57,7 +57,7 @@ def test_a_run_that_slows_half_way_says_so(tmp_path: Path) -> None:
 
 
 def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, Hardware(FLOPS, ceiling_of(72_000.0)))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0)))
     assert record.verdict is not None
     assert record.verdict.bound_by == "compute"
     said = lines(record)
@@ -78,7 +78,7 @@ def test_the_trace_tells_what_the_marks_cannot(
     tmp_path: Path, all_reduce_us: float, adam_us: float, bound_by: str, share: float
 ) -> None:
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
-    verdict = recorded(tmp_path, LEVEL, Hardware(FLOPS, ceiling_of(72_000.0), kernels=table)).verdict
+    verdict = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0), kernels=table)).verdict
     assert verdict is not None
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
 
@@ -208,7 +208,7 @@ def test_unknown_work_has_no_utilisation() -> None:
 
 
 def test_utilisation_is_of_the_median_step(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, Hardware(FLOPS, ceiling_of(72_000.0), 60_000.0))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0), 60_000.0))
     assert record.utilisation is not None
     assert record.utilisation.mfu == pytest.approx(300 / 10e-3 / 60_000)
     assert record.utilisation.of_ceiling == pytest.approx(360 / 10e-3 / 72_000)
@@ -293,7 +293,7 @@ def test_a_memory_history_without_cuda_is_refused_at_once() -> None:
 
 def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device, given cpu; leave the option out$"):
-        require_history(torch.device("cpu"))
+        history_watch(torch.device("cpu"), Path())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = MemoryOptions(history=True)
     monkeypatch.undo()
@@ -316,8 +316,8 @@ def test_a_history_that_cannot_be_written_is_recorded_no_longer(
 ) -> None:
     asked: list[object] = []
     history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.instruments.memory_history_of", lambda device: history)
-    watch = HistoryWatch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle", True)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
+    watch = history_watch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle")
     watch.begin("memory")
     with pytest.raises(FileNotFoundError):
         watch.end("memory")

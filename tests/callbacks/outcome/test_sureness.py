@@ -17,7 +17,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from recorded import FLOPS, LEVEL, ceiling_of, lines
 
-from lm_profiler.callbacks.outcome.hardware import Hardware
+from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.measure.device.contention import CpuUse
@@ -28,7 +28,7 @@ from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS
 
-HALF_OF_THE_CEILING = Hardware(FLOPS, ceiling_of(72_000.0))
+HALF_OF_THE_CEILING = LateFacts(FLOPS, ceiling_of(72_000.0))
 """Of steps of 10 ms."""
 
 

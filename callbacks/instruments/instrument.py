@@ -1,0 +1,109 @@
+"""What is looked at beside time: each instrument is told when a stage begins and ends, and keeps its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.measure.boundary import UNGUARDED, Part
+
+
+class Instrument(Protocol):
+    """Told of every stage; works between steps. What it raises takes it out, and ``discard`` is called."""
+
+    name: str
+    part: Part
+    """Answers for what training calls of it during a step."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What it knows by now, by the fields of ``Measured``."""
+
+    def begin(self, stage: str) -> None:
+        """``stage`` starts with the next step."""
+
+    def end(self, stage: str) -> None:
+        """``stage`` is over; of ``measure``, on the device too."""
+
+    def discard(self) -> None:
+        """Stop, and leave training's objects as they were."""
+
+
+class Watch:
+    """An instrument that looks from the begin of one ``stage`` to its end.
+
+    Args:
+        name: what messages call it.
+        stage: the one in which it looks.
+        start: begins to look.
+        finish: ends it; returns the facts.
+        stop: ends it where nobody wants to know any more; may be called twice.
+    """
+
+    part: Part = UNGUARDED
+
+    def __init__(
+        self,
+        name: str,
+        stage: str,
+        start: Callable[[], object],
+        finish: Callable[[], Mapping[str, Any]],
+        stop: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.facts: Mapping[str, Any] = {}
+        self._stage, self._start, self._finish, self._stop = stage, start, finish, stop
+
+    def begin(self, stage: str) -> None:
+        if stage == self._stage:
+            self._start()
+
+    def end(self, stage: str) -> None:
+        if stage == self._stage:
+            self.facts = self._finish()
+
+    def discard(self) -> None:
+        self._stop()
+
+
+class Instruments:
+    """All of one run's, in the order in which they begin; they end in the opposite one.
+
+    Args:
+        memory: begins first: it resets the peaks that others may add to.
+        tracer: has a stage of its own.
+        others: in their order; what a reading would disturb stands before what reads.
+        tell: is told when one of them fails, each by itself.
+    """
+
+    def __init__(
+        self, memory: MemoryReader, tracer: Tracer, others: Iterable[Instrument], tell: Callable[[str], object]
+    ) -> None:
+        self.memory, self.tracer = memory, tracer
+        self._all: list[Instrument] = [memory, tracer, *others]
+        for instrument in self._all:
+            instrument.part = Part(instrument.name, tell, instrument.discard)
+
+    def begin(self, stage: str) -> None:
+        """``stage`` starts with the next step."""
+        for instrument in self._all:
+            instrument.part.run(instrument.begin, stage)
+
+    def end(self, stage: str) -> None:
+        """``stage`` is over."""
+        for instrument in reversed(self._all):
+            if instrument.part.out:
+                instrument.part.undo()  # what it could not undo where it failed, amid a backward pass
+            else:
+                instrument.part.run(instrument.end, stage)
+
+    def discard(self) -> None:
+        """Stop them all."""
+        for instrument in reversed(self._all):
+            instrument.part.run(instrument.discard)
+
+    def facts(self) -> dict[str, Any]:
+        """What they know, by the fields of ``Measured``; of one that failed, what it knew by then."""
+        return {name: value for instrument in self._all for name, value in instrument.facts.items()}

@@ -1,0 +1,70 @@
+"""The instruments that only look, from the begin of a stage to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lm_profiler.callbacks.instruments.instrument import Watch
+from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
+from lm_profiler.measure.counts.syncs import sync_detector_of
+from lm_profiler.measure.device.contention import CpuUseReader
+from lm_profiler.measure.device.telemetry import telemetry_of
+from lm_profiler.measure.memory.history import memory_history_of
+
+
+def watches_of(device: torch.device, history: Path | None = None) -> list[Watch]:
+    """All that have a meaning on ``device``, in the order in which they begin; ``history`` is a snapshot's file."""
+    watches = [recompilations_watch()]
+    if (syncs := sync_detector_of(device)) is not None:
+        detector = syncs
+        watches.append(
+            Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": detector.end()}, detector.end)
+        )
+    if history is not None:
+        watches.append(history_watch(device, history))
+    if (telemetry := telemetry_of(device)) is not None:
+        sampler = telemetry
+        watches.append(
+            Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": sampler.stop()}, sampler.stop)
+        )
+    # The last to begin and the first to end: it counts the CPU time of all that runs in between.
+    cpu = CpuUseReader(device)
+    return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]
+
+
+def recompilations_watch() -> Watch:
+    """How often torch.compile compiled while steps were measured, and what."""
+    before = 0
+
+    def start() -> None:
+        nonlocal before
+        before = recompilations()
+
+    def finish() -> Mapping[str, Any]:
+        return {"recompilations": recompilations() - before, "recompiled": recompiled_since(before) or ()}
+
+    return Watch("recompilations", "measure", start, finish)
+
+
+def history_watch(device: torch.device, path: Path) -> Watch:
+    """The allocator's history of the ``memory`` stage, in ``path``.
+
+    Raises:
+        ValueError: the allocator of ``device`` keeps none.
+    """
+    history = memory_history_of(device)
+    if history is None:
+        raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
+
+    def finish() -> Mapping[str, Any]:
+        try:
+            history.dump(path)
+        finally:
+            history.stop()
+        return {}
+
+    return Watch("memory.history", "memory", history.start, finish, history.stop)

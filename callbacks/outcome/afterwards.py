@@ -1,0 +1,95 @@
+"""What is looked at when all timing is over: a step's FLOPs, the machine's own ceiling, kernels, the precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from lm_profiler.callbacks.instruments.numerics import NumericsAudit
+from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
+from lm_profiler.callbacks.instruments.work import Work
+from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.measure.boundary import try_or_note
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.device.ceiling import Ceiling
+from lm_profiler.measure.device.kept_ceilings import known_ceiling
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run import Flops, NumericsFacts, Verb
+
+
+@dataclass(frozen=True)
+class LateFacts:
+    """None is unknown."""
+
+    flops: Flops | None = None
+    """Of a step, over all ranks."""
+    ceiling: Ceiling | None = None
+    peak_flops_per_s: float | None = None
+    """Of one device, where the user says it."""
+    samples: int | None = None
+    """Of a step, over all ranks."""
+    numerics: NumericsFacts | None = None
+    kernels: KernelTable | None = None
+    """Of rank 0's trace."""
+    notes: Sequence[str] = ()
+
+
+class Afterwards:
+    """Keeps what the run's first batch looks like, once it was ``seen``, to look at the run when it is over.
+
+    Args:
+        verb: what runs.
+        audit: whether its precision is to be audited.
+        peak_flops_per_s: dense peak of one device, where the user says it.
+    """
+
+    def __init__(self, verb: Verb, audit: bool, peak_flops_per_s: float | None) -> None:
+        self._work, self._audit = Work(verb), NumericsAudit(audit, verb)
+        self._peak_flops_per_s = peak_flops_per_s
+        self.seen = False
+
+    def see(self, trainer: Trainer, batch: Any) -> None:
+        """Remember ``batch``."""
+        self.seen = True
+        self._work.see(trainer, batch)
+        self._audit.see(batch)
+
+    def look(self, trainer: Trainer, measured: Measured, tracer: Tracer) -> LateFacts:
+        """On rank 0, after the run; what fails leaves a note."""
+        notes: list[str] = []
+        module, device = trainer.lightning_module, trainer.strategy.root_device
+        dtype = torch_dtype(run_dtype(trainer))
+        kernels = try_or_note("kernels", tracer.kernels, notes)
+        notes += without_kernels(device, kernels)
+        return LateFacts(
+            flops=try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes),
+            ceiling=try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
+            if dtype
+            else None,
+            peak_flops_per_s=self._peak_flops_per_s,
+            samples=try_or_note("samples", lambda: self._work.samples_per_step(trainer), notes),
+            kernels=kernels,
+            numerics=try_or_note("numerics", lambda: self._audit.facts(trainer, module), notes),
+            notes=notes,
+        )
+
+    def _flops(self, trainer: Trainer, measured: Measured, notes: list[str]) -> Flops | None:
+        steps = len({row.step for row in measured.rows if row.stage == "memory"})
+        try:
+            return self._work.flops_per_step(trainer, trainer.lightning_module, measured.flops, steps)
+        except UncountableError as unknown:
+            notes.append(f"FLOPs unknown: {unknown}")
+            return None
+
+
+def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:
+    """The note that a trace of ``device`` shows the host alone; none where it shows the device, or there is none."""
+    if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
+        return []
+    text = f"the trace has PyTorch's operators and no kernel: the driver of this {device.type} device lets nobody look "
+    return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]

@@ -1,0 +1,173 @@
+"""How a run ends: what was measured becomes a record, whatever fails on the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
+from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, status_of
+from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
+from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.callbacks.session import Session
+from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, try_or_note
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import Failure, RunRecord, Status, Verb
+from lm_profiler.record.steps import write_steps
+from lm_profiler.report.run.terminal import end_tables
+from lm_profiler.report.tables.formats import render
+
+
+@dataclass(eq=False)
+class Ending:
+    """Of one run, from its set-up on: it may end before it began. Making one calls nothing that could fail.
+
+    Args:
+        trainer: of the run.
+        launch: how it was started.
+        verb: what it runs.
+        planned: the steps of each stage.
+        core: the instruments as a whole; where they failed the run failed.
+        take_out: leaves the loop as it was.
+        tell: is told what goes wrong, and adds it to ``notes``.
+        notes: what was told so far.
+        quiet: print no table.
+
+    ``part`` guards what is called of it, and gives it up with ``abandon``. When it is ``over`` there is nothing left to
+    do; ``record`` is what was written last.
+    """
+
+    trainer: Trainer
+    launch: Launch
+    verb: Verb
+    planned: Mapping[str, int]
+    core: Part
+    take_out: Callable[[], None]
+    tell: Callable[[str], object]
+    notes: list[str]
+    quiet: bool
+    part: Part = UNGUARDED
+    exchange: Exchange | None = None
+    session: Session | None = None
+    afterwards: Afterwards | None = None
+    recorder: Recorder | None = None
+    record: RunRecord | None = None
+    over: bool = False
+    _gathered: Measured | None = None
+
+    def early(self) -> None:
+        """The loop was left before its stages were done."""
+        if not self.over:
+            self.finish("ok", early=True)
+
+    def died(self, exception: BaseException, phase: str, step: int) -> None:
+        """``exception`` ended the run in ``phase`` of ``step``."""
+        device, status = self.trainer.strategy.root_device, status_of(exception)
+        failure = failure_of(exception, phase, step, device)
+        if status == "oom" and self.recorder is not None:
+            keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
+        self.finish(status, failure)
+
+    def finish(self, status: Status, failure: Failure | None = None, early: bool = False) -> None:
+        """Record the run, and print its table."""
+        self.take_out()
+        trainer, session = self.trainer, self.session
+        if early and session is not None and not self.core.out:
+            left = session.schedule
+            planned = counted(left.planned[left.stage or ""], "step")
+            self.notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
+        measured = self._measured(failure)
+        if failure is None:
+            measured = self._gathered = measured if self.exchange is None else self.exchange.gather(measured)
+            if self.core.error is not None:
+                status, failure = "failed", failure_of_ours(self.core.error, session.steps + 1 if session else None)
+            elif not measured.rows:
+                status, failure = "failed", NO_STEP
+        elif not trainer.is_global_zero:
+            # The other ranks may never answer again: each keeps what it has.
+            write_steps(self._a_recorder().folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
+        if trainer.is_global_zero:
+            self._record(measured, status, failure)
+        elif failure is None and session is not None:
+            try_or_note("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
+        self.over = True
+        self.session = None
+
+    def abandon(self) -> None:
+        """What was to be recorded could not be: leave the loop as it was, and keep what can be kept."""
+        error = self.part.error
+        self.take_out()
+        if self.session is not None:
+            self.session.instruments.discard()
+        if self.trainer.is_global_zero and error is not None:
+            measured = self._gathered if self._gathered is not None else self._measured(None)
+            record = self.record
+            if record is None:
+                record = self._a_recorder().bare(measured, "failed", failure_of_ours(error, None))
+            self._save(measured, record.model_copy(update={"notes": [*record.notes, f"not complete: {said(error)}"]}))
+        self.over = True
+
+    def _measured(self, failure: Failure | None) -> Measured:
+        """What there is: of instruments that failed, what they had by then."""
+        session = self.session
+        measured = None
+        if session is not None:
+            last = Part("the last steps", self.tell, session.instruments.discard, outcome="unknown")
+            last.run(session.finish, failure is None)
+            measured = try_or_note("what was measured", session.measured, self.notes)
+        if measured is None:
+            measured = Measured((), self.planned)
+        return replace(measured, notes=(*self.notes, *measured.notes))
+
+    def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
+        """First what is certain: neither an error nor a signal in what is looked at afterwards can lose it."""
+        recorder, notes = self._a_recorder(), list(measured.notes)
+        record = try_or_note("figures", lambda: recorder.first(measured, status, failure), notes)
+        self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))
+        self.over = True
+        if record is not None and self.record is not None:
+            late = LateFacts()
+            if failure is None and measured.rows and self.session is not None and self.afterwards is not None:
+                late = self.afterwards.look(self.trainer, measured, self.session.instruments.tracer)
+            self.record = recorder.complete(measured, self.record, late)
+        if not self.quiet:
+            Part("the table", self.tell).run(self._show)
+
+    def _show(self) -> None:
+        """Print the table in one go."""
+        assert self.record is not None
+        put(sys.stdout, render(end_tables(self.record, self._a_recorder().folder), "terminal", sys.stdout))
+
+    def _a_recorder(self) -> Recorder:
+        """The run's, or where there is none one at the second place."""
+        if self.recorder is None:
+            self.recorder = self.recorder_in(second_place(self.launch.name))
+        return self.recorder
+
+    def recorder_in(self, folder: Path) -> Recorder:
+        """One that writes the run's files into ``folder``."""
+        return Recorder(folder, self.launch, self.trainer, self.trainer.lightning_module, self.verb)
+
+    def _save(self, measured: Measured, record: RunRecord) -> None:
+        self.record = record
+        recorder = self._a_recorder()
+        try:
+            recorder.save(measured, record)
+        except OSError as error:
+            first, second = recorder.folder, second_place(record.name)
+            text = f"the record is in {second}: {first} cannot be written to: {said(error)}"
+            record = record.model_copy(update={"notes": [*record.notes, text]})
+            recorder.folder = second
+            try:
+                recorder.save(measured, record)
+            except OSError:
+                recorder.folder = first
+                raise
+            self.record = record
+            self.tell(text)
