@@ -6,30 +6,18 @@ the actions that begin or end a phase into marks, and passes all of them on to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from copy import copy
-from functools import partial
 from typing import Any
 
 from lightning.pytorch.profilers import Profiler
 
-from lm_profiler.callbacks.marks.spans import (
-    NOTHING,
-    Action,
-    Both,
-    Clip,
-    Died,
-    Done,
-    Epoch,
-    Forward,
-    Marked,
-    OptimizerStep,
-)
-from lm_profiler.callbacks.namespaces import STEPS, is_exactly, overrides, verb_of
-from lm_profiler.measure.boundary import Part
+from lm_profiler.callbacks.marks.actions import Actions
+from lm_profiler.callbacks.marks.spans import NOTHING, Both
+from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.measure.clocks import timeline as at
-from lm_profiler.measure.clocks.timeline import Span, StepMarks, Timeline
+from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.record.run import Verb
 
 _FETCHES: dict[Verb, str] = {
@@ -39,32 +27,9 @@ _FETCHES: dict[Verb, str] = {
     "predict": "[_PredictionLoop].predict_next",
 }
 _MANUAL_STEP = "optimizer_step"
-# Hooks that Lightning calls inside a phase and that are not its work: a user's gradient norm is not the backward pass.
-_HOOKS_INSIDE = ("on_before_backward", "on_after_backward", "on_after_batch_transfer")
 
 _DRY = 1000
 """Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
-
-
-class _Spans(dict[str, Marked]):
-    """The span of each action, looked up when the action is first seen."""
-
-    def __init__(
-        self, find: Callable[[str], Marked | None], counting: Sequence[tuple[str, str, Marked]], part: Part
-    ) -> None:
-        super().__init__()
-        self._find = find
-        self._counting = counting
-        self._part = part
-
-    def __missing__(self, action_name: str) -> Marked:
-        span = self._part.run(self._find, action_name) or NOTHING
-        if self._part.out:
-            for owner, hook, counting in self._counting:
-                if action_name.startswith(owner) and action_name.endswith(hook):
-                    span = counting
-        self[action_name] = span
-        return span
 
 
 class PhaseProfiler(Profiler):
@@ -109,7 +74,6 @@ class PhaseProfiler(Profiler):
         self._follow = follow
         self._done = done
         self._stop = stop
-        self._died = died
         self._callback = callback
         self._idle = idle
         self.cut = self._aside = False
@@ -117,16 +81,8 @@ class PhaseProfiler(Profiler):
         self.step_done = False
         verb = verb_of(trainer)
         self._fetch = _FETCHES[verb]
-        self._forward = STEPS[verb]
         self._fitting = verb == "fit"
-        self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
-        self._epoch = Epoch(self, timeline.part)
-        # All that is needed to count steps: where they are done, and where the loop is left.
-        ends = ("[LightningModule]", ".optimizer_step") if self._automatic else ("[Strategy]", f".{self._forward}")
-        counting: list[tuple[str, str, Marked]] = [(*ends, Done(self))]
-        if self._fitting:
-            counting.append(("run_training_epoch", "", self._epoch))
-        self._spans = _Spans(self._span, counting, timeline.part)
+        self._spans = Actions(trainer, timeline, self, died)
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
             self.profile = self._spans.__getitem__  # type: ignore[method-assign,assignment]
@@ -250,50 +206,3 @@ class PhaseProfiler(Profiler):
         if not timeline.live:
             timeline.come_inside()
         return self._step_ended(timeline.end_step()) if timeline.running else self._left
-
-    def _span(self, action_name: str) -> Marked | None:
-        """What ``[Owner]Class.hook`` means for the timeline; None for nothing."""
-        owner, hook = action_name.partition("]")[0] + "]", action_name.rpartition(".")[2]
-        if owner == "[Strategy]":
-            return self._strategy_span(hook)
-        if hook == "on_exception":
-            return Died(self._died)
-        if hook in _HOOKS_INSIDE:
-            return Span(self._timeline, at.OTHER) if self._is_users(owner, action_name, hook) else None
-        if not self._fitting:
-            return None
-        if action_name == "run_training_epoch":
-            return self._epoch
-        return self._module_span(hook) if owner == "[LightningModule]" else None
-
-    def _strategy_span(self, hook: str) -> Marked | None:
-        if hook == self._forward:
-            return Forward(self._timeline, None if self._automatic else self)
-        if hook == "batch_to_device":
-            return Span(self._timeline, at.TRANSFER)
-        return Span(self._timeline, at.BACKWARD) if hook == "backward" else None
-
-    def _module_span(self, hook: str) -> Marked | None:
-        timeline = self._timeline
-        if hook == "optimizer_zero_grad":
-            return Span(timeline, at.ZERO_GRAD)
-        if hook == "configure_gradient_clipping":
-            return Clip(timeline, at.CLIP)
-        if hook == "on_before_optimizer_step" and not self._automatic:
-            # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
-            return Action(timeline, partial(timeline.enter, at.OPTIMIZER))
-        if hook == "optimizer_step":
-            return OptimizerStep(timeline, self)
-        if hook in ("on_validation_model_zero_grad", "on_validation_model_eval"):
-            # Validation amid training belongs to no step; the loop comes back by asking for a batch.
-            return Action(timeline, timeline.go_outside)
-        return None
-
-    def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
-        candidates: list[object] = [self._trainer.lightning_module] if owner == "[LightningModule]" else []
-        if owner == "[LightningDataModule]":
-            candidates = [getattr(self._trainer, "datamodule", None)]
-        elif owner == "[Callback]":
-            key = action_name[len(owner) : -len(hook) - 1]
-            candidates = [c for c in self._trainer.callbacks if c.state_key == key]
-        return any(overrides(candidate, hook) for candidate in candidates)

@@ -24,23 +24,30 @@ class Nothing(AbstractContextManager[None]):
 NOTHING = Nothing()
 
 
-class Steps(Protocol):
-    """Whoever wants to know that a step is done."""
+class Loop(Protocol):
+    """Whoever counts the steps and is told of the epochs of the training loop."""
 
     step_done: bool
+    cut: bool
+
+    def enter_epoch(self) -> None:
+        """One begins."""
+
+    def leave_epoch(self) -> None:
+        """It is over, ``cut`` or not."""
 
 
 class Done(Nothing):
     """Where this action ends well the step is done. All that is left where the instruments failed."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_loop",)
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self._steps.step_done = True
+            self._loop.step_done = True
 
 
 class Action(Nothing):
@@ -78,11 +85,11 @@ class Died(Nothing):
 class Forward(Span):
     """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("_loop",)
 
-    def __init__(self, timeline: Timeline, steps: Steps | None) -> None:
+    def __init__(self, timeline: Timeline, loop: Loop | None) -> None:
         super().__init__(timeline, at.FORWARD)
-        self._steps = steps
+        self._loop = loop
 
     def __enter__(self) -> None:
         timeline = self._timeline
@@ -94,8 +101,8 @@ class Forward(Span):
             timeline.part.failed(error)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        if kind is None and self._steps is not None:
-            self._steps.step_done = True
+        if kind is None and self._loop is not None:
+            self._loop.step_done = True
         timeline = self._timeline
         try:
             if kind is not None:
@@ -127,13 +134,13 @@ class OptimizerStep(Done):
 
     __slots__ = ("_timeline",)
 
-    def __init__(self, timeline: Timeline, steps: Steps) -> None:
-        super().__init__(steps)
+    def __init__(self, timeline: Timeline, loop: Loop) -> None:
+        super().__init__(loop)
         self._timeline = timeline
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self._steps.step_done = True  # first: it counts whatever fails
+            self._loop.step_done = True  # first: it counts whatever fails
         timeline = self._timeline
         try:
             if kind is not None:
@@ -144,39 +151,27 @@ class OptimizerStep(Done):
             timeline.part.failed(error)
 
 
-class Epochs(Protocol):
-    """Whoever is told of the epochs of the training loop."""
-
-    cut: bool
-
-    def enter_epoch(self) -> None:
-        """One begins."""
-
-    def leave_epoch(self) -> None:
-        """It is over, ``cut`` or not."""
-
-
 class Epoch(Nothing):
     """An epoch of the training loop, which it leaves with StopIteration where it is cut: the loop takes that for the
     end of training, without the end of an epoch that never was."""
 
-    __slots__ = ("_epochs", "_part")
+    __slots__ = ("_loop", "_part")
 
-    def __init__(self, epochs: Epochs, part: Part) -> None:
-        self._epochs = epochs
+    def __init__(self, loop: Loop, part: Part) -> None:
+        self._loop = loop
         self._part = part
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self._part.run(self._epochs.enter_epoch)
+        self._part.run(self._loop.enter_epoch)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is not None:
             return
         try:
-            self._epochs.leave_epoch()
+            self._loop.leave_epoch()
         except BaseException as error:
             self._part.failed(error)
-        if self._epochs.cut:
+        if self._loop.cut:
             raise StopIteration
 
 
