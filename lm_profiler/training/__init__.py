@@ -16,15 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionAlone", "EmptyBatches", "FakeTokens", "LanguageModel"]
 
-_HOMES = {
-    "AttentionAlone": "attention_alone",
-    "EmptyBatches": "attention_alone",
-    "FakeTokens": "fake_tokens",
-    "LanguageModel": "language_model",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    home = {"FakeTokens": "fake_tokens", "LanguageModel": "language_model"}.get(name, "attention_alone")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _HEAVY_OPTIMIZER = 0.25
+_TF32 = "Allow TF32 products: torch.set_float32_matmul_precision('high')."
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,7 @@ def for_input(s: Settings, copying: bool) -> str:
     """The batch comes late: by the copy to the device (`copying`), or by its making."""
     if copying:
         return _first(
-            [
-                (
-                    s.pin_memory is False,
-                    "Pin the batches' memory (pin_memory=True): copies then overlap with work.",
-                )
-            ],
+            [(s.pin_memory is False, "Pin the batches' memory (pin_memory=True): copies then overlap with work.")],
             "Send less: token ids as int32 instead of int64, and only what the step uses.",
         )
     prepare = "Prepare (tokenize, pack) the data before training"
@@ -81,10 +77,7 @@ def for_host(s: Settings) -> str:
     return _first(
         [
             (s.compiled is False, "Try torch.compile: it fuses small kernels into fewer launches."),
-            (
-                s.fused_optimizer is False,
-                "Use the fused optimizer (fused=True): one launch instead of hundreds.",
-            ),
+            (s.fused_optimizer is False, "Use the fused optimizer (fused=True): one launch instead of hundreds."),
         ],
         _larger_batch(s, "the same launches then do more work"),
     )
@@ -125,10 +118,7 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_devi
             ),
             (on_device and s.can_halve, f"Try precision {s.half_precision}: it runs on tensor cores."),
             (s.compiled is False, "Try torch.compile."),
-            (
-                s.checkpointing is True and spare,
-                "Switch activation checkpointing off: memory is free for it.",
-            ),
+            (s.checkpointing is True and spare, "Switch activation checkpointing off: memory is free for it."),
         ],
         rest,
     )

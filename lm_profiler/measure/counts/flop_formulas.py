@@ -97,37 +97,18 @@ def _euclidean_distances(left: Tensor, right: Tensor, **_: Any) -> int:
     return 2 * prod(left.shape) * right.shape[-2]
 
 
-def _convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    *_: Any,
-    out_val: Tensor,
-    **__: Any,
-) -> int:
-    return _sliding(x.shape, weight, out_val.shape, transposed)
+def _convolution(x: Tensor, weight: Tensor, *rest: Any, out_val: Tensor, **__: Any) -> int:
+    """``rest``: bias, stride, padding, dilation, whether it is transposed, …"""
+    return _sliding(x.shape, weight, out_val.shape, rest[4])
 
 
-def _convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    transposed: bool,
-    output_padding: Any,
-    groups: Any,
-    mask: Sequence[bool],
-    **_: Any,
-) -> int:
-    """The gradients of input and weight are as much work each as the convolution itself."""
-    return (mask[0] + mask[1]) * _sliding(x.shape, weight, grad.shape, transposed)
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any, **__: Any) -> int:
+    """The gradients of input and weight are as much work each as the convolution itself.
+
+    ``rest``: the bias' sizes, stride, padding, dilation, whether it is transposed, …, and which gradients are wanted.
+    """
+    of_input, of_weight, _ = map(int, rest[7])
+    return (of_input + of_weight) * _sliding(x.shape, weight, grad.shape, rest[4])
 
 
 def _sliding(x: Sequence[int], weight: Tensor, out: Sequence[int], transposed: bool) -> int:
@@ -173,27 +154,12 @@ def _twice(formula: Formula) -> Formula:
 
 
 _FUSED = (
-    "flash_attention",
-    "flash_attention_for_cpu",
-    "efficient_attention",
-    "cudnn_attention",
-    "fused_attention_overrideable",
+    *("flash_attention", "flash_attention_for_cpu", "efficient_attention"),
+    *("cudnn_attention", "fused_attention_overrideable"),
 )
+_SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2")
 _BY_NAME: dict[str, Formula] = {
-    **dict.fromkeys(
-        (
-            "mm",
-            "bmm",
-            "mv",
-            "dot",
-            "vdot",
-            "_grouped_mm",
-            "_scaled_grouped_mm",
-            "_scaled_grouped_mm_v2",
-            "_scaled_mm_v2",
-        ),
-        _product,
-    ),
+    **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _product),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _added_product),
     "_euclidean_dist": _euclidean_distances,
     "convolution": _convolution,

@@ -12,7 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
@@ -55,7 +55,7 @@ class SyncDetector:
         self._show_others = warnings.showwarning
         warnings.filterwarnings("ignore", message=_PROTOTYPE)
         warnings.filterwarnings("always", message=_TEXT)
-        warnings.showwarning = self._show
+        warnings.showwarning = self._show  # type: ignore[assignment]  # hands on what follows the line
         try:
             self._mode = self._cuda.get_sync_debug_mode()
             self._cuda.set_sync_debug_mode(_WARN)
@@ -80,19 +80,11 @@ class SyncDetector:
         if filters is not None:
             filters.__exit__(None, None, None)
 
-    def _show(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
+    def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if str(message).startswith(_TEXT):
             self._counts[_culprit(sys._getframe(1), (filename, lineno, ""))] += 1
         else:
-            self._show_others(message, category, filename, lineno, file, line)
+            self._show_others(message, category, filename, lineno, *rest)
 
 
 def sync_detector_of(device: torch.device) -> SyncDetector | None:
