@@ -81,9 +81,7 @@ class CellServer:
         """Kill what runs, and wait until it is gone."""
         if self._process is not None:
             self._link.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_PATIENCE_S if self._ready else 0)
-            self._bury(self._process)
+            self._bury(self._process, _PATIENCE_S if self._ready else 0.0)
 
     def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None:
         """Ask for the process of ``cell``; it is on its way until ``events`` tells that it has started."""
@@ -144,7 +142,7 @@ class CellServer:
         for pid in self._pids.values():
             if pid is not None:
                 _kill_group(pid)
-        said = self._bury(process)
+        said = self._bury(process, _PATIENCE_S)
         how = f"the process that starts cells died ({_how(process.returncode)})"
         if not self._ready:
             raise ServerError(f"{how}: {said}" if said else how)
@@ -152,8 +150,10 @@ class CellServer:
         self._pids.clear()
         return [*lost]
 
-    def _bury(self, process: subprocess.Popen[bytes]) -> str:
-        """Close everything of it; returns the last line that it said."""
+    def _bury(self, process: subprocess.Popen[bytes], patience_s: float) -> str:
+        """Let it end, and close everything of it; returns the last line that it said."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(patience_s)
         process.kill()
         process.wait()
         self._link.close()

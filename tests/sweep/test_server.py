@@ -79,7 +79,8 @@ def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(tmp_path:
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with CellServer((sys.executable, "-c", "raise SystemExit('no torch here')")) as server:
+    dies = "import os, time; os.close(0); time.sleep(0.5); raise SystemExit('no torch here')"  # it hangs up before
+    with CellServer((sys.executable, "-c", dies)) as server:
         server.start("a", [], tmp_path / "a.txt", {})
         with pytest.raises(ServerError, match=r"^the process that starts cells died \(exit code 1\): no torch here$"):
             events_until_end(server)
