@@ -57,8 +57,8 @@ SHOWN = {page: lines for page in PAGES if (lines := commands(page))}
 
 
 @pytest.fixture(scope="module")
-def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str | None]:
-    """The first command of each page that failed, each page in a folder with nothing but its own programs."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str | None], str]:
+    """The first command of each page that failed, each page in a folder of its own; and all that was printed."""
     folder, todo = tmp_path_factory.mktemp("pages"), []
     for page, lines in SHOWN.items():
         here = folder / page.stem
@@ -73,13 +73,27 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, str | None]
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     print(done.stdout, done.stderr)  # of use where a page fails
-    return dict(zip(SHOWN, json.loads((folder / "results.json").read_text()), strict=True))
+    return dict(zip(SHOWN, json.loads((folder / "results.json").read_text()), strict=True)), done.stdout
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_commands_of_a_page_work(page: Path, failures: dict[Path, str | None]) -> None:
-    assert failures[page] is None
+def test_the_commands_of_a_page_work(page: Path, ran: tuple[dict[Path, str | None], str]) -> None:
+    assert ran[0][page] is None
+
+
+def beginnings(output: str) -> list[str]:
+    """The words with which lines of a run's end begin, as far as they are the same on every machine."""
+    end = output[output.index("\ndemo:") :].splitlines()
+    return [re.split(r"[\d:]| {2}", line)[0] for line in end if line and not line.startswith("note:")]
+
+
+@pytest.mark.timeout(900)
+def test_the_readme_shows_what_is_printed(ran: tuple[dict[Path, str | None], str]) -> None:
+    shown = next(block["text"] for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["kind"] == "console")
+    command = shown.splitlines()[0].removeprefix("$ ")
+    printed = ran[1].split(f"$ {tiny(command)}\n", 1)[1].split("\n$ ", 1)[0]
+    assert beginnings(shown) == beginnings(f"\n{printed}")
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:
