@@ -67,7 +67,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str | None
             (here / name).write_text(text, encoding="utf-8")
         todo.append((str(here), lines))
     program = [sys.executable, str(ROOT / "tests" / "support" / "run_pages.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # One thread: threads that wait for each other take long where other programs use the machine.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         program, input=json.dumps(todo), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
