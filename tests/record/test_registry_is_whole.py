@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
+from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, LISTS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
 from lm_profiler.record.run import RunRecord
@@ -77,25 +77,6 @@ def test_every_number_of_run_json_is_in_the_registry(path: str) -> None:
 def test_every_part_has_every_statistic(times: str, part: str) -> None:
     names = {path.rpartition(".")[2] for path in numbers() if path.startswith(f"{times}.*")}
     assert {f"{times}.{part}.{name}" for name in names - set(OF_ALL_PARTS)} <= registered()
-
-
-def filled(annotation: Any, count: Iterator[int]) -> Any:
-    """A value of the type in which everything is known, and no number stands twice."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (Union, UnionType):
-        return filled(next(argument for argument in arguments if argument is not type(None)), count)
-    if origin is Literal:
-        return arguments[0]
-    if origin is dict:
-        return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "memory", "trace")}
-    if origin in (list, tuple):
-        return [filled(arguments[0], count) for _ in range(3)]
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return {name: filled(field.annotation, count) for name, field in annotation.model_fields.items()}
-    return {int: next(count), float: next(count) / 7, bool: True, str: "word", Any: "any"}[annotation]
-
-
-WHOLE: dict[str, Any] = filled(RunRecord, itertools.count(3))
 
 
 def at(tree: Any, path: str) -> Any:

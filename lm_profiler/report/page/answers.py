@@ -10,10 +10,10 @@ from typing import Any
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
-from lm_profiler.record.quantities import TIMED, TIMES, Place, Quantity
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place, Quantity
+from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.run.facts import facts
+from lm_profiler.report.run.facts import sections
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
 from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
@@ -105,7 +105,7 @@ def table_of(table: Table) -> Json:
 
 
 def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
-    """The run called ``name``: its table and lines as the terminal shows them, its figures by what they are about.
+    """The run called ``name``: its table and lines as the terminal shows them, and every figure, by sections.
 
     Raises:
         RecordError: it is a cell that left no run.
@@ -113,26 +113,38 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
     if (record := entry.record) is None:
         raise RecordError(f"{name}: not a run but a sweep")
     table = time_table(record)
-    verdict, failure, known = verdict_lines(record), failure_lines(record), facts(record)
+    verdict, failure = verdict_lines(record), failure_lines(record)
     return {
-        "record": record.model_dump(mode="json", exclude={"config"}),
+        **record.model_dump(include={"status", "started", "duration_s", "command"}),
         "headline": table.title or record.name,
         "words": record.words,
         "verdict": verdict,
         "error": failure[0] if failure else None,
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
-        "table": table.texts() or None,
-        "held": known.pop("Memory", []),
-        "facts": known,
+        "times": table_of(table),
         "steps": _steps(entry, most_steps),
+        "causes": _causes(record),
+        "sections": [table_of(section) for section in sections(record)],
     }
 
 
-def _steps(entry: Entry, most: int) -> Json:
-    """Columns of the timed stages, means over the ranks, in SI; ``error`` where the file is missing or damaged.
+def _causes(record: RunRecord) -> Json:
+    """Bytes by what they are for and by the part of the step in whose peak they are."""
+    found: Json = {}
+    for of in GROUPS["Memory by cause"]:
+        if (value := of.get(record)) is not None:
+            found.setdefault(of.title.partition(": ")[2], {})[of.of] = value
+    return found
 
-    Of ``of`` steps ``every``-th one.
+
+def _steps(entry: Entry, most: int) -> Json:
+    """Columns of the timed stages, means over the ranks, in SI; ``error`` where a run's file is missing or damaged.
+
+    Of ``of`` steps ``every``-th one; the first ``warmup`` of these are in no summary. ``clocks`` that tell them apart.
     """
+    record = entry.record
+    if record is None or not record.steps:  # it never began a step
+        return {"step": []}
     try:
         timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
     except RecordError as error:
@@ -140,11 +152,16 @@ def _steps(entry: Entry, most: int) -> Json:
     steps = mean_over_ranks(timed)
     every = math.ceil(len(steps) / most) or 1
     rows = steps[::every]
+    cut = record.steadiness.cut if record.steadiness is not None else 0
+    warmup = sum(row.stage == "warmup" for row in rows) + math.ceil(cut / every)
+    told = any(row.seconds is not None for row in rows)
+    host = record.environment is not None and record.environment.device_type != "cpu"
     return {
         "of": len(steps),
         "every": every,
         "step": [row.step for row in rows],
-        "stage": [row.stage for row in rows],
+        "warmup": warmup,
+        "clocks": ["device", "host"] if told and host else ["host"],
         "device": {part: [row.seconds and _short(row.time(part)) for row in rows] for part in TIMED},
         "host": {part: [_short(row.host_time(part)) for row in rows] for part in TIMED},
     }

@@ -1,8 +1,9 @@
-// One run: what it is bound by, its phases, its steps, its memory, and how to repeat it.
+// One run: what it is bound by, its phases, its steps, its memory, every other figure, and how to repeat it.
 import { ask } from "./api.js";
 import { draw, plain } from "./charts.js";
-import { card, choose, copyButton, el, swatch, table } from "./dom.js";
-import { memory as size, ms, number, UNKNOWN, unitOf } from "./units.js";
+import { card, choose, copyButton, el } from "./dom.js";
+import { sheet } from "./sheet.js";
+import { ms, number, unitOf } from "./units.js";
 
 export const title = "Run";
 export const ofRun = true;
@@ -10,16 +11,13 @@ export const ofRun = true;
 // Each part by itself: a record damaged in one place hides no other.
 export async function show(root, { run, colours }) {
   const answer = await ask("run", { run });
-  const { record } = answer;
-  const failure = part(() => outOfMemory(record.failure));
+  const times = () => (answer.times.rows.length ? [card("Time by phase (ms)", timed(answer.times, colours))] : []);
   root.append(
-    el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(() => times(answer, colours))),
-    ...failure,
-    ...part(() => steps(answer, colours)),
-    ...part(() => memory(answer, colours)),
-    ...part(() => facts(answer.facts)),
-    ...part(() => [card("Environment", environment(record))]),
-    ...part(() => [card("Repeat it", command(record.command))]),
+    el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(times)),
+    ...part(() => steps(answer.steps, colours)),
+    ...part(() => memory(answer.causes, colours)),
+    ...part(() => sections(answer.sections, colours)),
+    ...part(() => [card("Repeat it", command(answer.command))]),
   );
 }
 
@@ -31,38 +29,20 @@ function part(build) {
   }
 }
 
-function summary(run, { headline, words, verdict, error, lines, record }) {
+function summary(run, { headline, status, words, verdict, error, lines, started, duration_s }) {
   const [verdictLine, next] = verdict.map((line) => line.replace(/^\w+: /, ""));
   return el(
     "article",
     { class: "card summary grow" },
-    el("h2", {}, headline, pill(record.status), ...words.map(pill)),
+    el("h2", {}, headline, pill(status), ...words.map(pill)),
     ...(error ? [el("p", { class: "error" }, error)] : []),
     ...(verdict.length ? [el("p", { class: "verdict" }, verdictLine), el("p", {}, el("b", {}, "Next: "), next)] : []),
     el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: /^(note|odd):/.test(line) && "note" }, line))),
-    el("p", { class: "quiet" }, `${run} · started ${time(record.started)} · took ${number(record.duration_s, 1)} s`),
+    el("p", { class: "quiet" }, `${run} · started ${time(started)} · took ${number(duration_s, 1)} s`),
   );
 }
 
 const pill = (word) => el("span", { class: `status ${word}` }, word);
-
-// What an out-of-memory error says of the device's memory.
-function outOfMemory(failure) {
-  if (!failure?.out_of_memory) return [];
-  const rows = Object.entries(failure.out_of_memory).map(([what, bytes]) => [what, size(bytes)]);
-  return [card("The device’s memory, as the error tells", table(["", ""], rows, { figures: false }))];
-}
-
-function times({ table: columns }, colours) {
-  return columns === null ? [] : [card("Time by phase (ms)", phases(columns, colours))];
-}
-
-function facts(groups) {
-  const tables = Object.entries(groups).map(([title, rows]) =>
-    el("div", { class: "facts" }, el("h3", {}, title), table(["", ""], rows, { figures: false })),
-  );
-  return tables.length ? [card("Further facts", el("div", { class: "columns" }, ...tables))] : [];
-}
 
 // As it stands in the record where that is no time.
 function time(iso) {
@@ -70,33 +50,28 @@ function time(iso) {
   return Number.isNaN(date.getTime()) ? String(iso) : `${date.toISOString().slice(0, 19).replace("T", " ")} UTC`;
 }
 
-// The columns as the terminal has them: [header, cell, cell …].
-function phases(columns, colours) {
-  const rows = columns[0].slice(1).map((phase, i) => {
-    const name = el("span", {}, swatch(colours.parts[phase] ?? "none"), phase);
-    return [name, ...columns.slice(1).map((column) => column[i + 1])];
-  });
-  const figures = table(columns.map((column) => column[0]), rows);
-  figures.classList.add("phases");
-  return figures;
+function timed(times, colours) {
+  const table = sheet({ ...times, above: [], below: [] }, colours.parts); // the summary has its lines
+  table.classList.add("phases");
+  return table;
 }
 
 // Without a finished step there is nothing to draw: the summary says how the run ended.
-function steps({ steps, record }, colours) {
-  if (steps.error) return Object.keys(record.steps).length ? [card("Steps", el("p", { class: "error" }, steps.error))] : [];
+function steps(steps, colours) {
+  if (steps.error) return [card("Steps", el("p", { class: "error" }, steps.error))];
   if (!steps.step.length) return [];
   const chart = el("div", { class: "chart" });
-  const drawn = (clock) => drawSteps(chart, steps, clock, record, colours);
-  const onDevice = steps.device.step.some((seconds) => seconds !== null);
-  const oneClock = record.environment?.device_type === "cpu" || !onDevice;
-  const why = onDevice ? "On the CPU there is one clock, the host’s." : "The device did not say how long its steps took: on the host’s clock.";
-  const clocks = oneClock ? el("p", { class: "quiet" }, why) : choose("Clock", [["device", "Device clock"], ["host", "Host clock"]], "device", drawn);
-  requestAnimationFrame(() => drawn(oneClock ? "host" : "device"));
+  const drawn = (clock) => drawSteps(chart, steps, clock, colours);
+  const titles = { device: "Device clock", host: "Host clock" };
+  const [first, ...others] = steps.clocks;
+  const clocks = steps.clocks.map((clock) => [clock, titles[clock]]);
+  const above = others.length ? choose("Clock", clocks, first, drawn) : el("p", { class: "quiet" }, "By the host’s clock alone.");
+  requestAnimationFrame(() => drawn(first));
   const thinned = steps.every > 1 ? [el("p", { class: "quiet" }, `One of ${steps.every} steps is drawn, of ${number(steps.of)}.`)] : [];
-  return [card("Time of each step", clocks, ...thinned, chart)];
+  return [card("Time of each step", above, ...thinned, chart)];
 }
 
-function drawSteps(chart, steps, clock, record, colours) {
+function drawSteps(chart, steps, clock, colours) {
   const occurring = Object.entries(colours.parts).filter(([part]) => steps[clock][part].some((seconds) => seconds > 0));
   const data = occurring.map(([part, color]) => ({
     type: "bar",
@@ -106,7 +81,7 @@ function drawSteps(chart, steps, clock, record, colours) {
     marker: { color },
     hovertemplate: `${part}: %{y:.3f} ms<extra>step %{x}</extra>`,
   }));
-  const { range, ...marked } = warmup(steps, steps[clock].step, record, colours);
+  const { range, ...marked } = warmup(steps, steps[clock].step, colours);
   return draw(chart, data, {
     barmode: "stack",
     bargap: 0.1,
@@ -116,10 +91,10 @@ function drawSteps(chart, steps, clock, record, colours) {
   });
 }
 
-// Shades the steps that are in no summary: the warm-up asked for, and what the steadiness left out besides. Where they
-// are far slower, as with a compiler, their bars are cut off so that the others can be read.
-function warmup(steps, seconds, record, colours) {
-  const count = steps.stage.filter((stage) => stage === "warmup").length + Math.ceil((record.steadiness?.cut ?? 0) / steps.every);
+// Shades the steps that are in no summary. Where they are far slower, as with a compiler, their bars are cut off so that
+// the others can be read.
+function warmup(steps, seconds, colours) {
+  const count = steps.warmup;
   if (!count) return {};
   const [slowest, steady] = [seconds.slice(0, count), seconds.slice(count)].map((some) => Math.max(0, ...some));
   const cut = steady > 0 && slowest > 2 * steady;
@@ -130,79 +105,51 @@ function warmup(steps, seconds, record, colours) {
   return { shapes: [area], annotations: [text], range: cut ? [0, 1.2e3 * steady] : undefined };
 }
 
-const PEAKS = { allocated_peak: "peak allocated", reserved_peak: "peak reserved", resident_peak: "peak resident" };
-const CAUSES = {
-  parameters: "parameters",
-  gradients: "gradients",
-  optimizer_states: "optimizer states",
-  buffers: "buffers",
-  activations_and_rest: "activations and rest",
-};
-
-function memory({ record: { memory }, held }, colours) {
-  const levels = held.length ? [el("h3", {}, "Held in a step"), table(["", ""], held, { figures: false })] : [];
-  if (!memory || !Object.keys(memory.parts).length) return levels.length ? [card("Memory", ...levels)] : [];
-  const shades = [...colours.series, colours.pale];
-  const causes = Object.entries(CAUSES).map(([name, text], i) => ({ name, text, color: shades[i] }));
-  const readings = Object.entries(PEAKS).map(([name, text]) => ({ text, of: (part) => memory.parts[part][name] }));
-  const columns = [...readings, ...causes.map(({ name, text }) => ({ text, of: (part) => memory.causes[part]?.[name] }))];
-  const parts = Object.keys(memory.parts);
-  const isKnown = ({ of }) => parts.some((part) => (of(part) ?? null) !== null);
-  const known = columns.filter(isKnown);
-  const unknown = columns.filter((column) => !isKnown(column)).map(({ text }) => text);
-  const rows = parts.map((part) => [
-    el("span", {}, swatch(colours.parts[part]), part),
-    ...known.map(({ of }) => size(of(part))),
-  ]);
-  const chart = el("div", { class: "chart low grow" });
-  requestAnimationFrame(() => drawMemory(chart, memory, causes.filter(({ text }) => !unknown.includes(text))));
-  const rest = unknown.length ? [el("p", { class: "quiet" }, `Unknown on this device: ${unknown.join(", ")}.`)] : [];
-  const figures = table(["phase", ...known.map(({ text }) => text)], rows);
-  return [card("Memory by phase and cause", el("div", { class: "beside" }, figures, chart), ...rest, ...levels)];
+// What the peak within each part of the step consists of: {cause: {part: bytes}}.
+function memory(causes, colours) {
+  if (!Object.keys(causes).length) return [];
+  const chart = el("div", { class: "chart low" });
+  requestAnimationFrame(() => drawMemory(chart, causes, colours));
+  return [card("Memory by phase and cause", chart)];
 }
 
-function drawMemory(chart, memory, causes) {
-  const parts = Object.keys(memory.parts);
-  const bytes = (part, { name }) => memory.causes[part]?.[name] ?? null;
-  const heights = parts.map((part) => causes.reduce((sum, cause) => sum + bytes(part, cause), 0));
+function drawMemory(chart, causes, colours) {
+  const shades = [...colours.series, colours.pale];
+  const parts = Object.keys(colours.parts).filter((part) => Object.values(causes).some((bytes) => part in bytes));
+  const heights = parts.map((part) => Object.values(causes).reduce((sum, bytes) => sum + (bytes[part] ?? 0), 0));
   const [unit, scale] = unitOf(Math.max(0, ...heights));
-  const data = causes.map((cause) => ({
+  const data = Object.entries(causes).map(([cause, bytes], i) => ({
     type: "bar",
-    name: cause.text,
+    name: cause,
     x: parts.map(plain),
-    y: parts.map((part) => bytes(part, cause) && bytes(part, cause) / scale),
-    marker: { color: cause.color },
-    hovertemplate: `${cause.text}: %{y:.3f} ${unit}<extra>%{x}</extra>`,
+    y: parts.map((part) => (bytes[part] ?? 0) / scale),
+    marker: { color: shades[i % shades.length] },
+    hovertemplate: `${cause}: %{y:.3f} ${unit}<extra>%{x}</extra>`,
   }));
   const xaxis = { tickfont: { size: 11 } }; // else their names touch
   return draw(chart, data, { barmode: "stack", xaxis, yaxis: { title: { text: `memory held (${unit})` }, rangemode: "tozero" } });
 }
 
-function environment({ environment, model, overrides, steps }) {
-  const rows = [];
-  const add = (name, value) => rows.push([name, value === null || value === undefined ? UNKNOWN : String(value)]);
-  if (environment) {
-    const count = environment.world_size > 1 ? ` × ${environment.world_size}` : "";
-    add("device", `${environment.device_name}${count} (${environment.device_type}, ${size(environment.device_bytes)})`);
-    if (environment.device_type !== "cpu") add("driver", environment.driver);
-    add("CPU", `${environment.cpu}, ${environment.cpu_count} cores, ${environment.threads} threads used`);
-    add("system", environment.platform);
-    add("versions", pairs(environment.versions));
-    add("flags", pairs(environment.flags));
-    add("commit", environment.git_commit);
+// Every figure, in the order of `report RUN`: a table with a title begins a section. Short ones stand side by side.
+function sections(tables, colours) {
+  const found = [];
+  for (const table of tables) {
+    const isWide = table.headings.length > 3;
+    if (!table.title) {
+      found.at(-1).tables.push(table);
+      found.at(-1).isWide ||= isWide;
+    } else found.push({ title: table.title, tables: [table], isWide });
   }
-  if (model) {
-    add("model", `${model.class_path}, ${number(model.parameters)} parameters, ${size(model.bytes)}`);
-    add("precision", model.precision);
-    add("optimizer", model.optimizers.join(", ") || "none");
-    if (model.accumulate_grad_batches > 1) add("batches a step", model.accumulate_grad_batches);
+  const cards = [];
+  for (const { title, tables, isWide } of found) {
+    const body = el("div", { class: "beside" }, ...tables.map((table) => sheet(table, colours.parts)));
+    const section = el("section", { class: "facts" }, el("h3", {}, title), body);
+    if (isWide) cards.push(el("article", { class: "card" }, section));
+    else if (cards.at(-1)?.lastChild.className === "columns") cards.at(-1).lastChild.append(section);
+    else cards.push(el("article", { class: "card" }, el("div", { class: "columns" }, section)));
   }
-  add("steps", pairs(steps) || "none");
-  if (Object.keys(overrides).length) add("given options", pairs(overrides));
-  return table(["", ""], rows, { figures: false });
+  return [el("div", { class: "beside" }, ...cards)];
 }
-
-const pairs = (object) => Object.entries(object).map(([name, value]) => `${name} ${value}`).join(", ");
 
 function command(text) {
   return el("div", { class: "command" }, el("code", {}, text), copyButton("Copy", () => text));

@@ -1,0 +1,32 @@
+"""A record in which everything is known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import RunRecord
+
+
+def filled(annotation: Any, count: Iterator[int]) -> Any:
+    """A value of the type in which everything is known, and no number stands twice."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        return filled(next(argument for argument in arguments if argument is not type(None)), count)
+    if origin is Literal:
+        return arguments[0]
+    if origin is dict:
+        return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "memory", "trace")}
+    if origin in (list, tuple):
+        return [filled(arguments[0], count) for _ in range(3)]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {name: filled(field.annotation, count) for name, field in annotation.model_fields.items()}
+    return {int: next(count), float: next(count) / 7, bool: True, str: "word", Any: "any"}[annotation]
+
+
+WHOLE: dict[str, Any] = filled(RunRecord, itertools.count(3))
