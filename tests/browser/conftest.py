@@ -17,8 +17,12 @@ from pathlib import Path
 
 import pytest
 from made_runs import made_entry
-from playwright.sync_api import Browser, ConsoleMessage, Route, expect, sync_playwright
-from tab import MARKUP, OpenTab, Tab
+from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
+from tab import MARKUP, Alone, OpenTab, Tab
+
+from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.record.collection import collect
+from lm_profiler.report.page.page import write_page
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -72,21 +76,20 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_tab(chromium: Browser, tensorboard: str) -> Iterator[OpenTab]:
-    """Opens the tab; when the test is over, nothing of ours has complained, or asked for anything elsewhere."""
+def new_page(chromium: Browser, tensorboard: str) -> Iterator[Callable[..., Page]]:
+    """A window; when the test is over, nothing of ours has complained in it, or asked for anything elsewhere."""
     complaints: list[str] = []
     contexts = []
 
-    def open_(theme: str = "light") -> Tab:
-        context = chromium.new_context(viewport={"width": 1280, "height": 800}, color_scheme=theme)
+    def open_(theme: str = "light", width: int = 1280) -> Page:
+        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
         contexts.append(context)
-        context.route(lambda url: not url.startswith((tensorboard, "data:", "blob:")), refuse)
+        context.route(lambda url: not url.startswith((tensorboard, "data:", "blob:", "file:")), refuse)
         page = context.new_page()
         page.set_default_timeout(PATIENCE_MS)
         page.on("console", hear)
         page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
-        page.goto(f"{tensorboard}/#lm_profiler")
-        return Tab(page, tensorboard)
+        return page
 
     def refuse(route: Route) -> None:
         complaints.append(f"asked for {route.request.url}")
@@ -103,9 +106,41 @@ def open_tab(chromium: Browser, tensorboard: str) -> Iterator[OpenTab]:
     assert complaints == []
 
 
+@pytest.fixture
+def open_tab(new_page: Callable[..., Page], tensorboard: str) -> OpenTab:
+    """Opens the tab."""
+
+    def open_(theme: str = "light", width: int = 1280) -> Tab:
+        page = new_page(theme, width)
+        page.goto(f"{tensorboard}/#lm_profiler")
+        return Tab(page, tensorboard)
+
+    return open_
+
+
+@pytest.fixture
+def open_page(new_page: Callable[..., Page], logdir: Path, tmp_path: Path) -> OpenTab:
+    """Writes the page of all runs below the log folder, as it is now, and opens the file."""
+
+    def open_(theme: str = "light", width: int = 1280) -> Tab:
+        write_page(with_unfinished(collect([logdir])), tmp_path / "page.html")
+        page = new_page(theme, width)
+        page.goto((tmp_path / "page.html").as_uri())
+        return Alone(page, str(logdir))
+
+    return open_
+
+
+@pytest.fixture(params=["tab", "page"])
+def open_either(request: pytest.FixtureRequest) -> OpenTab:
+    """Opens what shows the runs, in TensorBoard or as one file: the same modules, of the same answers."""
+    opened: OpenTab = request.getfixturevalue(f"open_{request.param}")
+    return opened
+
+
 def _is_ours(source: str) -> bool:
     """Perfetto talks to its own developers; the rest is TensorBoard's."""
-    return "lm_profiler" in source and "/perfetto/" not in source
+    return ("lm_profiler" in source or source.startswith("file:")) and "/perfetto/" not in source
 
 
 def _is_refusal(text: str) -> bool:
@@ -115,7 +150,7 @@ def _is_refusal(text: str) -> bool:
 
 @pytest.fixture
 def screenshot() -> Callable[[Tab, str], None]:
-    """Keeps a picture of the page, if anybody wants it."""
+    """Keeps a picture of the window, if anybody wants it."""
     folder = os.environ.get("SCREENSHOTS")
 
     def keep(tab: Tab, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The Run view shows the figures that the run's own files hold."""
+"""The Run view shows the figures that the run's own files hold: in the tab, and in the page that is one file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 from made_runs import made_entry, made_record
 from playwright.sync_api import Browser, Route, expect
-from tab import MARKUP, OpenTab
+from tab import MARKUP, OpenTab, Tab
+from whole_record import WHOLE
 
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.quantities import GROUPS, PARTS, QUANTITIES
 from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync, write_run
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.run.facts import sections
 
 RUN = "demo/version_0"
 
@@ -32,11 +34,10 @@ def record(logdir: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
-    open_tab: OpenTab, record: dict[str, Any], theme: str, screenshot: Any
+    open_either: OpenTab, record: dict[str, Any], theme: str, screenshot: Any
 ) -> None:
-    tab = open_tab(theme)
-    tab.open_view("Run")
-    tab.choose_run(RUN)
+    tab = open_either(theme)
+    tab.open_run(RUN)
     header, *rows = tab.table(tab.card("Time by phase"))
     median = next(i for i, title in enumerate(header) if title.startswith("median"))
     shown = {row[0]: float(row[median].split(" ")[0].replace(",", "")) for row in rows}
@@ -47,57 +48,80 @@ def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
     view = tab.inside.locator("main")
     expect(view).to_contain_text(record["verdict"]["evidence"])
     expect(view).to_contain_text(record["verdict"]["advice"])
-    expect(view).to_contain_text(record["environment"]["device_name"])
+    expect(tab.section("Machine")).to_contain_text(record["environment"]["device_name"])
     expect(tab.card("Repeat it").locator("code")).to_have_text(record["command"])
     assert tab.frame.evaluate("document.documentElement.dataset.theme") == theme
     tab.chart(tab.card("Time of each step"))
-    screenshot(tab, f"run-{theme}")
+    screenshot(tab, f"{type(tab).__name__.lower()}-run-{theme}")
 
 
 def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
-    open_tab: OpenTab, logdir: Path, record: dict[str, Any]
+    open_either: OpenTab, logdir: Path, record: dict[str, Any]
 ) -> None:
     with (logdir / RUN / "steps.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["stage"] in ("warmup", "measure")]
-    tab = open_tab()
-    tab.open_view("Run")
-    tab.choose_run(RUN)
+    tab = open_either()
+    tab.open_run(RUN)
     chart = tab.chart(tab.card("Time of each step"))
     assert list(chart["data"]) == list(PARTS)
     for part, bars in chart["data"].items():
         assert bars["x"] == [int(row["step"]) for row in rows]
-        assert bars["y"] == pytest.approx([float(row[f"{part}_host_s"]) * 1e3 for row in rows])
+        assert bars["y"] == pytest.approx([float(row[f"{part}_host_s"]) * 1e3 for row in rows], abs=2e-6)
         assert bars["colour"] == PART_COLOURS[part]
     [shade] = chart["layout"]["shapes"]
     left_out = record["steps"]["warmup"] + record["steadiness"]["cut"]
     assert (shade["x0"], shade["x1"]) == (0.5, left_out + 0.5)
 
 
-def test_memory_is_shown_by_phase_and_cause(open_tab: OpenTab, record: dict[str, Any]) -> None:
-    tab = open_tab()
-    tab.open_view("Run")
-    tab.choose_run(RUN)
-    card = tab.card("Memory by phase and cause")
-    chart = tab.chart(card)
+def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[str, Any]) -> None:
+    tab = open_either()
+    tab.open_run(RUN)
+    chart = tab.chart(tab.card("Memory by phase and cause"))
     parameters = record["memory"]["causes"]["backward"]["parameters"]
     bars = chart["data"]["parameters"]
     assert dict(zip(bars["x"], bars["y"], strict=True))["backward"] == pytest.approx(parameters / 2**20)
     assert chart["layout"]["yaxis"]["title"]["text"] == "memory held (MiB)"
-    header, *rows = tab.table(card.locator("table").first)
+    header, *rows = tab.table(tab.section("Memory by cause"))
     [backward] = [dict(zip(header, row, strict=True)) for row in rows if row[0] == "backward"]
     assert backward["parameters"] == f"{parameters / 2**20:.1f} MiB"
     levels = record["memory"]["held"]
-    held = dict(tab.table(card.locator("table").last)[1:])
-    activations = held["saved for backward"]
-    assert float(activations.removesuffix(" MiB")) == pytest.approx(
+    held = dict(tab.table(tab.section("Memory")))
+    assert float(held["saved for backward"].removesuffix(" MiB")) == pytest.approx(
         (levels["forward"] - levels["start"]) / 2**20, rel=0.01
     )
 
 
-def test_the_clock_switches_where_there_are_two_and_names_are_text(open_tab: OpenTab) -> None:
-    tab = open_tab()
-    tab.open_view("Run")
-    tab.choose_run(MARKUP)  # made by hand: 5 ms of backward, half of that on the host
+@pytest.mark.parametrize("width", [1280, 420])
+def test_every_figure_that_a_record_can_have_is_there_with_its_meaning(
+    open_either: OpenTab, logdir: Path, width: int, screenshot: Any
+) -> None:
+    """Of a record in which nothing is unknown; as the page of text has it."""
+    record = RunRecord.model_validate(WHOLE)
+    made_entry(logdir / "whole")
+    write_run(logdir / "whole", record)
+    try:
+        tab = open_either(width=width)
+        view = tab.open_run("whole")
+        tab.section("Machine").wait_for()
+        cells = set(view.locator("td").all_inner_texts())
+        lacking = {cell.text for table in sections(record) for row in table.rows for cell in row[:2]} - cells
+        assert {text for text in lacking if text.strip()} == set()
+        energy = tab.section("GPU").get_by_text("energy per token")
+        expect(energy).to_have_attribute("title", QUANTITIES["energy_per_token_j"].meaning)
+        for title in GROUPS:
+            if QUANTITIES[GROUPS[title][0].name].of is None and title not in ("Time of a step",):
+                expect(tab.section(title).or_(tab.section(f"{title} (ms)"))).to_have_count(1)
+        overflow = tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
+        assert overflow <= 0
+        view.locator("section.facts").nth(5).scroll_into_view_if_needed()
+        screenshot(tab, f"{type(tab).__name__.lower()}-figures-{width}")
+    finally:
+        shutil.rmtree(logdir / "whole")
+
+
+def test_the_clock_switches_where_there_are_two_and_names_are_text(open_either: OpenTab) -> None:
+    tab = open_either()
+    tab.open_run(MARKUP)  # made by hand: 5 ms of backward, half of that on the host
     card = tab.card("Time of each step")
     chart = tab.chart(card)
     assert chart["data"]["backward"]["y"] == pytest.approx([5.0] * 25)
@@ -140,69 +164,63 @@ def test_without_one_folder_the_tab_says_what_it_needs(open_tab: OpenTab) -> Non
     expect(tab.inside.get_by_text("it needs --logdir")).to_have_text("it needs --logdir")
 
 
-def test_a_run_that_died_shows_its_error_and_no_empty_chart(open_tab: OpenTab, logdir: Path) -> None:
+def test_a_run_that_died_shows_its_error_and_no_empty_chart(open_either: OpenTab, logdir: Path) -> None:
     made_entry(logdir / "died", status="oom", steps={"warmup": 0})
     write_steps(logdir / "died" / "steps.csv", [])
     try:
-        tab = open_tab()
-        tab.open_view("Run")
-        tab.choose_run("died")
-        view = tab.inside.locator("section[data-view=Run]")
+        tab = open_either()
+        view = tab.open_run("died")
         expect(view.locator(".error")).to_have_text("oom in setup: OutOfMemoryError: no memory left")
         expect(view.locator(".chart")).to_have_count(0)
-        for name in ("Kernels", "Trace"):
+        for name in ("Kernels", "Trace") if type(tab) is Tab else ("Kernels",):
             expect(tab.open_view(name)).to_contain_text("ended before its trace stage")
     finally:
         shutil.rmtree(logdir / "died")
 
 
-def test_a_damaged_part_of_a_record_hides_no_other(open_tab: OpenTab, logdir: Path) -> None:
+def test_a_damaged_part_of_a_record_hides_no_other(open_either: OpenTab, logdir: Path) -> None:
     """A time that is none, controls and marks that turn writing around: everything else is there."""
     name = "a\u202eb\x1b[31m"
     made_entry(logdir / "odd", started="yesterday", name=name, notes=["turned \u202e round"], command="fit \x07")
     try:
-        tab = open_tab()
-        tab.open_view("Run")
-        tab.choose_run("odd")
-        view = tab.inside.locator("section[data-view=Run]")
+        tab = open_either()
+        view = tab.open_run("odd")
         expect(view).to_contain_text("started yesterday")
         expect(view).to_contain_text("a\\u{202e}b\\u{1b}[31m: 20 steps of fit")
         expect(view).to_contain_text("note: turned \\u{202e} round")
         expect(tab.card("Repeat it")).to_contain_text("fit \\u{7}")
         tab.chart(tab.card("Time of each step"))
-        expect(tab.card("Environment")).to_contain_text("a GPU")
+        expect(tab.section("Machine")).to_contain_text("a GPU")
         tab.open_view("Compare")
-        expect(tab.inside.get_by_role("link", name="odd", exact=True)).to_be_visible()
+        expect(tab.inside.get_by_role("link", name=tab.name("odd"), exact=True)).to_be_visible()
     finally:
         shutil.rmtree(logdir / "odd")
 
 
-def test_what_the_record_knows_besides_is_shown_by_what_it_is_about(open_tab: OpenTab, logdir: Path) -> None:
+def test_what_the_record_knows_besides_is_shown_by_what_it_is_about(open_either: OpenTab, logdir: Path) -> None:
     syncs = [Sync(file="train.py", line=7, function=MARKUP, count=3, call="aten::item")]
     made_entry(logdir / "ranks", rank_step_s=[0.010, 0.012], between_steps_s=0.031, syncs=syncs)
     try:
-        tab = open_tab()
-        tab.open_view("Run")
-        tab.choose_run("ranks")
-        card = tab.card("Further facts")
-        expect(card).to_contain_text("12.000 ms, rank 1, 20.0% longer")
-        expect(card).to_contain_text(f"train.py:7 in {MARKUP}")
-        expect(card).to_contain_text("31.000 ms")
+        tab = open_either()
+        tab.open_run("ranks")
+        ranks = tab.section("Ranks")
+        expect(ranks).to_contain_text("20.0 %")
+        expect(ranks).to_contain_text("12.000")
+        expect(tab.section("Synchronization").locator("tr").last).to_have_text(f"train.py7{MARKUP}3aten::item")
+        expect(tab.section("Steps")).to_contain_text("31.000 ms")
         assert tab.inside.locator("img").count() == 0
     finally:
         shutil.rmtree(logdir / "ranks")
 
 
-def test_a_run_that_has_not_ended_is_called_so_beside_its_figures(open_tab: OpenTab, logdir: Path) -> None:
+def test_a_run_that_has_not_ended_is_called_so_beside_its_figures(open_either: OpenTab, logdir: Path) -> None:
     entry = made_entry(logdir / "running")
     untold = ("time", "host_time", "memory", "throughput", "steadiness", "utilisation", "verdict", "steps")
     record = entry.record.model_dump(exclude=set(untold)) | {"status": "unfinished"}
     write_run(entry.folder, RunRecord.model_validate(record))
     try:
-        tab = open_tab()
-        tab.open_view("Run")
-        tab.choose_run("running")
-        view = tab.inside.locator("section[data-view=Run]")
+        tab = open_either()
+        view = tab.open_run("running")
         expect(view.locator(".status").first).to_have_text("unfinished")
         expect(view).to_contain_text("still running, or its process was killed")
         rows = {row[0]: row[1:] for row in tab.table(tab.card("Time by phase"))}
@@ -247,7 +265,7 @@ def test_a_page_from_elsewhere_cannot_frame_the_tab(chromium: Browser, elsewhere
         page.close()
 
 
-def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab, logdir: Path) -> None:
+def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_either: OpenTab, logdir: Path) -> None:
     """Noisy steps, a step far from the others, and a machine that something else used."""
     made = made_record()
     contention = Contention(
@@ -258,15 +276,13 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_tab: OpenTab
     odd = OddStep(step=9, step_s=1.0, ratio=100.0, part="other", excess_s=0.99)
     made_entry(logdir / "noisy", steadiness=steadiness, contention=contention, odd_steps=[odd])
     try:
-        tab = open_tab()
-        tab.open_view("Run")
-        tab.choose_run("noisy")
-        view = tab.inside.locator("section[data-view=Run]")
+        tab = open_either()
+        view = tab.open_run("noisy")
         expect(view.locator("h2 .status")).to_have_text(["ok", "noisy", "shared"])
         expect(view.locator(".verdict")).to_contain_text("noisy: the median step is only known to within ±25%")
         expect(view.locator(".verdict")).to_contain_text("something else used this machine: 41%")
         expect(view.locator(".note")).to_contain_text("step 9: 1.0 s, 100 x the median")
-        expect(tab.card("Further facts")).to_contain_text("What else used the machine")
+        expect(tab.section("What else used the machine")).to_contain_text("41.0 %")
     finally:
         shutil.rmtree(logdir / "noisy")
 

@@ -1,9 +1,10 @@
-"""The tab "LM Profiler" as a test sees it."""
+"""The tab "LM Profiler" as a test sees it, and the page that shows the same as one file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Frame, FrameLocator, Locator, Page
@@ -28,8 +29,17 @@ class Tab:
         [frame] = [frame for frame in self.page.frames if "plugin_entry.html?name=lm_profiler" in frame.url]
         return frame
 
+    def name(self, run: str) -> str:
+        """What the run in a folder below the log folder is called."""
+        return run
+
     def choose_run(self, run: str) -> None:
-        self.inside.get_by_label("Run", exact=True).select_option(run)
+        self.inside.get_by_label("Run", exact=True).select_option(self.name(run))
+
+    def open_run(self, run: str, view: str = "Run") -> Locator:
+        self.open_view(view)
+        self.choose_run(run)
+        return self.inside.locator(f"section[data-view='{view}']")
 
     def open_view(self, title: str) -> Locator:
         """The view's element, once it shows something."""
@@ -42,6 +52,11 @@ class Tab:
         """A part of the view that is open, by its heading."""
         heading = self.inside.get_by_role("heading", name=title)
         return self.inside.locator("article:visible").filter(has=heading)
+
+    def section(self, title: str) -> Locator:
+        """A group of figures in the Run view."""
+        heading = self.inside.get_by_role("heading", name=title, exact=True)
+        return self.inside.locator("section.facts:visible").filter(has=heading)
 
     def table(self, card: Locator) -> list[list[str]]:
         """Its rows, the header first, as a reader sees them."""
@@ -60,6 +75,21 @@ class Tab:
             " [name, { x: [...x], y: [...y], colour: marker.color }])), layout })"
         )
         return found
+
+
+class Alone(Tab):
+    """The page that is one file, of a log folder whose name its runs' names begin with."""
+
+    @property
+    def inside(self) -> Page:  # type: ignore[override]  # whatever a test does within a frame, a page has, too
+        return self.page
+
+    @property
+    def frame(self) -> Frame:
+        return self.page.main_frame
+
+    def name(self, run: str) -> str:
+        return f"{Path(self.address).name}/{run}"
 
 
 OpenTab = Callable[..., Tab]

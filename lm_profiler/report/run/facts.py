@@ -20,12 +20,6 @@ _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "
 _MOST_ROWS = 64
 
 
-def facts(record: RunRecord) -> dict[str, Facts]:
-    """Facts by what they are about; what the record does not know is left out, and so is a group without any."""
-    groups = {title: _alone(record, of) for title, of in GROUPS.items() if title not in _TIMES}
-    return {title: [(of.title, shown(of, record)) for of in known] for title, known in groups.items() if known}
-
-
 def shown(of: Quantity, record: RunRecord) -> str:
     """A figure with its unit, and its interval where it has one."""
     ends = of.interval(record)

@@ -78,7 +78,7 @@ def test_nothing_of_a_run_becomes_markup(page: Page, tmp_path: Path) -> None:
     assert len(page.scripts) == len(page.answers) + 2  # plotly, ours
     assert HOSTILE not in page.text
     assert page.answers["runs", None]["problems"] == [f"{HOSTILE}: damaged"]
-    assert page.answers["run", f"{tmp_path.name}/a"]["record"]["command"] == f"python {HOSTILE}"
+    assert page.answers["run", f"{tmp_path.name}/a"]["command"] == f"python {HOSTILE}"
 
 
 def test_it_needs_no_network(page: Page) -> None:

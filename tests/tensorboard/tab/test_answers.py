@@ -89,14 +89,15 @@ def test_a_thousand_runs_are_listed_in_two_seconds(get: Get, logdir: Path) -> No
 def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) -> None:
     record = made_entry(logdir / "demo").record
     answer = get("run", run="demo").json
-    assert answer["record"] == record.model_dump(mode="json", exclude={"config"})
-    table = {name: cells for name, *cells in answer["table"]}
-    assert table["phase"] == ["forward", "backward", "other", "forward + backward", "step"]
-    assert table["share"][:3] == ["30.0%", "50.0%", "20.0%"]
+    assert [answer[of] for of in ("status", "command")] == [record.status, record.command]
+    titles = [heading["title"] for heading in answer["times"]["headings"]]
+    table = dict(zip(titles, zip(*answer["times"]["rows"], strict=True), strict=True))
+    assert [text for _, text in table["phase"]] == ["forward", "backward", "other", "forward + backward", "step"]
+    assert [text for _, text in table["share"][:3]] == ["30.0%", "50.0%", "20.0%"]
     assert answer["verdict"] == ["verdict: steady; bound by compute: it computes", "next: Try torch.compile."]
     steps = answer["steps"]
     assert steps["step"] == list(range(1, 26))
-    assert steps["stage"] == ["warmup"] * 5 + ["measure"] * 20
+    assert (steps["warmup"], steps["clocks"]) == (5, ["device", "host"])
     assert steps["device"]["backward"] == [5e-3] * 25
     assert steps["host"]["backward"] == [2.5e-3] * 25
     for i in range(25):
@@ -109,7 +110,7 @@ def test_of_many_thousand_steps_some_are_sent(get: Get, logdir: Path) -> None:
     steps = get("run", run="long").json["steps"]
     assert steps["step"] == list(range(1, 20_001, 5))
     assert (steps["of"], steps["every"]) == (20_000, 5)
-    assert len(steps["stage"]) == len(steps["device"]["forward"]) == 4000
+    assert len(steps["device"]["forward"]) == 4000
 
 
 def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, logdir: Path) -> None:
@@ -124,10 +125,10 @@ def test_a_folder_whose_name_is_no_text_is_listed_and_hides_no_other(get: Get, l
 def test_a_run_that_died_before_its_first_step_still_shows(get: Get, logdir: Path) -> None:
     made_entry(logdir / "died", status="oom")
     answer = get("run", run="died").json
-    assert answer["table"] is None
+    assert answer["times"]["rows"] == []
     assert answer["error"] == "oom in setup: OutOfMemoryError: no memory left"
     assert answer["lines"] == []
-    assert answer["steps"]["error"].startswith("steps.csv: ")
+    assert answer["steps"] == {"step": []}
 
 
 def test_two_runs_are_compared_as_the_command_does(get: Get, logdir: Path) -> None:

@@ -6,10 +6,11 @@ import { el, swatch } from "./dom.js";
 export function sheet({ headings, rows, above, below }, colours) {
   const named = headings.some(({ title }) => title);
   const explained = !named && headings.length === 3;
+  const ofParts = rows.some(([[, text]]) => colours[text]);
   const shown = explained ? headings.slice(0, 2) : headings;
   const head = el("tr", {}, ...shown.map((heading) => cell("th", heading, heading.title)));
   const lines = rows.map((row) => {
-    const cells = shown.map((heading, i) => cell("td", heading, i ? row[i][1] : first(row[0][1], explained && row[2][1], colours)));
+    const cells = shown.map((heading, i) => cell("td", heading, i ? row[i][1] : first(row[0][1], explained && row[2][1], ofParts && colours)));
     return el("tr", {}, ...cells);
   });
   const texts = (of) => of.map((line) => el("p", { class: "quiet" }, line));
@@ -20,6 +21,6 @@ export function sheet({ headings, rows, above, below }, colours) {
 const cell = (tag, { figure }, content) => el(tag, { class: figure && "figure" }, content);
 
 function first(text, meaning, colours) {
-  if (colours[text]) return el("span", {}, swatch(colours[text]), text);
+  if (colours) return el("span", {}, swatch(colours[text] ?? "none"), text);
   return meaning ? el("span", { class: "explained", title: meaning, tabindex: "0" }, text) : text;
 }
