@@ -171,7 +171,7 @@ def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
     categories = {
         "Where the step's time goes": {"all parts (ms)": [tags[part][0] for part in PARTS]},
         "Memory": _memory_charts(record),
-        "Throughput": _rate_charts(record),
+        "Throughput": {of.heading: [str(of.tag)] for of in (TOKENS_PER_S, MFU) if of.get(record) is not None},
     }
     if record.environment is None or record.environment.device_type != "cpu":  # there the two clocks are one
         categories["Where the step's time goes"]["all parts, on the host (ms)"] = [tags[part][1] for part in PARTS]
@@ -180,22 +180,10 @@ def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:
 
 
 def _memory_charts(record: RunRecord) -> dict[str, list[str]]:
-    known = {} if record.memory is None else record.memory.measured.model_dump(exclude_none=True)
-    charts = {
-        "peaks on the device (GiB)": ("allocated_peak", "reserved_peak"),
-        "peak resident (GiB)": ("resident_peak",),
-    }
+    allocated, reserved, resident = MEMORY.values()
+    charts = {"peaks on the device (GiB)": (allocated, reserved), "peak resident (GiB)": (resident,)}
     return {
-        title: [str(MEMORY[reading].tag) for reading in readings]
-        for title, readings in charts.items()
-        if known.keys() & set(readings)
+        title: [str(of.tag) for of in peaks]
+        for title, peaks in charts.items()
+        if any(of.get(record) is not None for of in peaks)
     }
-
-
-def _rate_charts(record: RunRecord) -> dict[str, list[str]]:
-    rate, use = record.throughput, record.utilisation
-    known = {
-        "tokens/s": (TOKENS_PER_S, rate and rate.tokens_per_s),
-        "MFU (%)": (MFU, use and use.mfu),
-    }
-    return {title: [str(quantity.tag)] for title, (quantity, value) in known.items() if value is not None}
