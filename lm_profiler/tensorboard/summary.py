@@ -17,7 +17,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.terminal import run_page
-from lm_profiler.report.tables.columns import COLUMNS, COMPARED, OPTIONS
+from lm_profiler.report.tables.columns import COLUMNS, COMPARED, OPTIONS, peak_memory
 from lm_profiler.report.tables.formats import markdown, render
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import plain
@@ -93,9 +93,8 @@ def _setting(value: Any) -> bool | float | str:
 
 def figures(entry: Entry) -> dict[str, float]:
     """The main figures by their tags, in the units that those say; what is unknown is left out."""
-    reading = "allocated_peak" if COLUMNS[MEMORY["allocated_peak"].name].get(entry) is not None else "resident_peak"
-    other = "resident_peak" if reading == "allocated_peak" else "allocated_peak"
-    shown = [of for of in QUANTITIES.values() if of.run_tag is not None and of is not MEMORY[other]]
+    peaks = {of.name for of in MEMORY.values()} - {peak_memory([entry]).name}
+    shown = [of for of in QUANTITIES.values() if of.run_tag is not None and of.name not in peaks]
     known = ((of, COLUMNS[of.name].get(entry)) for of in shown)
     return {f"{GROUP}/{of.run_tag}": value * of.scale for of, value in known if value is not None}
 

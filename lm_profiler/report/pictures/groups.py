@@ -154,12 +154,6 @@ def doubling(at: Collection[float]) -> bool:
     return 0 < 4 * min(at) <= max(at)
 
 
-def peak_memory(entries: Sequence[Entry]) -> Column:
-    """Peak allocated on the device; peak resident where no run has a device that says."""
-    allocated = COLUMNS["allocated_peak_bytes"]
-    return allocated if any(allocated.get(entry) is not None for entry in entries) else COLUMNS["resident_peak_bytes"]
-
-
 def _axis(name: str, entries: Sequence[Entry]) -> Column:
     try:
         [found] = columns_named([name], entries)

@@ -19,12 +19,11 @@ from lm_profiler.report.pictures.groups import (
     grouped,
     label,
     lines,
-    peak_memory,
     places,
 )
 from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
 from lm_profiler.report.pictures.steps_plot import steps
-from lm_profiler.report.tables.columns import COLUMNS, Column
+from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Figure as Estimate
 from lm_profiler.report.tables.merged import figure as estimated
 

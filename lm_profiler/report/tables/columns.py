@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.precision import full_name
-from lm_profiler.record.quantities import QUANTITIES, Place, Quantity
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, Quantity
 from lm_profiler.record.run import RunRecord
 
 
@@ -172,3 +172,9 @@ COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option 
 def figures(place: Place) -> list[Column]:
     """The figures that are shown at ``place`` or earlier, as the registry orders them."""
     return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]
+
+
+def peak_memory(entries: Sequence[Entry]) -> Column:
+    """Peak allocated on the device; peak resident where no run has a device that says."""
+    allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
+    return allocated if any(allocated.get(entry) is not None for entry in entries) else resident

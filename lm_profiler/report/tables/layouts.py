@@ -96,9 +96,7 @@ def _wide_times(entry: Entry) -> dict[str, Cell]:
 
 def _held(entry: Entry) -> dict[str, Cell]:
     """Memory of the module, after forward and after backward, and what each of the two added."""
-    memory = entry.record.memory if entry.record is not None else None
-    held = memory.held if memory is not None else None
-    start, forward, backward = (held.start, held.forward, held.backward) if held is not None else (None, None, None)
+    start, forward, backward = (COLUMNS[f"held_{at}_bytes"].get(entry) for at in ("start", "forward", "backward"))
     levels = {"model mem": start, "model+fwd mem": forward, "model+fwd+back mem": backward}
     added = {"fwd mem": _less(forward, start), "back mem": _less(backward, forward)}
     return {name: _mebibytes(value) for name, value in (levels | added).items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
+from lm_profiler.analysis.compare.differences import flat
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import GROUPS, TIMES, overview
 from lm_profiler.report.tables.columns import COLUMNS, Column, column
@@ -46,14 +47,7 @@ def every_column() -> list[Table]:
 
 
 def _paths(entry: Entry) -> Iterator[str]:
+    """Of each option that was given or is in the config; of a class also its own path."""
     yield from entry.overrides
-    if entry.record is not None and entry.record.config is not None:
-        yield from _below(entry.record.config, "")
-
-
-def _below(config: Mapping[str, Any], path: str) -> Iterator[str]:
-    for key, value in config.items():
-        here = path if key == "init_args" else f"{path}.{key}".lstrip(".")
-        if isinstance(value, Mapping):
-            yield from _below(value, here)
-        yield here
+    for path in flat(entry.config or {}):
+        yield from itertools.accumulate(path.split("."), "{}.{}".format)

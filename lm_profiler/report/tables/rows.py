@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, Place
-from lm_profiler.report.tables.columns import COLUMNS, FACTS, Column, column, figures
+from lm_profiler.report.tables.columns import COLUMNS, FACTS, Column, column, figures, peak_memory
 from lm_profiler.report.tables.merged import (
     HOW_MERGED,
     WORDS,
@@ -32,7 +32,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     ``by`` are the facts that the entries of a row were brought together by. What all rows share stands once, above.
     """
     usual = _figures(groups)
-    main = usual_figures(groups)
+    main = [of for of in usual if _known(groups, of)]
     names = by or naming(groups)
     shown = columns or [*names, *main, COLUMNS["status"]]
     table = _table(groups, shown, () if columns else main[1:])
@@ -178,17 +178,14 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
     return [found for found in (*usual, *own, last) if _known(groups, found)]
 
 
-def usual_figures(groups: Sequence[Merged]) -> list[Column]:
-    """The main figures that any run knows."""
-    return [found for found in _figures(groups) if _known(groups, found)]
-
-
 def _figures(groups: Sequence[Merged]) -> list[Column]:
-    """The main figures, with the peaks of memory that mean most here."""
-    allocated, _, resident = (COLUMNS[quantity.name] for quantity in MEMORY.values())
-    on_host = any(e.status == "ok" and allocated.get(e) is None for group in groups for e in group)
-    memory = [allocated] * _known(groups, allocated) + [resident] * (on_host or not _known(groups, allocated))
-    return [found for found in figures(Place.TABLE) if found not in (allocated, resident)] + memory
+    """The main figures, with the peaks of memory that mean most here: of the host too where a run has no device."""
+    entries = [entry for group in groups for entry in group]
+    allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
+    memory = [peak_memory(entries)]
+    if any(entry.status == "ok" and allocated.get(entry) is None for entry in entries):
+        memory = list(dict.fromkeys((*memory, resident)))
+    return [of for of in figures(Place.TABLE) if of not in (allocated, resident)] + memory
 
 
 def _is_time(of: Column) -> bool:
