@@ -7,9 +7,9 @@ from pathlib import Path
 
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.record.files import from_here
-from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, TIMES, counted, with_prefix
+from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, QUANTITIES, TIMES, counted, with_prefix
 from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
-from lm_profiler.report.run.facts import list_table, sections
+from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.tables.table import Cell, Heading, Table, text_table
 
 _ODD_SHOWN = 3
@@ -29,7 +29,7 @@ def end_tables(record: RunRecord, folder: Path) -> list[Table]:
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """All that is known of a run, in sections; what it does not know is left out."""
     said = [*failure_lines(record), *verdict_lines(record), *(f"note: {note}" for note in record.notes)]
-    if record.steadiness is not None:
+    if record.steadiness is not None and record.steadiness.evidence:
         said.append(f"steps: {record.steadiness.evidence}")
     rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]
     command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
@@ -138,19 +138,13 @@ def failure_lines(record: RunRecord) -> list[str]:
 
 
 def _rates(record: RunRecord) -> list[str]:
-    """Tokens/s with the interval of the step's median turned over; samples/s where tokens are unknown."""
-    rate, step = record.throughput, record.time.get("step")
-    if rate is None or step is None:
-        return []
-    what, count, per_s = "tokens", rate.tokens_per_step, rate.tokens_per_s
-    if count is None:
-        what, count, per_s = "samples", rate.samples_per_step, rate.samples_per_s
-    if count is None:
-        return []
-    if per_s is None:
-        return [f"unknown {what}/s ({count:,} a step)"]
-    interval = f" [{count / step.ci_high:,.0f}, {count / step.ci_low:,.0f}]" if step.ci_low and step.ci_high else ""
-    return [f"{per_s:,.0f} {what}/s{interval} ({count:,} a step)"]
+    """Tokens/s with their interval; samples/s where tokens are unknown."""
+    for what in ("tokens", "samples"):
+        rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
+        if count is not None:
+            known = shown(rate, record) if rate.get(record) is not None else f"unknown {what}/s"
+            return [f"{known} ({count:,} a step)"]
+    return []
 
 
 def _utilisation(use: Utilisation | None) -> list[str]:
