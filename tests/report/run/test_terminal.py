@@ -12,6 +12,7 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import (
     Environment,
     Failure,
+    MemoryCauses,
     MemoryFacts,
     MemoryReading,
     ModelFacts,
@@ -209,6 +210,20 @@ def test_80_columns_cut_no_digit_of_a_run():
 def test_memory_of_a_small_model_is_told_in_a_unit_that_fits() -> None:
     small = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
     assert "peak allocated 0.50 MiB, peak resident 0.75 GiB" in summary_lines(made_record(memory=small))
+
+
+def test_memory_is_told_by_phase_and_by_the_causes_of_the_highest_peak() -> None:
+    gib = 2**30
+    peaks = {part: MemoryReading(allocated_peak=n * gib) for part, n in (("forward", 3), ("backward", 4), ("other", 2))}
+    causes = MemoryCauses(parameters=gib, gradients=gib, optimizer_states=0, buffers=0, activations_and_rest=2 * gib)
+    memory = MemoryFacts(measured=MemoryReading(), parts=peaks, causes=dict.fromkeys(peaks, causes))
+    lines = summary_lines(made_record(memory=memory))
+    assert "peak by phase: forward 3.00 GiB, backward 4.00 GiB, other 2.00 GiB" in lines
+    assert "at the peak, in backward: parameters 1.00 GiB, gradients 1.00 GiB, activations and rest 2.00 GiB" in lines
+    on_cpu = memory.model_copy(update={"parts": dict.fromkeys(peaks, MemoryReading(resident_peak=gib))})
+    said = "\n".join(summary_lines(made_record(memory=on_cpu)))
+    assert "held by the step: parameters 1.00 GiB, gradients 1.00 GiB" in said
+    assert "peak by phase" not in said
 
 
 @pytest.mark.parametrize("known_to,said", [(0.0504, "±5.0%"), (0.0512, "±5.1%"), (0.254, "±25%")])
