@@ -11,7 +11,7 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.verbs.trainer import ProfilerCLI
+from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.run import MemoryLevels, read_run

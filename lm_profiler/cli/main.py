@@ -17,7 +17,7 @@ TRAINER_VERBS = {
 }
 
 OTHER_VERBS = {
-    "sweep": "run many cells: sizes, precisions, lengths, repeats",
+    "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
     "report": "tables, plots and pages of any runs",
     "compare": "is B faster than A?",
     "numerics": "what low precision does to a sum",

@@ -105,7 +105,7 @@ def _executor(folder: Path, request: Request) -> Any:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
     except RuntimeError as error:
         raise ClusterError(
-            f"launcher: expected a machine of the cluster, given one that is not ({error}); try --launcher local"
+            f"launcher: expected a machine of the cluster, given another ({error}); try --launcher local"
         ) from None
     try:
         executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})

@@ -145,7 +145,7 @@ def _check_plan(path: Path, plan: SweepPlan) -> None:
         raise FolderError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
     if difference := _difference(other, plan):
         raise FolderError(
-            f"name: expected the sweep that was begun in {path}, given one with {difference}; "
+            f"name: expected the sweep that was started in {path}, given one with {difference}; "
             "name another with --name, or remove that folder"
         )
 

@@ -30,20 +30,20 @@ class Request:
         grid: Values of an option, as in --grid.model.size small,medium; every combination is run. Values that are
             lists: [1,2],[3,4].
         list: Sets of options, as in "[{model.size: small}]"; each is run with every combination of the grid.
-        options: What every cell is given beside, as it stands on a command line.
+        options: Further options of every cell.
         verb: What the cells run.
-        repeats: How often each cell is run, in rounds of random order.
-        seed: Of that order.
-        timeout_s: Seconds that a cell may run; without, as long as it takes.
+        repeats: Runs of each cell, in rounds of random order.
+        seed: Seed of that order.
+        timeout_s: Longest time of a cell in seconds; no limit if not given.
         name: Name of the sweep; if not given, the file's.
         log_dir: Folder of all runs.
         devices: One cell at a time runs on each of these; [0,1],[2,3] are two pairs. As in CUDA_VISIBLE_DEVICES.
-        launcher: Send the cells to a cluster through submitit: slurm, or here, to try it, local or debug.
-        slurm: Options of that cluster, such as --slurm.partition=gpu.
+        launcher: Send the cells to a cluster through submitit: slurm; local and debug try it on this machine.
+        slurm: Options of SLURM, such as --slurm.partition=gpu.
         local: Options of submitit's local cluster.
         debug: Options of submitit's debug cluster.
         dry_run: Print the cells' calls, one a line, and run none.
-        command: How it was asked.
+        command: The whole call.
 
     Raises:
         ValueError: these do not go together; the message is a line.
@@ -105,13 +105,13 @@ class Request:
             raise ValueError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
         for name in (*self.grid, *listed):
             if not _OPTION.fullmatch(name):
-                raise ValueError(f"{name[:100]!r}: expected an option such as model.size, given no name of any")
+                raise ValueError(f"{name[:100]!r}: expected an option such as model.size, given another name")
             if name in _NOT_SWEPT:
                 raise ValueError(f"{name}: expected an option of a run, given one that the sweep itself sets")
             if name in fixed:
                 raise ValueError(f"{name}: expected either swept or the same for all cells, given both")
             if name in self.grid and name in listed:
-                raise ValueError(f"{name}: expected in the grid or in the list, given in both")
+                raise ValueError(f"{name}: expected in grid or in list, given in both")
         for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
             if len(set(values)) < len(values):
                 remedy = "run cells again with repeats" if name != "devices" else "each runs one cell at a time"
@@ -120,8 +120,8 @@ class Request:
     def _check_cluster(self) -> None:
         if self.launcher is None:
             for name in self.cluster:
-                raise ValueError(f"{name.replace('_', '.', 1)}: expected with --launcher alone, given without")
+                raise ValueError(f"{name.replace('_', '.', 1)}: expected only with --launcher, given without")
         elif self.timeout_s is None:
-            raise ValueError("timeout_s: expected with --launcher: a cluster asks how long a job may take; given none")
+            raise ValueError("timeout_s: expected with --launcher, given none; a cluster needs a job's longest time")
         elif self.devices:
             raise ValueError("devices: expected without --launcher, given with it; the cluster hands out devices")

@@ -87,7 +87,7 @@ def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> No
     write_plan(tmp_path, plan("a", "b"))
     before = (tmp_path / "sweep.json").read_text()
     with pytest.raises(
-        FolderError, match=f"^name: expected the sweep that was begun in .+, given one with {told}; name "
+        FolderError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
     ):
         SweepFolder(tmp_path, other)  # type: ignore[arg-type]
     assert (tmp_path / "sweep.json").read_text() == before

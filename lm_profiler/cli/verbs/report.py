@@ -63,7 +63,7 @@ def _collect(paths: Sequence[Path]) -> Collection:
     try:
         found = with_unfinished(collect(paths))
     except FileNotFoundError as error:
-        raise UsageError(f"RUNS: expected folders, given {error}, which is no folder") from None
+        raise UsageError(f"RUNS: expected folders, given {error}, which is not a folder") from None
     if not found.entries and not found.problems:
         raise UsageError(
             f"RUNS: expected folders with runs, found none below {', '.join(map(str, paths))}; "

@@ -25,13 +25,13 @@ class Options:
     Args:
         runs: Folders of runs or sweeps, or a folder above them.
         columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
-        group_by: One row for all runs with the same of these facts; `folder`: one each.
+        group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
         pivot: Two facts, one down and one across; several with commas between.
         value: What a pivot shows; if not given, step_s.
         layout: A table as published reports have it: blocks, wide, devices or warmups.
-        warmup: Cut the recorded steps anew, after so many steps of warm-up.
-        steps: So many steps of each run, and no run that has fewer.
-        kernels: Where the device's time went in the trace of each run.
+        warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
+        steps: Use this many steps of each run, and leave out runs with fewer.
+        kernels: The kernels that took the device's time, from the trace of each run.
         plot: phases, steps, memory, attention, tokens or mfu; with --output FILE.svg, .png or .pdf.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.

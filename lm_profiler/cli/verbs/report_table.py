@@ -68,7 +68,7 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
     found = _columns(names, entries)
     for of in found:
         if of.quantity is not None:
-            raise UsageError(f"{of.name}: expected a fact or an option to tell runs apart by, given a figure")
+            raise UsageError(f"{of.name}: expected a fact or an option that distinguishes runs, given a figure")
     return found
 
 

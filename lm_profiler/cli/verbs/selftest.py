@@ -109,7 +109,7 @@ def _comparison(interval: RatioInterval) -> list[str]:
 def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
     base, ours = summarise(bare), summarise(instrumented)
     if base.median is None or ours.median is None:
-        return "instruments: too few steps to tell their cost"
+        return "instruments: too few steps to measure their cost"
     added = ours.median - base.median
     low, high = _difference_interval(bare, instrumented)
     share = f", {added / step_s:.2%} of the step above" if step_s else ""

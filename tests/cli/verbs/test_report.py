@@ -235,7 +235,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
     "arguments, said",
     [
         ([], "RUNS: expected folders of runs, given none"),
-        (["nowhere"], "RUNS: expected folders, given nowhere, which is no folder"),
+        (["nowhere"], "RUNS: expected folders, given nowhere, which is not a folder"),
         (
             ["{logs}", "--formt", "csv"],
             "unknown option --formt; did you mean --format?",
@@ -246,7 +246,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
         (["{logs}", "--output", "table.xml"], "output: expected a file ending in .txt"),
         (["{logs}", "--output", "{logs}/nowhere/t.csv"], "(No such file or directory)"),
         (["{logs}", "--format", "parquet"], "format: expected --output FILE for parquet"),
-        (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option to tell runs apart by"),
+        (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option that distinguishes runs"),
         (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
         (["{logs}", "--warmup", "-1"], "warmup: expected"),
         (["{logs}", "--steps", "0"], "steps: expected 1 or more, given 0"),

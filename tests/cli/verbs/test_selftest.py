@@ -93,7 +93,7 @@ def test_steps_that_are_too_few_or_too_noisy_are_not_compared(steps: list[float]
     said = selftest.report([(a, steps), (b, others)], ([], []))
     assert said[3:] == [
         "  too few steps, or too noisy ones, to compare; raise --stages.measure_steps",
-        "instruments: too few steps to tell their cost",
+        "instruments: too few steps to measure their cost",
     ]
 
 

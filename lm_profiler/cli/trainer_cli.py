@@ -1,0 +1,247 @@
+"""The command line of the Trainer's verbs: LightningCLI with the instruments always in place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.outcome.logger import EventsLogger
+from lm_profiler.callbacks.outcome.recorder import Launch
+from lm_profiler.cli.attempt import Attempt, rank
+from lm_profiler.cli.call import OURS, Call
+from lm_profiler.cli.checks import (
+    LOADERS,
+    check_together,
+    check_trainer_options,
+    memory_refusal,
+    trainer_error,
+)
+from lm_profiler.cli.classes import class_at, has_own_loader, takes
+from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.prose import explain, says_what_was_expected
+from lm_profiler.cli.usage import UsageError
+from lm_profiler.measure.boundary import say
+from lm_profiler.measure.device.environment import environment
+from lm_profiler.record.command import command_line
+from lm_profiler.record.run import Verb
+
+_OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+_TITLES = {
+    "trainer": "Lightning's Trainer",
+    "model": "The model: any LightningModule; the options of ours are at the end",
+    "data": "The data: any LightningDataModule, or null; the options of ours are at the end",
+}
+
+
+class ProfilerCLI(LightningCLI):
+    """LightningCLI whose Trainer always carries the instruments; everything in it can be overridden.
+
+    Constructing it reads the arguments. ``run_verb`` builds and runs: first the Trainer, then the data and the
+    model, so that no option of the Trainer is refused after a model was built.
+    """
+
+    attempt: Attempt
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._find_classes()
+        super().__init__(
+            LightningModule,
+            save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
+            trainer_defaults={
+                "devices": 1,
+                "max_epochs": -1,
+                "num_sanity_val_steps": 0,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+            },
+            seed_everything_default=0,
+            parser_kwargs={verb: {"usage": f"python -m lm_profiler {verb} [options]"} for verb in get_args(Verb)},
+            parser_class=Parser,
+            subclass_mode_model=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
+            args=call.for_parser(self._classes, self._leave_data),
+        )
+        self.verb = cast(Verb, self.subcommand)
+        self.attempt = Attempt(self.verb, self._launch(), self._get(self.config, "log_dir"))
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The verbs, and which of their arguments are no options here."""
+        verbs: dict[str, set[str]] = LightningCLI.subcommands()
+        verbs["predict"].add("return_predictions")  # see run_verb
+        return verbs
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Ours come first in the help; the Trainer's many follow."""
+        parser.add_argument("--name", type=str | None, help="Name of the run; the config file's if not given.")
+        parser.add_argument("--log_dir", type=str, default="logs", help="Folder of all runs.")
+        parser.add_argument(
+            "--check_memory",
+            type=bool,
+            default=True,
+            help="Refuse a run whose weights and states cannot fit.",
+        )
+        parser.add_argument(
+            "--peak_tflops",
+            type=float | None,
+            help="Dense peak of one device in TFLOP/s, where the built-in table does not know it.",
+        )
+        parser.add_class_arguments(StageOptions, "stages")
+        parser.add_class_arguments(MemoryOptions, "memory")
+        parser.add_class_arguments(TraceOptions, "trace")
+        parser.add_class_arguments(NumericsOptions, "numerics")
+        super().add_core_arguments_to_parser(parser)
+        for key, title in _TITLES.items():
+            (parser.groups or {})[key].title = title
+        for key, ours in OURS.items():
+            parser.set_defaults({key: {"class_path": self.call.class_of(key) if key in self._classes else ours}})
+        if self._leave_data:
+            parser.set_defaults({"data": None})
+
+    def _find_classes(self) -> None:
+        """Import what the call names, and see whether the module brings its own data."""
+        self._classes = {key: found for key in OURS if (found := class_at(self.call.class_of(key), key)) is not None}
+        loader = LOADERS[cast(Verb, self.call.arguments[0])]
+        self._leave_data = self.call.leaves_data_out() and has_own_loader(self._classes.get("model"), loader)
+        for key, file, options in self.call.passed_over(self._leave_data) if rank() == 0 else ():
+            if self._leave_data and key == "data":
+                say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is ignored")
+            elif shared := [name for name in options if name in takes(self._classes.get(key))]:
+                options_said = ", ".join(shared)
+                say(f"{key}: {self.call.class_of(key)} ignores {options_said} of {file}, which are for another class")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read ``args``, whatever ``sys.argv`` holds."""
+        assert isinstance(parser, Parser)
+        parser.verbs = self._subcommand_parsers.values()
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        """Not while reading."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Not while reading."""
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError:
+            given = self._get(self.config, "seed_everything")
+            raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
+
+    def _launch(self) -> Launch:
+        text = self.parser.dump(self.config, format="yaml", skip_unset=False)
+        config = yaml.safe_load(text)[self.verb]
+        name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
+        for option, text in (("name", name), ("log_dir", config["log_dir"])):
+            if not isinstance(text, str) or not text.isprintable():
+                raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
+        if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
+            raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
+        return Launch(
+            name=name,
+            command=command_line(self.call.arguments),
+            overrides=self.call.overrides,
+            config=config,
+            config_yaml=yaml.safe_dump(config, sort_keys=False),
+        )
+
+    # -- building and running -----------------------------------------------------------------------------------
+
+    def run_verb(self) -> None:
+        """Build everything and run the verb.
+
+        Raises:
+            UsageError: the options do not go together, or do not fit this machine.
+        """
+        self.trainer = self._build_trainer()
+        self.datamodule = self.build("data")
+        self.model = self.build("model")
+        try:
+            check_together(self.model, self.datamodule, self.trainer, self.verb)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        if self._get(self.config, "check_memory"):
+            refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
+            if refusal is not None:
+                self.attempt.refuse(refusal, environment(self.trainer.strategy.root_device, self.trainer.world_size))
+                raise UsageError(str(refusal))
+        arguments = self._prepare_subcommand_kwargs(self.verb)
+        if self.verb == "predict":
+            arguments["return_predictions"] = False  # kept, they would fill the memory
+        getattr(self.trainer, self.verb)(**arguments)
+
+    def _build_trainer(self) -> Trainer:
+        given = vars(self._get(self.config, "trainer"))
+        check_trainer_options(given, self.verb)
+        try:
+            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
+            return self.instantiate_trainer()
+        except _OPTION_ERRORS as error:
+            raise trainer_error(error, given) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
+        config, attempt = self._get(self.config_init, "trainer"), self.attempt
+        log_dir = self._get(self.config, "log_dir")
+        if config["logger"] in (None, True) and not config["fast_dev_run"]:
+            version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
+            kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version)
+        if config["default_root_dir"] is None:
+            kwargs["default_root_dir"] = log_dir
+        if self.verb == "fit" and config["limit_val_batches"] is None:
+            kwargs["limit_val_batches"] = 0
+        stages, memory, trace = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
+        peak = self._get(self.config, "peak_tflops")
+        if peak is not None and not 0 < peak < math.inf:
+            raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
+        peak_flops_per_s = None if peak is None else peak * 1e12
+        attempt.profiler = TrainingProfiler(
+            stages,
+            memory,
+            trace,
+            replace(attempt.launch, folder=attempt.folder),
+            peak_flops_per_s,
+            numerics=self._get(self.config_init, "numerics"),
+            verb=self.verb,
+            log_dir=log_dir,
+        )
+        callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
+        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
+
+    def build(self, key: str) -> Any:
+        """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
+        try:
+            return self._get(self._instantiate([key]), key)
+        except _OPTION_ERRORS as error:
+            # Around it stands the parser's account of everything else that the option could have been.
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            if says_what_was_expected(str(cause)):
+                raise explain(str(cause), prefix=key) from None
+            raise cause from None
+
+    def _instantiate(self, keys: Iterable[str]) -> Any:
+        config = self.config.clone()
+        for key in vars(config[self.verb]).keys() - set(keys):
+            del config[self.verb][key]
+        return self.parser.instantiate(config)
+
+
+def _listed(callbacks: Any) -> list[Callback]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
