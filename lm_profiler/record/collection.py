@@ -203,7 +203,7 @@ class _Search:
             elif any(name in files for name in _LEFT_BY_A_RUN):
                 folders.clear()
                 if self._first_time(folder):
-                    self._problem(f"{folder}: no run.json: the run never ended, or is still going on")
+                    self._problem(f"{folder}: no run.json: the run was killed, or is still running")
             else:
                 self.links += [link for name in (*folders, *files) if (link := folder / name).is_symlink()]
 

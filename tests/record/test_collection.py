@@ -60,9 +60,7 @@ def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
 
 def test_a_run_without_a_record_is_a_problem(tmp_path: Path):
     (write(tmp_path / "run", STEPS) / "run.json").unlink()
-    assert collect([tmp_path]).problems == [
-        f"{tmp_path / 'run'}: no run.json: the run never ended, or is still going on"
-    ]
+    assert collect([tmp_path]).problems == [f"{tmp_path / 'run'}: no run.json: the run was killed, or is still running"]
 
 
 def test_a_record_that_is_a_dangling_link_is_a_problem(tmp_path: Path):

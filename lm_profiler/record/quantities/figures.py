@@ -73,7 +73,7 @@ def _steadiness() -> Iterator[Quantity]:
     yield figure(f"{of}drift", "drift", "%", "median of the second half of the steps over the first's, less 1")
     yield figure(f"{of}lag1", "lag-1", "number", "autocorrelation of a step's time with the next one's")
     yield figure(f"{of}cut", "steps left out", "count", "measured steps left out because they were not level yet")
-    yield figure(f"{of}bias_of_mean", "bias of the mean", "%", "how far off the steps left out would make the mean")
+    yield figure(f"{of}bias_of_mean", "bias of the mean", "%", "shift of the mean if the steps left out were counted")
     yield figure(f"{of}recompilations", "recompilations", "count", "of torch.compile, while measuring")
 
 
@@ -114,7 +114,7 @@ def _numerics() -> Iterator[Quantity]:
 
 def _model() -> Iterator[Quantity]:
     yield figure("model.parameters", "parameters", "count", "parameters of the module")
-    without = "parameters but those of the token embedding"
+    without = "parameters without those of the token embedding"
     yield figure("model.parameters_without_embedding", "parameters without embedding", "count", without)
     yield figure("model.trainable_parameters", "trainable parameters", "count", "parameters that get gradients")
     yield figure("model.bytes", "parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
@@ -133,7 +133,7 @@ def _end() -> Iterator[Quantity]:
     yield figure("failure.step", "failed at step", "count", "the step in which the run died", "failed_step")
     for what, meaning in _OUT_OF_MEMORY.items():
         path, title = f"failure.out_of_memory.{what}", what.replace("_", " ")
-        yield figure(path, title, "GiB", f"{meaning}, as the error tells", f"oom_{what}_bytes")
+        yield figure(path, title, "GiB", f"{meaning}, as the error reports", f"oom_{what}_bytes")
 
 
 LISTS: dict[str, tuple[Quantity, ...]] = {

@@ -200,7 +200,7 @@ def _kernel_table(file: Path) -> Json:
 
 def _no_kernels(entry: Entry) -> str:
     if any((entry.folder / "trace").glob(f"*{TRACE_SUFFIX}")):
-        return "There is a trace, but no table of its kernels beside it: run it again to have one."
+        return "There is a trace but no table of its kernels: run again to create one."
     if entry.status != "ok":
         return f"No trace: the run ended before its trace stage ({entry.status}: {entry.reason})."
     return "No trace, so no kernels: run it again with --trace.steps=2."

@@ -46,7 +46,7 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
-    yield "<noscript>This page shows runs with the scripts that it holds: allow them.</noscript>"
+    yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
     runs = _named(collection.entries)
     yield _answer("colours", answers.colours())
     listing = answers.listing(runs, "this page", collection.problems)

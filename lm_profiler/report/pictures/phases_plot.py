@@ -66,7 +66,7 @@ def _room(names: Sequence[str], said: Sequence[tuple[float, str]]) -> float:
 
 def _explained(groups: Groups, named: range) -> list[str]:
     bars = error_bars(groups, COLUMNS["step_s"])
-    lines = ["time of a step (ms)", "phases: medians, scaled to end at the median step"]
+    lines = ["time of a step (ms)", "phases: medians, scaled to add up to the median step"]
     lines += [f"black: the median step, {bars}"] * bool(bars)
     return lines + [f"{len(groups.groups)} bars, every {named.step}th with its name"] * (named.step > 1)
 

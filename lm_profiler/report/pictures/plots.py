@@ -95,7 +95,7 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     if all(estimated(group.entries, figure).value is None for group in groups.groups):
         raise ValueError(
             f"plot: expected runs that ended well and know their {figure.title}, given none; "
-            "`report RUNS` tells what became of each"
+            "`report RUNS` shows how each ended"
         )
     absent = _absent(groups, figure)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))

@@ -135,7 +135,7 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     for group in groups:
         if differ := unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
-    lines = [f"note: one figure for runs that differ in {facts}: {_some(rows)}" for facts, rows in mixed.items()]
+    lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
     reasons = list(
         dict.fromkeys(
             f"{label(group, apart)}: {WORDS.get(entry.status, entry.status)}: {entry.reason}"

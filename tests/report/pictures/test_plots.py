@@ -187,7 +187,7 @@ def test_stacked_phases_end_at_the_median_step_that_is_printed(tmp_path: Path) -
     assert sum(bars(figure, 0).values()) == pytest.approx(10.0)
     assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(5.0)
     assert texts(figure) == ["10.0 ms"]
-    assert "scaled to end at the median step" in figure.axes[0].get_xlabel()
+    assert "scaled to add up to the median step" in figure.axes[0].get_xlabel()
 
 
 @pytest.mark.parametrize("kind", ["steps", "phases", "mfu"])

@@ -82,7 +82,7 @@ def test_groups_say_when_they_bring_unlike_runs_together():
     by = [column("size")]
     table = rows(list(by_facts(entries, by).values()), by=by)
     assert [row[0].text for row in table.rows] == ["small"]
-    assert "note: one figure for runs that differ in precision: small" in table.below
+    assert "note: runs that differ in precision share a row: small" in table.below
     assert "precision" not in table.above[0]
 
 
@@ -187,7 +187,7 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert "gradient_clip_val" not in table.above[0]
     assert table.above[1].startswith("where known: size small (2 of 3 rows), d_model 768 (2 of 3 rows)")
     [note] = rows([entries[:2]]).below[1:]
-    assert note == "note: one figure for runs that differ in trainer.gradient_clip_val: a, b"
+    assert note == "note: runs that differ in trainer.gradient_clip_val share a row: a, b"
     assert [group.values for group in grouped(entries[:2]).groups] == [(1.0,), (None,)]
 
 
