@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,9 +22,15 @@ _CAUSES = {
 }
 
 
-def _saved(record: RunRecord) -> int | None:
-    held = record.memory.held if record.memory is not None else None
-    return None if held is None or held.start is None or held.forward is None else held.forward - held.start
+def _added(after: str, before: str) -> Callable[[RunRecord], int | None]:
+    """How much more is held at one moment of a step than at another."""
+
+    def get(record: RunRecord) -> int | None:
+        held = record.memory.held if record.memory is not None else None
+        ends = None if held is None else (getattr(held, after), getattr(held, before))
+        return None if ends is None or None in ends else ends[0] - ends[1]
+
+    return get
 
 
 def utilisation() -> Iterator[Quantity]:
@@ -50,7 +56,11 @@ def utilisation() -> Iterator[Quantity]:
 def memory() -> Iterator[Quantity]:
     yield from MEMORY.values()
     moments = {"start": "forward begins", "forward": "forward has ended", "backward": "backward has ended"}
-    yield computed("saved_bytes", "saved for backward", "GiB", "bytes that forward leaves for backward", _saved)
+    yield computed(
+        "saved_bytes", "saved for backward", "GiB", "bytes that forward leaves for backward", _added("forward", "start")
+    )
+    less = "what backward added: gradients, less what was saved for it"
+    yield computed("backward_added_bytes", "added by backward", "GiB", less, _added("backward", "forward"))
     for moment, words in moments.items():
         meaning = f"bytes held when {words}"
         yield figure(f"memory.held.{moment}", f"held: {words}", "GiB", meaning, f"held_{moment}_bytes")

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 from lm_profiler.report.tables.merged import HOW_MERGED, Merged, by_facts, distinct, fact
 from lm_profiler.report.tables.pivot import value_cell
@@ -87,31 +86,31 @@ def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> d
 
 
 def _wide_times(entry: Entry) -> dict[str, Cell]:
-    cells: dict[str, Cell] = {}
-    for part, title in (("forward", "fwd"), ("backward", "back"), ("forward_backward", "fwd & back")):
-        mean, std = _mean_std(entry.record.time.get(part) if entry.record is not None else None)
-        cells |= {f"{title} avg (sec)": _six_figures(mean), f"{title} std (sec)": _six_figures(std)}
-    return cells
+    parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
+    statistics = {"mean": "avg", "std": "std"}
+    return {
+        f"{title} {word} (sec)": _six_figures(COLUMNS[f"{part}_{name}_s"].get(entry))
+        for part, title in parts.items()
+        for name, word in statistics.items()
+    }
 
 
 def _held(entry: Entry) -> dict[str, Cell]:
     """Memory of the module, after forward and after backward, and what each of the two added."""
-    start, forward, backward = (COLUMNS[f"held_{at}_bytes"].get(entry) for at in ("start", "forward", "backward"))
-    levels = {"model mem": start, "model+fwd mem": forward, "model+fwd+back mem": backward}
-    added = {"fwd mem": _less(forward, start), "back mem": _less(backward, forward)}
-    return {name: _mebibytes(value) for name, value in (levels | added).items()}
+    return {title: _mebibytes(COLUMNS[name].get(entry)) for title, name in _HELD.items()}
 
 
-def _less(after: int | None, before: int | None) -> int | None:
-    return None if after is None or before is None else after - before
+_HELD = {
+    "model mem": "held_start_bytes",
+    "model+fwd mem": "held_forward_bytes",
+    "model+fwd+back mem": "held_backward_bytes",
+    "fwd mem": "saved_bytes",
+    "back mem": "backward_added_bytes",
+}
 
 
 def _mebibytes(count: int | None) -> Cell:
     return Cell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
-
-
-def _mean_std(time: TimeSummary | None) -> tuple[float | None, float | None]:
-    return (time.mean, time.std) if time is not None and time.max else (None, None)
 
 
 def _six_figures(value: float | None) -> Cell:
