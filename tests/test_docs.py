@@ -86,7 +86,7 @@ def test_the_commands_of_a_page_work(page: Path, ran: tuple[dict[Path, str | Non
 def beginnings(output: str) -> list[str]:
     """The words with which lines of a run's end begin, as far as they are the same on every machine."""
     end = output[output.index("\ndemo:") :].splitlines()
-    return [re.split(r"[\d:]| {2}", line)[0] for line in end if line and not line.startswith("note:")]
+    return [re.split(r"[\d:]| {2}", line)[0] for line in end if line]
 
 
 @pytest.mark.timeout(900)
@@ -94,7 +94,8 @@ def test_the_readme_shows_what_is_printed(ran: tuple[dict[Path, str | None], str
     shown = next(block["text"] for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["kind"] == "console")
     command = shown.splitlines()[0].removeprefix("$ ")
     printed = ran[1].split(f"$ {tiny(command)}\n", 1)[1].split("\n$ ", 1)[0]
-    assert beginnings(shown) == beginnings(f"\n{printed}")
+    rest = iter(beginnings(f"\n{printed}"))  # which may have more lines: about odd steps, say
+    assert [line for line in beginnings(shown) if line not in rest] == []
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:
