@@ -71,30 +71,28 @@ def _run(arguments: list[str]) -> int:
 
         print(f"lm_profiler {__version__}")
         return OK
-    if first in TRAINER_VERBS:
-        return _run_trainer(arguments)
-    if first in OTHER_VERBS:
-        return _run_command(first, arguments[1:])
+    if first in TRAINER_VERBS | OTHER_VERBS:
+        try:
+            with signals_as_exceptions():
+                return _run_trainer(arguments) if first in TRAINER_VERBS else _run_command(first, arguments[1:])
+        except KeyboardInterrupt:
+            say("interrupted before the run began" if first in TRAINER_VERBS else "interrupted")
+            return INTERRUPTED
     given = "none" if first is None else repr(first[:100])
     say(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
     return WRONG_CALL
 
 
 def _run_command(verb: str, arguments: list[str]) -> int:
-    try:
-        with signals_as_exceptions():
-            from lm_profiler.cli.options import OptionsReader
+    from lm_profiler.cli.options import OptionsReader
 
-            module = import_module(f"lm_profiler.cli.verbs.{verb}")
-            reader = OptionsReader(verb, module.Options)
-            if {"-h", "--help"} & {*arguments}:
-                print(reader.help(module.EXAMPLES))
-                return OK
-            code: int = module.run(reader.read(arguments))
-            return code
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
+    module = import_module(f"lm_profiler.cli.verbs.{verb}")
+    reader = OptionsReader(verb, module.Options)
+    if {"-h", "--help"} & {*arguments}:
+        print(reader.help(module.EXAMPLES))
+        return OK
+    code: int = module.run(reader.read(arguments))
+    return code
 
 
 def _run_trainer(arguments: list[str]) -> int:
@@ -103,15 +101,10 @@ def _run_trainer(arguments: list[str]) -> int:
     from lm_profiler.cli.surroundings import check_surroundings
 
     quiet_libraries()
-    try:
-        with signals_as_exceptions():
-            call = Call(arguments)
-            check_surroundings(call)
-            if sys.argv[1:] == arguments:
-                sys.argv[1:] = call.arguments  # with which other ranks are started, who have not its pipes
-            from lm_profiler.cli.verbs.trainer import run
+    call = Call(arguments)
+    check_surroundings(call)
+    if sys.argv[1:] == arguments:
+        sys.argv[1:] = call.arguments  # with which other ranks are started, who have not its pipes
+    from lm_profiler.cli.verbs.trainer import run
 
-            return run(call)
-    except KeyboardInterrupt:
-        say("interrupted before the run began")
-        return INTERRUPTED
+    return run(call)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
@@ -21,7 +22,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.line import MANY, options_in
-from lm_profiler.cli.usage import UnknownOption, UsageError, either, nearest
+from lm_profiler.cli.usage import UnknownOption, UsageError, either, nearest, wrong_call
 from lm_profiler.record.command import command_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
 
@@ -56,13 +57,12 @@ class OptionsReader(Generic[T]):
         Raises:
             UsageError: a wrong call.
         """
-        try:
-            given, rest = self._on_line(arguments)
-            file = given.get(self._file)
-            settings = {**(self._in_file(file) if file is not None else {}), **given}
-            return self._kind(**self._typed(settings), **self._aside(arguments, rest))
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        given, rest = self._on_line(arguments)
+        file = given.get(self._file)
+        settings = {**(self._in_file(file) if file is not None else {}), **given}
+        aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
+        with wrong_call(ValueError):
+            return self._kind(**self._typed(settings), **{name: aside[name] for name in self._has})
 
     def help(self, examples: str) -> str:
         """What ``--help`` prints."""
@@ -129,10 +129,6 @@ class OptionsReader(Generic[T]):
             given[of_words] = words if many else words[0]
         return given, rest
 
-    def _aside(self, arguments: Sequence[str], rest: Sequence[str]) -> dict[str, Any]:
-        aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
-        return {name: aside[name] for name in self._has}
-
     def _of_words(self, name: str, kind: Any, words: Sequence[str]) -> Any:
         if not _is(kind, Sequence):
             return words[0] if words else "true" if kind is bool else ""
@@ -176,7 +172,7 @@ class OptionsReader(Generic[T]):
     def _checked(self, parser: ArgumentParser, name: str, value: Any) -> Any:
         kind = self._value_kind(name)
         try:
-            return parser.parse_object({name: value})[name]
+            return parser.parse_object({name: copy(value)})[name]  # it writes into lists
         except ArgumentError:
             item = get_args(kind)[0] if _is(kind, Sequence) else kind
             expected = either(get_args(item)) if get_origin(item) is Literal else _EXPECTED.get(item, "other values")

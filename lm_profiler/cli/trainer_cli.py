@@ -28,7 +28,7 @@ from lm_profiler.cli.checks import (
 from lm_profiler.cli.classes import class_at, has_own_loader, takes
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.prose import explain, says_what_was_expected
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
@@ -171,10 +171,8 @@ class ProfilerCLI(LightningCLI):
         self.trainer = self._build_trainer()
         self.datamodule = self.build("data")
         self.model = self.build("model")
-        try:
+        with wrong_call(ValueError):
             check_together(self.model, self.datamodule, self.trainer, self.verb)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         if self._get(self.config, "check_memory"):
             refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
             if refusal is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from lm_profiler.record.files import write_whole
@@ -51,6 +52,15 @@ def either(names: Sequence[object]) -> str:
     """``a``, ``a or b``, or ``one of a, b, c or d``."""
     start = "one of " if len(names) > 3 else ""
     return start + ", ".join(map(str, names[:-1])) + " or " * (len(names) > 1) + str(names[-1])
+
+
+@contextmanager
+def wrong_call(*kinds: type[Exception], of: str = "") -> Iterator[None]:
+    """Within, an exception of these ``kinds`` says what is wrong with the call, with ``of`` it."""
+    try:
+        yield
+    except kinds as error:
+        raise UsageError(f"{of}{error}") from None
 
 
 def answer(error: Exception) -> None:

@@ -12,7 +12,7 @@ from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.endings import FAILED, OK
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_output import writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Entry, collect
@@ -74,10 +74,8 @@ def run(options: Options) -> int:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
     """
     a, b = options.sides
-    try:
+    with wrong_call(NotComparable, RecordError, of="compare: "):
         comparison = compare(_entries("A", a), _entries("B", b))
-    except (NotComparable, RecordError) as error:
-        raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
         raise UsageError(_refusal(comparison))
     _show(comparison, options)

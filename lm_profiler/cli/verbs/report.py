@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.endings import FAILED, OK
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_kernels import table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
@@ -78,11 +78,8 @@ def _show(found: Collection, options: Options) -> tuple[list[str], bool]:
     if not entries:
         return [], False
     if options.plot is not None and options.output is not None:
-        try:
-            with writable(options.output):
-                save_plot(options.plot, entries, options.output, options.by)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        with wrong_call(ValueError), writable(options.output):
+            save_plot(options.plot, entries, options.output, options.by)
         problems = unreadable(entries) if options.plot == "steps" else []
         return problems, len(problems) < len(entries)
     people = options.format in (None, "terminal", "markdown")

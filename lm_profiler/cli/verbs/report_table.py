@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.blocks import blocks
@@ -58,10 +58,8 @@ def _of_parts(options: Options) -> bool:
 
 
 def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
-    try:
+    with wrong_call(ValueError):
         return columns_named(names, entries)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL
-from lm_profiler.cli.usage import TOLD_IN, UsageError
+from lm_profiler.cli.usage import TOLD_IN, UsageError, wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
@@ -55,20 +55,16 @@ def run(request: Request) -> int:
         UsageError: a wrong call; nothing was run.
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
-    try:
+    with wrong_call(ValueError):
         plan = plan_of(request, request.command, None if request.dry_run else texts)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     if request.dry_run:
         for cell in run_order(plan):
             print(shell_line(cell))
         return OK
     try:
-        with SweepFolder(sweep_folder(request), plan) as folder:
+        with wrong_call(FolderError, ClusterError), SweepFolder(sweep_folder(request), plan) as folder:
             folder.take_over()
             return _ending(folder, _run(request, folder))
-    except (FolderError, ClusterError) as error:
-        raise UsageError(str(error)) from None
     except ServerError as error:
         say(str(error))
         return FAILED

@@ -1,0 +1,152 @@
+"""The options of a verb: what a dataclass makes of a command line and of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import pytest
+
+from lm_profiler.cli.line import MANY, options_in
+from lm_profiler.cli.main import main
+from lm_profiler.cli.options import OptionsReader
+from lm_profiler.cli.usage import TOLD_IN, UnknownOption, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baking:
+    """Bake bread.
+
+    Then eat it.
+
+    Args:
+        loaves: What goes into the oven.
+        flours: By name.
+        minutes: Of each try.
+        degrees: Of the oven.
+        kind: Of bread.
+        fan: Whether it turns.
+        spices: How much of each.
+        options: Of the oven.
+        command: All of it.
+    """
+
+    WORDS: ClassVar = "loaves"
+    FILE: ClassVar = "config"
+
+    loaves: Sequence[Path] = ()
+    flours: Sequence[str] = ()
+    minutes: Sequence[int] = ()
+    degrees: float = 200.0
+    kind: Literal["rye", "wheat"] | None = None
+    fan: bool = False
+    spices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    options: Sequence[str] = ()
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        if self.fan and self.degrees > 250:
+            raise ValueError("degrees: expected at most 250 with fan, given more")
+
+
+def bake(*arguments: str) -> Baking:
+    return OptionsReader("bake", Baking).read(arguments)
+
+
+def test_words_commas_flags_keys_and_what_is_no_field() -> None:
+    made = bake(
+        *("a.dough", "--minutes", "10", "20", "--flours=rye,010", "--fan", "b.dough", "--degrees", "2.5e2"),
+        *("--spices.seed.caraway", "1e-3,[on, 2]", "--oven.door=shut", "--oven.light"),
+    )
+    assert made.loaves == [Path("a.dough"), Path("b.dough")]
+    assert (made.minutes, made.flours, made.fan, made.degrees) == ([10, 20], ["rye", "010"], True, 250.0)
+    assert made.spices == {"seed.caraway": ["1e-3", "[on, 2]"]}  # text, as it was written
+    assert made.options == ["--oven.door=shut", "--oven.light"]
+    assert made.command.startswith("python -m lm_profiler bake a.dough --minutes 10 20 ")
+    assert bake() == Baking(command="python -m lm_profiler bake", options=[])
+
+
+def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -> None:
+    file = tmp_path / "bake.yaml"
+    file.write_text(
+        "loaves: [a.dough]\nminutes: [5]\nkind: rye\nfan: true\nspices: {salt: [010], seed.anise: 2}\ndegrees: 180\n"
+    )
+    made = bake("--config", str(file), "--minutes=7,8", "--spices.salt=3")
+    assert (made.loaves, made.minutes, made.kind, made.fan) == ([Path("a.dough")], [7, 8], "rye", True)
+    assert (made.degrees, made.spices) == (180.0, {"salt": ["3"], "seed.anise": ["2"]})
+    file.write_text("mintes: [5]\n")
+    with pytest.raises(UnknownOption, match=f"^unknown option --mintes in {file}; did you mean --minutes\\?$"):
+        bake("--config", str(file))
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        (["--minuts=3"], "unknown option --minuts; did you mean --minutes?"),
+        (["--kind=oat"], "kind: expected rye or wheat, given 'oat'"),
+        (["--degrees=hot"], "degrees: expected a number, given 'hot'"),
+        (["--minutes", "1", "x.dough"], "minutes: expected a whole number, given '1', 'x.dough'; put LOAVES before it"),
+        (["--minutes"], "minutes: expected a value, given none"),
+        (["--fan=maybe"], "fan: expected true or false, given 'maybe'"),
+        (["--degrees=1", "--degrees=2"], "degrees: expected once, given twice"),
+        (["--spices=salt"], "spices: expected a key with it, as in --spices.KEY VALUE, given none"),
+        (["--fan", "--degrees=300"], "degrees: expected at most 250 with fan, given more"),
+        (["--config="], "config: expected a YAML file of options, given none"),
+    ],
+)
+def test_a_wrong_call_is_told_in_a_line(arguments: list[str], told: str) -> None:
+    with pytest.raises(UsageError) as error:
+        bake(*arguments)
+    assert str(error.value) == told
+
+
+def test_help_comes_from_the_dataclass() -> None:
+    text = OptionsReader("bake", Baking).help("for example:\n  bake it")
+    assert text.startswith(
+        "usage: python -m lm_profiler bake [LOAVES] [options] [options of fit]\n\nBake bread.\n\nThen"
+    )
+    options = [line.split()[0] for line in text.splitlines() if line.startswith("  --")]
+    fields = ("loaves", "flours", "minutes", "degrees", "kind", "fan", "spices.KEY")
+    assert options == ["--config", *(f"--{name}" for name in fields)]
+    assert "What goes into the oven." in text
+    assert text.rstrip().endswith("for example:\n  bake it")
+
+
+def test_one_reader_of_the_line() -> None:
+    takes = {"many": MANY, "two": 2, "flag": 0}
+    line = ["a", "-c", "f.yaml", "--many", "1", "-2", "--two", "3", "4", "5", "--flag", "6", "--x=-7", "--", "-h"]
+    found = [option[:2] for option in options_in(line, lambda name: takes.get(name, 1))]
+    assert found == [
+        *[("", ["a"]), ("config", ["f.yaml"]), ("many", ["1", "-2"]), ("two", ["3", "4"]), ("", ["5"])],
+        *[("flag", []), ("", ["6"]), ("x", ["-7"]), ("", ["--"]), ("help", [])],
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments,unknown",
+    [(["report", "--formt=csv"], "formt"), (["report"], None), (["fit", "--config=none.yaml"], None)],
+)
+def test_who_starts_a_call_is_told_what_is_wrong_with_it_as_data(
+    arguments: list[str],
+    unknown: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TOLD_IN, str(tmp_path / "wrong.json"))
+    assert main(arguments) == 2
+    told = json.loads((tmp_path / "wrong.json").read_text())
+    assert told["unknown_option"] == unknown
+    assert f"lm_profiler: {told['message']}\n" == capsys.readouterr().err
+
+
+def test_report_takes_its_options_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "table.yaml").write_text("columns: [help]\n")
+    assert main(["report", "--config", str(tmp_path / "table.yaml")]) == 0
+    listed = capsys.readouterr().out
+    assert main(["report", "--columns", "help"]) == 0
+    assert capsys.readouterr().out == listed
