@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
+from lm_profiler.measure.device.nvml import initialized
 from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.measure.device.telemetry import initialized
 from lm_profiler.record.run import Environment
 
 _PACKAGES = ("lm_profiler", "torch", "lightning", "numpy")

@@ -8,11 +8,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any
 
 import torch
 
-from lm_profiler.measure.device.telemetry import handle_of
+from lm_profiler.measure.device.nvml import Gpu, gpu_of
 from lm_profiler.record.run import GpuSharing
 
 _PATIENCE_S = 5.0
@@ -22,14 +21,12 @@ class GpuNeighbours:
     """Looks at one GPU once, when the measured steps are over.
 
     Args:
-        handle: NVML's handle of the GPU.
-        nvml: the functions of NVML, as ``pynvml`` has them.
+        gpu: the card.
         clock: seconds since 1970, which is what NVML stamps its samples with.
     """
 
-    def __init__(self, handle: Any, nvml: Any, clock: Callable[[], float] = time.time) -> None:
-        self._handle = handle
-        self._nvml = nvml
+    def __init__(self, gpu: Gpu, clock: Callable[[], float] = time.time) -> None:
+        self._gpu = gpu
         self._clock = clock
         self._since_us = 0
 
@@ -46,12 +43,10 @@ class GpuNeighbours:
         return readings[0] if readings else None
 
     def _look(self) -> GpuSharing | None:
-        try:
-            running = {
-                each.pid: each.usedGpuMemory for each in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
-            }
-        except Exception:  # not supported by this GPU, driver or pynvml
+        processes = self._gpu.ask("nvmlDeviceGetComputeRunningProcesses")
+        if processes is None:
             return None
+        running = {each.pid: each.usedGpuMemory for each in processes}
         if os.getpid() not in running:
             # Inside a container NVML tells the host's numbers, or nothing. One of the processes is this one.
             return GpuSharing(processes=len(running) - 1, utilisation=None, memory_bytes=None) if running else None
@@ -67,7 +62,7 @@ class GpuNeighbours:
     def _utilisation(self) -> dict[int, float] | None:
         """Share of the time in which kernels of each other process ran, of those that had any."""
         try:
-            samples = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, self._since_us)
+            samples = self._gpu.nvml.nvmlDeviceGetProcessUtilization(self._gpu.handle, self._since_us)
         except Exception as error:
             return {} if getattr(error, "value", None) == _NOT_FOUND else None
         shares = defaultdict[int, list[float]](list)
@@ -82,5 +77,5 @@ _NOT_FOUND = 6  # nvml.h, NVML_ERROR_NOT_FOUND: nothing ran on the GPU since
 
 def gpu_neighbours_of(device: torch.device) -> GpuNeighbours | None:
     """Of a CUDA device; None off NVIDIA, without NVML, and under MIG."""
-    gpu = handle_of(device)
-    return None if gpu is None else GpuNeighbours(gpu.handle, gpu.nvml)
+    gpu = gpu_of(device)
+    return None if gpu is None else GpuNeighbours(gpu)

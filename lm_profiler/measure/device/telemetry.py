@@ -1,24 +1,24 @@
 """Clock, temperature, power, energy and throttling of an NVIDIA GPU, read by a thread that never touches CUDA.
 
-It asks NVML only, which needs no CUDA context and enqueues nothing on the device. What answers is whatever module
-``pynvml`` is: an old one beside nvidia-ml-py lacks functions and constants, or wants other arguments. Whatever it
-raises means that the figure is unknown.
+It asks NVML only, which needs no CUDA context and enqueues nothing on the device.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
+from lm_profiler.measure.device.nvml import Gpu, gpu_of
 from lm_profiler.record.run import Telemetry
+
+Value = TypeVar("Value")
 
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0  # nvml.h, nvmlClockType_t and nvmlTemperatureSensors_t
 # nvml.h, nvmlClocksEventReasons. Idle (0x1) and clocks that somebody set (0x2) are nothing that happens to a run.
@@ -37,8 +37,7 @@ _REASONS = {
 _SEEN_SHARE = 0.05  # of the samples; a reason that held in fewer is left out
 
 
-@dataclass(frozen=True)
-class _Sample:
+class _Sample(NamedTuple):
     at_s: float
     sm_clock_mhz: int | None
     temperature_c: int | None
@@ -60,24 +59,13 @@ class TelemetrySampler:
     """Samples one GPU in the background between ``start`` and ``stop``. Neither raises.
 
     Args:
-        handle: NVML's handle of the GPU.
-        nvml: the functions of NVML, as ``pynvml`` has them.
+        gpu: the card.
         period_s: seconds from one sample to the next.
         clock: seconds, for the samples.
-        gpu: the card's UUID, for the record.
     """
 
-    def __init__(
-        self,
-        handle: Any,
-        nvml: Any,
-        period_s: float = 0.1,
-        clock: Callable[[], float] = time.perf_counter,
-        gpu: str | None = None,
-    ) -> None:
-        self._handle = handle
+    def __init__(self, gpu: Gpu, period_s: float = 0.1, clock: Callable[[], float] = time.perf_counter) -> None:
         self._gpu = gpu
-        self._nvml = nvml
         self._period_s = period_s
         self._clock = clock
         self._log = _Log()
@@ -103,7 +91,8 @@ class TelemetrySampler:
         self._stopping.set()
         thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
         reading = _reading(self._log)
-        return reading if reading is None or self._gpu is None else reading.model_copy(update={"gpus": [self._gpu]})
+        uuid = self._gpu.uuid
+        return reading if reading is None or uuid is None else reading.model_copy(update={"gpus": [uuid]})
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
         log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
@@ -127,10 +116,8 @@ class TelemetrySampler:
         )
 
     def _ask(self, function: str, *arguments: Any) -> int | None:
-        try:
-            return int(getattr(self._nvml, function)(self._handle, *arguments))
-        except Exception:  # not supported by this GPU, driver or pynvml, or lost for the moment
-            return None
+        answer = self._gpu.ask(function, *arguments)
+        return None if answer is None else int(answer)
 
 
 def _reading(log: _Log) -> Telemetry | None:
@@ -156,7 +143,7 @@ def _reading(log: _Log) -> Telemetry | None:
 
 
 def _median(values: Iterable[int | None], scale: float) -> float | None:
-    known = [value for value in values if value is not None]
+    known = _known(values)
     return median(known) * scale if known else None
 
 
@@ -186,7 +173,7 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     for clocks, temperature and reasons: those of the cards that say are better than none. None where no rank has a card
     that can be read.
     """
-    known = [reading for reading in readings if reading is not None]
+    known = _known(readings)
     if not known:
         return None
     cards = list({tuple(reading.gpus) or (str(n),): reading for n, reading in enumerate(known)}.values())
@@ -196,6 +183,7 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     slowest = min(cards, key=lambda card: (card.clock_share is None, card.clock_share or 0.0))
     sources = {card.energy_source for card in cards}
     energy_j = _sum(card.energy_j for card in cards) if all_known else None
+    reasons = _known(card.throttle_reasons for card in cards)
     return slowest.model_copy(
         update={
             "samples": min(card.samples for card in cards),
@@ -205,77 +193,22 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
             "power_limit_w": _sum(card.power_limit_w for card in cards) if all_known else None,
             "energy_j": energy_j,
             "energy_source": None if energy_j is None else "counter" if sources == {"counter"} else "power samples",
-            "throttle_reasons": _union([card.throttle_reasons for card in cards]),
+            "throttle_reasons": list(dict.fromkeys(chain(*reasons))) if reasons else None,
             "gpus": [gpu for card in cards for gpu in card.gpus],
         }
     )
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
+def _known(values: Iterable[Value | None]) -> list[Value]:
     return [value for value in values if value is not None]
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    all_ = list(values)
-    return None if None in all_ else sum(_known(all_))
-
-
-def _union(reasons: Sequence[list[str] | None]) -> list[str] | None:
-    known = [each for each in reasons if each is not None]
-    return list(dict.fromkeys(reason for each in known for reason in each)) if known else None
-
-
-def initialized(nvml: Any = None) -> Any:
-    """``nvml``, or else ``pynvml``, ready to be asked; None where it is not there, or there is no driver for it."""
-    try:
-        nvml = nvml or importlib.import_module("pynvml")
-        nvml.nvmlInit()  # never shut down: NVML counts its users, and handles must stay valid
-    except Exception:
-        return None
-    return nvml
+    known = list(values)
+    return None if None in known else sum(_known(known))
 
 
 def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None) -> TelemetrySampler | None:
-    """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card.
-
-    Call it once, from the thread that uses CUDA. Tests hand in ``nvml`` and the ``properties`` of the device.
-    """
-    gpu = handle_of(device, nvml, properties)
-    return None if gpu is None else TelemetrySampler(gpu.handle, gpu.nvml, gpu=gpu.uuid)
-
-
-class Handle(NamedTuple):
-    """NVML's ``handle`` of a GPU, ``nvml`` to ask with, and the card's UUID."""
-
-    handle: Any
-    nvml: Any
-    uuid: str
-
-
-def handle_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Handle | None:
-    """Of a CUDA device; None off NVIDIA, without NVML, and under MIG."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return None
-    # CUDA and NVML number devices differently, and CUDA_VISIBLE_DEVICES is CUDA's alone: only the UUID is the same.
-    uuid = str((properties or torch.cuda.get_device_properties(device)).uuid)
-    uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
-    nvml = initialized(nvml)
-    try:
-        handle = _handle(nvml, uuid)
-    except Exception:
-        return None
-    return None if _sliced(handle, nvml) else Handle(handle, nvml, uuid)
-
-
-def _handle(nvml: Any, uuid: str) -> Any:
-    try:
-        return nvml.nvmlDeviceGetHandleByUUID(uuid)
-    except TypeError:  # pynvml before 11 takes bytes alone
-        return nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
-
-
-def _sliced(handle: Any, nvml: Any) -> bool:
-    try:
-        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-    except Exception:  # a card that cannot be sliced, or nobody who would know
-        return False
+    """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card."""
+    gpu = gpu_of(device, nvml, properties)
+    return None if gpu is None else TelemetrySampler(gpu)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.device.gpu_sharing import GpuNeighbours, gpu_neighbours_of
+from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import GpuSharing
 
 ME = os.getpid()
@@ -44,7 +45,7 @@ class FakeNvml:
 
 def neighbours(running: Any, samples: Any) -> GpuSharing | None:
     """What is told of measured steps that begin at second 1000."""
-    watch = GpuNeighbours("handle", FakeNvml(running, samples), lambda: 1000.0)
+    watch = GpuNeighbours(Gpu("handle", FakeNvml(running, samples)), lambda: 1000.0)
     watch.begin()
     return watch.end()
 
@@ -88,7 +89,7 @@ def test_an_nvml_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     answered = threading.Event()
     nvml = FakeNvml({}, [])
     monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: answered.wait() and [])
-    watch = GpuNeighbours("handle", nvml)
+    watch = GpuNeighbours(Gpu("handle", nvml))
     watch.begin()
     assert watch.end() is None
     answered.set()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.device import environment
+from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.measure.device.telemetry import TelemetrySampler, telemetry_of, together
 from lm_profiler.record.run import Telemetry
 
@@ -97,7 +98,7 @@ class Seconds:
 
 
 def _read(nvml: FakeNvml) -> Telemetry:
-    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4, clock=Seconds())
+    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=1e-4, clock=Seconds())
     telemetry.start()
     telemetry.start()  # runs already
     assert nvml.sampled.wait(10) or "nvmlDeviceGetClockInfo" in nvml.lacks
@@ -143,7 +144,7 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
         *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
     )
     nvml = FakeNvml(*(f"nvmlDeviceGet{name}" for name in everything))
-    telemetry = TelemetrySampler("handle", nvml, period_s=1e-4)
+    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=1e-4)
     telemetry.start()
     reading = telemetry.stop()
     assert reading is not None
@@ -185,7 +186,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
 
 def test_it_starts_anew_and_stops_without_a_start() -> None:
     nvml = FakeNvml()
-    telemetry = TelemetrySampler("handle", nvml, period_s=60)
+    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=60)
     assert telemetry.stop() is None
     for _ in range(2):
         telemetry.start()
