@@ -44,10 +44,10 @@ def recompilations_watch() -> Watch:
         nonlocal before
         before = recompilations()
 
-    def finish() -> Mapping[str, Any]:
+    def facts() -> Mapping[str, Any]:
         return {"recompilations": recompilations() - before, "recompiled": recompiled_since(before) or ()}
 
-    return Watch("recompilations", "measure", start, finish)
+    return Watch("recompilations", "measure", start, facts)
 
 
 def history_watch(device: torch.device, path: Path) -> Watch:
@@ -60,11 +60,11 @@ def history_watch(device: torch.device, path: Path) -> Watch:
     if history is None:
         raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
 
-    def finish() -> Mapping[str, Any]:
+    def facts() -> Mapping[str, Any]:
         try:
             history.dump(path)
         finally:
             history.stop()
         return {}
 
-    return Watch("memory.history", "memory", history.start, finish, history.stop)
+    return Watch("memory.history", "memory", history.start, facts, history.stop)
