@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.record.collection import Entry
@@ -14,9 +15,9 @@ from lm_profiler.report.tables.layouts import devices, warmup_rows, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.pivot import pivot
-from lm_profiler.report.tables.recut import WARMUPS, cut_anew, long_enough, readable, warmups
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.warmups import warmups
 
 
 def make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:

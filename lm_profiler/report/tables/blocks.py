@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
+from lm_profiler.analysis.steps.cuts import Steps, steps_after
 from lm_profiler.record.collection import Cut, Entry
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.layouts import names
 from lm_profiler.report.tables.merged import WORDS, distinct, fact, rank
-from lm_profiler.report.tables.recut import Steps, steps_after
 from lm_profiler.report.tables.rows import told
 from lm_profiler.report.tables.table import Cell, Heading, Table
 

@@ -101,6 +101,10 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
+def _bound_by(run: RunRecord) -> str | None:
+    return None if run.verdict is None else run.verdict.bound_by
+
+
 def _option(name: str, title: str, path: str, meaning: str) -> Column:
     return Column(name, title, _of_option(path), meaning, option=path, compared=True)
 
@@ -137,13 +141,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
             place=Place.ASKED,
         ),
         Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
-        Column(
-            "bound_by",
-            "bound by",
-            _of_record(lambda run: run.verdict and run.verdict.bound_by),
-            "its bottleneck",
-            place=Place.ASKED,
-        ),
+        Column("bound_by", "bound by", _of_record(_bound_by), "its bottleneck", place=Place.ASKED),
     ),
 }
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from lm_profiler.analysis.steps.cuts import steps_after
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 from lm_profiler.report.tables.merged import HOW_MERGED, Merged, by_facts, distinct, fact
 from lm_profiler.report.tables.pivot import value_cell
-from lm_profiler.report.tables.recut import steps_after
 from lm_profiler.report.tables.rows import apart_by, called, fact_cell, naming, notes, same_in_all, told
 from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text
 

@@ -7,18 +7,14 @@ from dataclasses import dataclass, replace
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
 from lm_profiler.record.collection import Cut, Entry
-from lm_profiler.record.quantities import TIMES, counted
+from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
-from lm_profiler.report.tables.table import Cell, Heading, Table, figure
 
 WARMUPS = (0, 1, 2, 5)
 """The settings that reports in this field compare."""
 
 _STAGES = ("warmup", "measure")
-_PARTS = ("forward", "backward", "forward_backward", "step")
-_TIME = TIMES["step"]
 
 
 @dataclass(frozen=True)
@@ -141,36 +137,3 @@ def long_enough(
 def _too_few(entry: Entry, warmup: int | None, asked: int | None, found: int) -> str:
     after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
     return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {found}"
-
-
-def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
-    """For each entry and part, the same steps after each of its settings of warm-up, one below the other."""
-    alone = [[entry] for entry, _ in runs]
-    names = naming(alone)
-    body = []
-    for entry, settings in runs:
-        facts = [fact_cell([entry], found) for found in names]
-        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
-        for part in _PARTS:
-            if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
-                title = Cell(part, TIMES[part].title)
-                body += [[*facts, title, *_cells(setting, times[part])] for setting, times in cuts]
-    headings = [*(heading(found, alone) for found in names), Heading("part", "part"), *_HEADINGS]
-    return Table(headings, body, same_in_all(alone, names), [_MEANING])
-
-
-_MEANING = "warm-up: how many of the first recorded steps are left out; the run is the same"
-_HEADINGS = (
-    Heading("warmup_steps", "warm-up", figures=True),
-    Heading("steps", "steps", figures=True),
-    *(Heading(f"{name}_s", f"{name} ({_TIME.shown_unit})", figures=True) for name in ("mean", "std")),
-    Heading("cv", "CV", figures=True),
-    Heading("median_s", f"median [95 % interval] ({_TIME.shown_unit})", figures=True),
-)
-
-
-def _cells(setting: int, time: TimeSummary) -> list[Cell]:
-    counts = [Cell(count, str(count)) for count in (setting, time.n)]
-    mean, std = (figure(_TIME, value) for value in (time.mean, time.std))
-    cv = Cell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
-    return [*counts, mean, std, cv, figure(_TIME, time.median, time.ci_low, time.ci_high)]

@@ -1,0 +1,41 @@
+"""The recorded steps after another warm-up, against numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tabled import run, step_rows
+
+from lm_profiler.analysis.steps.cuts import readable, steps_after
+from lm_profiler.record.run import Steadiness
+
+RNG = np.random.default_rng(0)
+WARMUP = [(3.0, 1.0), (0.5, 0.6)]
+MEASURED = [tuple(pair) for pair in RNG.uniform(0.1, 0.2, size=(10, 2))]
+FORWARD = np.array([*WARMUP, *MEASURED])[:, 0]
+
+
+def test_without_a_setting_the_steps_are_those_of_the_runs_own_figures():
+    entry = run("a", MEASURED, WARMUP)
+    cut = Steadiness(word="steady", cut=3, drift=0.0, lag1=0.0, bias_of_mean=None, evidence="", recompilations=0)
+    rows = entry.rows
+    entry = replace(entry, record=entry.record.model_copy(update={"steadiness": cut}))
+    entry.__dict__["rows"] = rows
+    assert [row.time("forward") for row in steps_after(entry).rows] == pytest.approx(FORWARD[5:])
+
+
+def test_ranks_are_averaged_and_untimed_stages_left_out():
+    entry = run("a", MEASURED, WARMUP)
+    first = step_rows(MEASURED, WARMUP)
+    second = [replace(row, rank=1, seconds=tuple(3 * s for s in row.seconds or ())) for row in first]
+    entry.__dict__["rows"] = [*first, *second, replace(first[0], step=13, stage="memory")]
+    assert [row.time("forward") for row in steps_after(entry, 1).rows] == pytest.approx(2 * FORWARD[1:])
+
+
+def test_runs_without_steps_are_named():
+    died = run("died", failed=("oom", "no memory left"))
+    good, problems = readable([run("a", MEASURED), died])
+    assert [str(entry.folder) for entry in good] == ["a"]
+    assert problems == ["died: no steps to cut (oom)"]
