@@ -33,7 +33,7 @@ class MemoryCauses(Part):
 class AllocatorReading(Part):
     """The device's caching allocator over the measured steps, in bytes and counts; None where it does not say.
 
-    ``fragmentation`` is upper bound of what was reserved but unused at the peak of use; ``driver_used`` counts other
+    ``fragmentation`` is an upper bound of what was reserved but unused at the peak of use; ``driver_used`` counts other
     processes too; the last two count since the process began.
     """
 
