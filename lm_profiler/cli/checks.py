@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,7 +18,7 @@ from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.training.fits.batch import batch_refusal
-from lm_profiler.training.fits.states import Refusal, refusal
+from lm_profiler.training.fits.states import Plan, Refusal, refusal
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
@@ -96,11 +97,12 @@ def memory_refusal(model: LightningModule, data: object, trainer: Trainer, train
         return model.footprint(data, trainer.precision, training).refusal(available // copies)
     if not isinstance(model, LanguageModel):
         return None
-    held = refusal(model.config, trainer.precision, model.optimizer_name, training, available, copies)
-    if held is not None or not isinstance(data, FakeTokens):
-        return held
-    plan = (model.config, data.batch_size, data.context_length, trainer.precision, model.optimizer_name, training)
-    return batch_refusal(*plan, available // copies)
+    plan = Plan(model.config, trainer.precision, model.optimizer_name, training)
+    refused = refusal(plan, available, copies)
+    if refused is not None or not isinstance(data, FakeTokens):
+        return refused
+    plan = replace(plan, batch_size=data.batch_size, context_length=data.context_length)
+    return batch_refusal(plan, available // copies)
 
 
 def _forks(trainer: Trainer) -> bool:

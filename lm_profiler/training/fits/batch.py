@@ -6,9 +6,10 @@ less, workspaces and the allocator's gaps come on top.
 
 from __future__ import annotations
 
-from lm_profiler.models.config import TransformerConfig
+from dataclasses import replace
+
 from lm_profiler.record.precision import full_name
-from lm_profiler.training.fits.states import OptimizerName, Refusal, bytes_per_value, bytes_per_weight, footprint, gib
+from lm_profiler.training.fits.states import Plan, Refusal, bytes_per_value, bytes_per_weight, gib
 
 _PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
 """Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
@@ -18,66 +19,41 @@ _IDS_PER_TOKEN = 16
 """Bytes: a token and its target, int64 each."""
 
 
-def activation_bytes(
-    config: TransformerConfig,
-    batch_size: int,
-    context_length: int,
-    precision: str | int | None = "32-true",
-    training: bool = True,
-) -> int:
-    """Bytes that activations need at their peak, when the loss has been computed.
-
-    Args:
-        config: The model's dimensions, attention and checkpointing.
-        batch_size: Sequences at once (B).
-        context_length: Tokens in a sequence (T).
-        precision: Lightning's name of the precision, such as `bf16-mixed`; None is its default, 32-true.
-        training: False for the forward pass alone, which keeps no more than a layer's.
-
-    Raises:
-        ValueError: unknown precision.
-    """
+def activation_bytes(plan: Plan) -> int:
+    """Bytes that activations need at their peak, when the loss has been computed; without training a layer's."""
+    config, precision = plan.config, plan.precision
     size = bytes_per_weight(precision)
     mixed = full_name(precision).endswith("-mixed")
     of_d, of_f = _PER_TOKEN["mixed" if mixed else "16-bit" if size == 2 else "32-true"]
     scale = size / 4 if size == 8 else 1
-    scores = config.num_heads * context_length * bytes_per_value(precision) if config.attention == "math" else 0
+    scores = config.num_heads * plan.context_length * bytes_per_value(precision) if config.attention == "math" else 0
     layer = (of_d * config.d_model + of_f * config.d_ff) * scale + scores
     layers = config.num_layers * layer
-    if not training:
+    if not plan.training:
         layers = layer
     elif config.activation_checkpointing:
         layers = config.num_layers * config.d_model * size + layer
     logits = 3 * config.vocab_size * size  # the logits, their log-softmax, and the gradient of one of them
     copies = 2 * config.num_parameters() if mixed else 0  # autocast keeps the weights it has cast
-    return round(batch_size * context_length * (layers + logits)) + copies
+    return round(plan.batch_size * plan.context_length * (layers + logits)) + copies
 
 
-def batch_refusal(
-    config: TransformerConfig,
-    batch_size: int,
-    context_length: int,
-    precision: str | int | None,
-    optimizer: OptimizerName,
-    training: bool,
-    available_bytes: int,
-) -> Refusal | None:
+def batch_refusal(plan: Plan, available_bytes: int) -> Refusal | None:
     """Why one batch cannot fit beside the weights, and what would; None if what is certain does fit.
 
     Certain are the weights, the optimizer's states, the token ids and one copy of the logits; what would fit is
     reckoned by ``activation_bytes``.
     """
-    tokens = batch_size * context_length
-    batch_bytes = tokens * (_IDS_PER_TOKEN + config.vocab_size * bytes_per_value(precision))
-    held = footprint(config, precision, optimizer, training)
-    room = available_bytes - held.weights_bytes - held.optimizer_bytes
+    batch_size, context_length, vocab_size = plan.batch_size, plan.context_length, plan.config.vocab_size
+    batch_bytes = batch_size * context_length * (_IDS_PER_TOKEN + vocab_size * bytes_per_value(plan.precision))
+    room = available_bytes - plan.weights_bytes - plan.optimizer_bytes
     if batch_bytes <= room:
         return None
-    fixed, with_one = (activation_bytes(config, n, context_length, precision, training) for n in (0, 1))
+    fixed, with_one = (activation_bytes(replace(plan, batch_size=n)) for n in (0, 1))
     sequences = (room - fixed) // (with_one - fixed)
     return Refusal(
         f"memory: expected at most the {gib(room)} that are free beside the model, given {gib(batch_bytes)} of "
-        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {config.vocab_size:,})",
+        f"token ids and logits (batch {batch_size:,} x context {context_length:,}, vocabulary {vocab_size:,})",
         [f"--data.batch_size={sequences}"] if sequences > 0 else [],
         "a shorter context",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from lm_profiler.models.config import TransformerConfig, preset
@@ -11,7 +11,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.command import command_line
 from lm_profiler.record.precision import full_name
 from lm_profiler.training.fits.batch import activation_bytes
-from lm_profiler.training.fits.states import OptimizerName, footprint
+from lm_profiler.training.fits.states import Plan
 
 _ROOM = 0.9
 """Share of a device's memory that a plan may fill: the rest is the driver's context, workspaces and gaps."""
@@ -58,24 +58,6 @@ def _command(entry: Entry) -> str:
     return command_line(own)
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """What decides how much memory a run of our own model needs."""
-
-    config: TransformerConfig
-    batch_size: int
-    context_length: int
-    precision: str
-    optimizer: OptimizerName
-    training: bool
-
-    def known_bytes(self) -> int:
-        return footprint(self.config, self.precision, self.optimizer, self.training).total_bytes
-
-    def activation_bytes(self) -> int:
-        return activation_bytes(self.config, self.batch_size, self.context_length, self.precision, self.training)
-
-
 def _after_oom(entry: Entry) -> list[str]:
     """Options of which each alone would fit."""
     room = _room_bytes(entry)
@@ -86,12 +68,12 @@ def _after_oom(entry: Entry) -> list[str]:
         return []
 
 
-def _fitting(plan: _Plan, room: int) -> list[str]:
+def _fitting(plan: Plan, room: int) -> list[str]:
     # It did not fit, so activations took at least what known bytes leave of the device.
-    factor = max(1.0, (room - plan.known_bytes()) / plan.activation_bytes())
+    factor = max(1.0, (room - plan.total_bytes) / activation_bytes(plan))
 
-    def fits(other: _Plan) -> bool:
-        return other.known_bytes() + factor * other.activation_bytes() <= _ROOM * room
+    def fits(other: Plan) -> bool:
+        return other.total_bytes + factor * activation_bytes(other) <= _ROOM * room
 
     fitting = []
     for ways in _ways(plan):
@@ -99,7 +81,7 @@ def _fitting(plan: _Plan, room: int) -> list[str]:
     return fitting
 
 
-def _ways(plan: _Plan) -> Iterator[list[tuple[str, _Plan]]]:
+def _ways(plan: Plan) -> Iterator[list[tuple[str, Plan]]]:
     """Ways to need less, each from the least change to the greatest."""
     yield [(f"--data.batch_size={n}", replace(plan, batch_size=n)) for n in _halves(plan.batch_size)]
     yield [(f"--data.context_length={n}", replace(plan, context_length=n)) for n in _halves(plan.context_length)]
@@ -115,7 +97,7 @@ def _halves(number: int) -> Sequence[int]:
     return [number >> shift for shift in range(1, number.bit_length())]
 
 
-def _plan(entry: Entry) -> _Plan | None:
+def _plan(entry: Entry) -> Plan | None:
     """None for a model that is not ours, or that is split over devices."""
     if not str(entry.option("model.class_path") or "").startswith("lm_profiler.training."):
         return None
@@ -130,7 +112,7 @@ def _plan(entry: Entry) -> _Plan | None:
     optimizer = entry.option("model.optimizer")
     if None in (*dimensions.values(), batch_size, context_length, optimizer):
         return None
-    return _Plan(
+    return Plan(
         config=TransformerConfig(**dimensions),
         batch_size=batch_size,
         context_length=context_length,

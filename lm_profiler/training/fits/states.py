@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, get_args
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
 from lm_profiler.record.precision import full_name
@@ -29,12 +28,48 @@ STATES_PER_WEIGHT: dict[OptimizerName, int] = {"adamw": 2, "sgd": 0, "none": 0}
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """Bytes on one device, unsharded: a lower bound, without activations, workspaces and DDP's buckets."""
+class Plan:
+    """What decides how much memory a run of our own model needs on one device, unsharded.
 
-    weights_bytes: int
-    gradients_bytes: int
-    optimizer_bytes: int
+    The bytes are a lower bound: without activations, workspaces, DDP's buckets, and AdamW's step count (4 bytes a
+    parameter tensor).
+
+    Args:
+        config: The model's dimensions, attention and checkpointing.
+        precision: Lightning's name of the precision, such as `bf16-mixed`; None is its default, 32-true.
+        optimizer: `adamw`, `sgd` (without momentum) or `none`.
+        training: False for validate, test and predict, which hold the weights alone.
+        batch_size: Sequences at once (B).
+        context_length: Tokens in a sequence (T).
+
+    Raises:
+        ValueError: unknown precision or optimizer.
+    """
+
+    config: TransformerConfig
+    precision: str | int | None = "32-true"
+    optimizer: OptimizerName = "adamw"
+    training: bool = True
+    batch_size: int = 1
+    context_length: int = 1
+
+    def __post_init__(self) -> None:
+        bytes_per_weight(self.precision)
+        if self.optimizer not in STATES_PER_WEIGHT:
+            names = ", ".join(get_args(OptimizerName))
+            raise ValueError(f"optimizer: expected one of {names}, given {self.optimizer!r}")
+
+    @property
+    def weights_bytes(self) -> int:
+        return self.config.num_parameters() * bytes_per_weight(self.precision)
+
+    @property
+    def gradients_bytes(self) -> int:
+        return self.weights_bytes if self.training else 0
+
+    @property
+    def optimizer_bytes(self) -> int:
+        return STATES_PER_WEIGHT[self.optimizer] * self.gradients_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -61,34 +96,6 @@ class Refusal:
         return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
-def footprint(
-    config: TransformerConfig,
-    precision: str | int | None = "32-true",
-    optimizer: OptimizerName = "adamw",
-    training: bool = True,
-) -> Footprint:
-    """What the weights, gradients and optimizer states of `config` need, in bytes.
-
-    AdamW's step count, 4 bytes a parameter tensor, is left out.
-
-    Args:
-        config: The model's dimensions.
-        precision: Lightning's name of the precision, such as `bf16-mixed`; None is its default, 32-true.
-        optimizer: `adamw`, `sgd` (without momentum) or `none`.
-        training: False for validate, test and predict, which hold the weights alone.
-
-    Raises:
-        ValueError: unknown precision or optimizer.
-    """
-    if optimizer not in STATES_PER_WEIGHT:
-        names = ", ".join(get_args(OptimizerName))
-        raise ValueError(f"optimizer: expected one of {names}, given {optimizer!r}")
-    weights_bytes = config.num_parameters() * bytes_per_weight(precision)
-    if not training:
-        return Footprint(weights_bytes, 0, 0)
-    return Footprint(weights_bytes, weights_bytes, STATES_PER_WEIGHT[optimizer] * weights_bytes)
-
-
 def bytes_per_weight(precision: str | int | None) -> int:
     name = full_name(precision)
     if name not in BYTES_PER_WEIGHT:
@@ -102,87 +109,65 @@ def bytes_per_value(precision: str | int | None) -> int:
     return 2 if full_name(precision).endswith("-mixed") else size
 
 
-def refusal(
-    config: TransformerConfig,
-    precision: str | int | None,
-    optimizer: OptimizerName,
-    training: bool,
-    available_bytes: int,
-    copies: int = 1,
-) -> Refusal | None:
+def refusal(plan: Plan, available_bytes: int, copies: int = 1) -> Refusal | None:
     """Why a run cannot fit, and what would; None if its known bytes do fit.
 
     Args:
-        config: The model's dimensions.
-        precision: Lightning's name of the precision.
-        optimizer: `adamw`, `sgd` or `none`.
-        training: False for validate, test and predict.
+        plan: Of one replica.
         available_bytes: What the device has free.
         copies: Replicas that share the device's memory.
     """
-    need = footprint(config, precision, optimizer, training)
-    if need.total_bytes * copies <= available_bytes:
+    if plan.total_bytes * copies <= available_bytes:
         return None
-    parts = f"weights {gib(need.weights_bytes)}"
-    if training:
-        parts += f", gradients {gib(need.gradients_bytes)}, optimizer states {gib(need.optimizer_bytes)}"
+    parts = f"weights {gib(plan.weights_bytes)}"
+    if plan.training:
+        parts += f", gradients {gib(plan.gradients_bytes)}, optimizer states {gib(plan.optimizer_bytes)}"
     times = f" x {copies} processes" if copies > 1 else ""
-    remedies = _remedies(config, precision, optimizer, training, available_bytes // copies)
-    if need.total_bytes <= available_bytes:
+    remedies = _remedies(plan, available_bytes // copies)
+    if plan.total_bytes <= available_bytes:
         remedies.insert(0, "--trainer.devices=1")
     return Refusal(
-        f"memory: expected at most the {gib(available_bytes)} that are free, given {gib(need.total_bytes)}{times} "
-        f"before any activation ({parts}; {precision}, optimizer {optimizer})",
+        f"memory: expected at most the {gib(available_bytes)} that are free, given {gib(plan.total_bytes)}{times} "
+        f"before any activation ({parts}; {plan.precision}, optimizer {plan.optimizer})",
         remedies,
         "no preset, in any precision",
     )
 
 
-def _remedies(
-    config: TransformerConfig,
-    precision: str | int | None,
-    optimizer: OptimizerName,
-    training: bool,
-    room: int,
-) -> list[str]:
+def _remedies(plan: Plan, room: int) -> list[str]:
     """Options to add, each alternative enough by itself: the same model held in less, then a smaller one."""
-
-    def fits(other: TransformerConfig, how: _Held) -> bool:
-        return footprint(other, how.precision, how.optimizer, training).total_bytes <= room
-
-    held = _held_in_less(_Held((), precision, optimizer), training)
-    enough = [how for how in held if fits(config, how)]
-    options = [how.options for how in enough if not any(set(x.options) < set(how.options) for x in enough)]
-    for how in (held[0], held[-1]):  # as it was asked for, or else as sparingly as can be
-        if smaller := _smaller(config, partial(fits, how=how)):
-            options.append((smaller, *how.options))
+    ways = _held_in_less(plan)
+    enough = [options for options, how in ways if how.total_bytes <= room]
+    remedies = [options for options in enough if not any(set(other) < set(options) for other in enough)]
+    for options, how in (ways[0], ways[-1]):  # as it was asked for, or else as sparingly as can be
+        if smaller := _smaller(how, room):
+            remedies.append((smaller, *options))
             break
-    return [" ".join(each) for each in options]
+    return [" ".join(options) for options in remedies]
 
 
-class _Held(NamedTuple):
-    options: tuple[str, ...]
-    precision: str | int | None
-    optimizer: OptimizerName
-
-
-def _held_in_less(given: _Held, training: bool) -> list[_Held]:
-    """Ways to hold the same model, from `given` to the one that needs least."""
-    ways = [given]
-    if training and STATES_PER_WEIGHT[given.optimizer]:
-        ways.append(_Held(("--model.optimizer=sgd",), given.precision, "sgd"))
-    if bytes_per_weight(given.precision) > BYTES_PER_WEIGHT["bf16-true"]:
+def _held_in_less(plan: Plan) -> list[tuple[tuple[str, ...], Plan]]:
+    """Ways to hold the same model, from that of `plan` to the one that needs least."""
+    ways: list[tuple[tuple[str, ...], Plan]] = [((), plan)]
+    if plan.training and STATES_PER_WEIGHT[plan.optimizer]:
+        ways.append((("--model.optimizer=sgd",), replace(plan, optimizer="sgd")))
+    if bytes_per_weight(plan.precision) > BYTES_PER_WEIGHT["bf16-true"]:
         option = "--trainer.precision=bf16-true"
-        ways += [_Held((option, *way.options), "bf16-true", way.optimizer) for way in ways]
+        ways += [((option, *options), replace(how, precision="bf16-true")) for options, how in ways]
     return ways
 
 
-def _smaller(config: TransformerConfig, fits: Callable[[TransformerConfig], bool]) -> str | None:
-    """The option that turns `config` into the largest smaller model that `fits`.
+def _smaller(plan: Plan, room: int) -> str | None:
+    """The option that turns `plan` into that of the largest smaller model that fits into `room`.
 
-    That is a smaller preset where `config` has a preset's dimensions: options that override single dimensions would
-    still do so in another preset. Elsewhere it is fewer layers.
+    That is a smaller preset where it has a preset's dimensions: options that override single dimensions would still do
+    so in another preset. Elsewhere it is fewer layers.
     """
+
+    def fits(config: TransformerConfig) -> bool:
+        return replace(plan, config=config).total_bytes <= room
+
+    config = plan.config
     presets = {size: replace(preset, vocab_size=config.vocab_size) for size, preset in PRESETS.items()}
     if any(_dimensions(preset) == _dimensions(config) for preset in presets.values()):
         sizes = [size for size, preset in presets.items() if fits(preset)]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from lm_profiler.models import Transformer, TransformerConfig
 from lm_profiler.training.fits.batch import activation_bytes, batch_refusal
-from lm_profiler.training.fits.states import footprint
+from lm_profiler.training.fits.states import Plan
 
 CONFIG = TransformerConfig(d_model=64, d_ff=192, num_layers=4, num_heads=4, vocab_size=100)
 BATCH, CONTEXT = 2, 32
@@ -45,39 +45,39 @@ def test_more_layers_save_as_many_bytes_more_as_estimated(attention: str, precis
     saved = saved_bytes(deep, precision) - saved_bytes(config, precision)
     if precision == "bf16-mixed" and checkpointing:  # autocast's copies of the weights are saved in backward alone
         saved += 2 * (deep.num_parameters() - config.num_parameters())
-    estimates = [activation_bytes(c, BATCH, CONTEXT, precision) for c in (config, deep)]
+    estimates = [activation_bytes(Plan(c, precision, batch_size=BATCH, context_length=CONTEXT)) for c in (config, deep)]
     assert estimates[1] - estimates[0] == pytest.approx(saved, rel=0.1)
 
 
 def test_activations_grow_with_batch_and_context_and_vanish_without_backward():
-    one = activation_bytes(CONFIG, 1, CONTEXT)
-    assert activation_bytes(CONFIG, 4, CONTEXT) == 4 * one
-    assert activation_bytes(CONFIG, 1, 2 * CONTEXT) == 2 * one
-    assert activation_bytes(CONFIG, 1, CONTEXT, training=False) < one / 2
+    plan = Plan(CONFIG, context_length=CONTEXT)
+    one = activation_bytes(plan)
+    assert activation_bytes(replace(plan, batch_size=4)) == 4 * one
+    assert activation_bytes(replace(plan, context_length=2 * CONTEXT)) == 2 * one
+    assert activation_bytes(replace(plan, training=False)) < one / 2
 
 
 def test_the_logits_count_three_times():
     wide = replace(CONFIG, vocab_size=1100)
-    assert activation_bytes(wide, 1, 1) - activation_bytes(CONFIG, 1, 1) == 3 * 1000 * 4
+    assert activation_bytes(Plan(wide)) - activation_bytes(Plan(CONFIG)) == 3 * 1000 * 4
 
 
 @pytest.mark.parametrize("precision,bytes_each", [("32-true", 4), ("bf16-mixed", 2), ("bf16-true", 2)])
 def test_a_batch_is_refused_where_its_logits_alone_are_too_many(precision: str, bytes_each: int) -> None:
-    held = footprint(CONFIG, precision, "adamw")
-    need = held.weights_bytes + held.optimizer_bytes + 8 * 32 * (16 + 100 * bytes_each)
-    call = (CONFIG, 8, 32, precision, "adamw", True)
-    assert batch_refusal(*call, need) is None
-    message = batch_refusal(*call, need - 1)
+    plan = Plan(CONFIG, precision, batch_size=8, context_length=32)
+    need = plan.weights_bytes + plan.optimizer_bytes + 8 * 32 * (16 + 100 * bytes_each)
+    assert batch_refusal(plan, need) is None
+    message = batch_refusal(plan, need - 1)
     assert message is not None
     assert "(batch 8 x context 32, vocabulary 100)\nwould fit: " in str(message)
 
 
 def test_the_batch_that_would_fit_is_the_largest_by_the_estimate() -> None:
-    held = footprint(CONFIG, "bf16-mixed", "adamw")
-    available = held.weights_bytes + held.optimizer_bytes + activation_bytes(CONFIG, 5, 32, "bf16-mixed")
-    message = batch_refusal(CONFIG, 10**6, 32, "bf16-mixed", "adamw", True, available)
+    five = Plan(CONFIG, "bf16-mixed", batch_size=5, context_length=32)
+    available = five.weights_bytes + five.optimizer_bytes + activation_bytes(five)
+    message = batch_refusal(replace(five, batch_size=10**6), available)
     assert message is not None
     assert "would fit: --data.batch_size=5; --check_memory=false" in str(message)
-    message = batch_refusal(CONFIG, 1, 10**9, "bf16-mixed", "adamw", True, available)
+    message = batch_refusal(replace(five, batch_size=1, context_length=10**9), available)
     assert message is not None
     assert "would fit: a shorter context; " in str(message)

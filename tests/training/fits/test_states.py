@@ -13,7 +13,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.models.config import PRESETS
 from lm_profiler.training import FakeTokens, LanguageModel
-from lm_profiler.training.fits.states import footprint
+from lm_profiler.training.fits.states import Plan
 
 COMBINATIONS = [
     (precision, optimizer)
@@ -40,7 +40,7 @@ def test_it_equals_what_a_step_leaves_in_memory(
 ) -> None:
     module = Measured(**tiny, optimizer=optimizer)
     make_trainer(1, precision=precision).fit(module, datamodule=FakeTokens(context_length=8))
-    predicted = footprint(module.config, precision, optimizer)
+    predicted = Plan(module.config, precision, optimizer)
     assert predicted.weights_bytes == module.weights_bytes
     assert predicted.gradients_bytes == module.gradients_bytes
     assert predicted.optimizer_bytes == module.optimizer_bytes
@@ -48,12 +48,12 @@ def test_it_equals_what_a_step_leaves_in_memory(
 
 
 def test_without_training_the_weights_stand_alone() -> None:
-    needs = footprint(PRESETS["xl"], "bf16-true", training=False)
+    needs = Plan(PRESETS["xl"], "bf16-true", training=False)
     assert needs.total_bytes == needs.weights_bytes == 2 * 1_998_235_200
 
 
 def test_xl_in_float32_with_adamw_needs_16_bytes_a_parameter() -> None:
-    assert footprint(PRESETS["xl"]).total_bytes == 16 * 1_998_235_200
+    assert Plan(PRESETS["xl"]).total_bytes == 16 * 1_998_235_200
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_xl_in_float32_with_adamw_needs_16_bytes_a_parameter() -> None:
     [(None, "32-true"), (32, "32-true"), ("64", "64-true"), ("bf16", "bf16-mixed"), (16, "16-mixed")],
 )
 def test_shorter_names_of_a_precision_mean_the_same(short: Any, full: str) -> None:
-    assert footprint(PRESETS["small"], short) == footprint(PRESETS["small"], full)
+    assert Plan(PRESETS["small"], short).total_bytes == Plan(PRESETS["small"], full).total_bytes
 
 
 def test_unknown_names_list_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"precision: expected one of 64-true, .* given 'fp8'"):
-        footprint(PRESETS["small"], "fp8")
+        Plan(PRESETS["small"], "fp8")
     with pytest.raises(ValueError, match="optimizer: expected one of adamw, sgd, none, given 'lion'"):
-        footprint(PRESETS["small"], optimizer="lion")  # type: ignore[arg-type]
+        Plan(PRESETS["small"], optimizer="lion")  # type: ignore[arg-type]
 
 
 def test_asking_does_not_import_torch() -> None:
