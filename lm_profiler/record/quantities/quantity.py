@@ -138,9 +138,9 @@ def _at(path: str) -> Callable[[Any], Any]:
     return get
 
 
-def figure(path: str, title: str, unit: str, meaning: str, name: str = "") -> Quantity:
+def figure(path: str, title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Quantity:
     """One that the record has at ``path``; called as there, unless ``name`` tells it from another."""
-    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=_at(path))
+    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=_at(path), **more)
 
 
 def computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lm_profiler.record.quantities.quantity import Place, Quantity, computed, figure
@@ -72,16 +71,16 @@ def memory_by_phase() -> Iterator[Quantity]:
     for reading, words in _READINGS.items():
         for part in PARTS:
             path, name = f"memory.parts.{part}.{reading}", f"{part}_{reading}_bytes"
-            of_part = figure(path, f"{part}: peak {words}", "GiB", f"peak {words} within {part}", name)
-            yield replace(of_part, of=part, place=Place.ASKED)
+            title, meaning = f"{part}: peak {words}", f"peak {words} within {part}"
+            yield figure(path, title, "GiB", meaning, name, of=part, place=Place.ASKED)
 
 
 def memory_by_cause() -> Iterator[Quantity]:
     for cause, words in _CAUSES.items():
         for part in PARTS:
             path, name = f"memory.causes.{part}.{cause}", f"{part}_{cause}_bytes"
-            of_part = figure(path, f"{part}: {words}", "GiB", f"{words} in the peak allocated of {part}", name)
-            yield replace(of_part, of=part, place=Place.ASKED)
+            title, meaning = f"{part}: {words}", f"{words} in the peak allocated of {part}"
+            yield figure(path, title, "GiB", meaning, name, of=part, place=Place.ASKED)
 
 
 def allocator() -> Iterator[Quantity]:

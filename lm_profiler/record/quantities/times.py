@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity
+from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity, figure
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord, TimeSummary
@@ -109,44 +109,26 @@ SPREAD = tuple(_statistic(times, part, name) for times in _CLOCKS for part in TI
 
 
 def _share(part: str) -> Quantity:
-    return Quantity(
-        f"{part}_share",
-        f"{TIMES[part].title} share",
-        *UNITS["%"],
-        f"share of {TIMES[part].title} in the typical step",
-        path=f"shares.{part}",
-        get=lambda record: record.shares.get(part),
-        place=Place.ASKED,
-        group="Shares of the typical step",
-        of=part,
+    title, group = TIMES[part].title, "Shares of the typical step"
+    meaning = f"share of {title} in the typical step"
+    return figure(
+        f"shares.{part}", f"{title} share", "%", meaning, f"{part}_share", of=part, place=Place.ASKED, group=group
     )
 
 
 SHARES = tuple(_share(part) for part in (*PARTS, "forward_backward"))
 
 
-def _peak(reading: str, meaning: str, place: Place) -> Quantity:
-    return Quantity(
-        f"{reading}_bytes",
-        "peak " + reading.removesuffix("_peak"),
-        *UNITS["GiB"],
-        meaning,
-        tag=f"memory_gib/{reading}",
-        path=f"memory.measured.{reading}",
-        get=lambda record: None if record.memory is None else getattr(record.memory.measured, reading),
-        place=place,
-        run_tag=None if place is Place.FILE else f"{reading}_gib",
-        group="Memory",
-    )
+def _peak(reading: str, meaning: str, place: Place = Place.HEADLINE) -> Quantity:
+    path, title = f"memory.measured.{reading}", "peak " + reading.removesuffix("_peak")
+    tags = {"tag": f"memory_gib/{reading}", "run_tag": None if place is Place.FILE else f"{reading}_gib"}
+    return figure(path, title, "GiB", meaning, f"{reading}_bytes", place=place, group="Memory", **tags)
 
 
 MEMORY = {
-    reading: _peak(reading, meaning, place)
-    for reading, meaning, place in (
-        ("allocated_peak", "most bytes held by tensors on the device", Place.HEADLINE),
-        ("reserved_peak", "most bytes the allocator took from the device", Place.FILE),
-        ("resident_peak", "most bytes of the process in the machine's memory", Place.HEADLINE),
-    )
+    "allocated_peak": _peak("allocated_peak", "most bytes held by tensors on the device"),
+    "reserved_peak": _peak("reserved_peak", "most bytes the allocator took from the device", Place.FILE),
+    "resident_peak": _peak("resident_peak", "most bytes of the process in the machine's memory"),
 }
 
 
@@ -167,28 +149,20 @@ TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the
 """Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
 
 TOKENS_PER_S = per_step(
-    Quantity(
-        "tokens_per_s",
-        "tokens/s",
-        *UNITS["tokens/s"],
-        "tokens of a step / its time",
+    figure(
+        "throughput.tokens_per_s",
+        *("tokens/s", "tokens/s", "tokens of a step / its time"),
         tag="throughput/tokens_per_s",
-        path="throughput.tokens_per_s",
-        get=lambda record: record.throughput and record.throughput.tokens_per_s,
         place=Place.HEADLINE,
         run_tag="tokens_per_s",
         group="Throughput",
     )
 )
 MFU = per_step(
-    Quantity(
-        "mfu",
-        "MFU",
-        *UNITS["%"],
-        "model FLOPs of a step / (its time x the device's peak)",
+    figure(
+        "utilisation.mfu",
+        *("MFU", "%", "model FLOPs of a step / (its time x the device's peak)"),
         tag="throughput/mfu",
-        path="utilisation.mfu",
-        get=lambda record: record.utilisation and record.utilisation.mfu,
         place=Place.TABLE,
         run_tag="mfu_percent",
         group="Use of the hardware",
