@@ -54,8 +54,10 @@ def test_hugging_face(run: Any) -> None:
     assert record["model"]["parameters"] == linear + norms + embedding
     attention = 2 * 2 * 4 * mm(128, 128, 128)  # two layers, scores and values, a batch of 4
     flops = record["utilisation"]["flops"]
-    assert flops["forward"] == mm(4 * 128, 1, linear) + attention
-    assert flops["backward"] == 2 * flops["forward"]
+    products = mm(4 * 128, 1, linear) + attention
+    # transformers 5.0 has the angles of its rotary embedding from a product, too; later versions multiply elementwise.
+    assert flops["forward"] - products in (0, mm(16, 1, 128))
+    assert flops["backward"] == 2 * products
 
 
 def test_gan(run: Any) -> None:

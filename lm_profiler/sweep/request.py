@@ -49,9 +49,9 @@ class Request:
         ValueError: these do not go together; the message is a line.
     """
 
-    WORDS: ClassVar = "file"
-    FILE: ClassVar = "file"
-    SHIPPED: ClassVar = "sweeps"
+    WORDS: ClassVar[str] = "file"
+    FILE: ClassVar[str] = "file"
+    SHIPPED: ClassVar[str] = "sweeps"
 
     file: str | None = field(default=None, compare=False)
     config: str | None = None

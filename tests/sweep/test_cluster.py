@@ -100,7 +100,7 @@ def test_an_option_that_the_cluster_does_not_have_is_told_in_a_line(tmp_path: Pa
 def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ClusterError, match=r"^launcher: expected a machine of the cluster, given one .*srun.*--launcher l"
+        ClusterError, match=r"^launcher: expected a machine of the cluster, given another .*srun.*--launcher l"
     ):
         jobs(tmp_path, [], "slurm")
 

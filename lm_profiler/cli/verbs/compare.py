@@ -44,8 +44,8 @@ class Options:
         output: Write to this file instead of the terminal.
     """
 
-    WORDS: ClassVar = "folders"
-    FILE: ClassVar = "config"
+    WORDS: ClassVar[str] = "folders"
+    FILE: ClassVar[str] = "config"
 
     folders: Sequence[Path] = ()
     a: Sequence[Path] = ()

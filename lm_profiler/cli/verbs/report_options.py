@@ -38,8 +38,8 @@ class Options:
         output: Write to this file.
     """
 
-    WORDS: ClassVar = "runs"
-    FILE: ClassVar = "config"
+    WORDS: ClassVar[str] = "runs"
+    FILE: ClassVar[str] = "config"
 
     runs: Sequence[Path] = ()
     columns: Sequence[str] = ()
