@@ -15,10 +15,16 @@ from typing import Any
 import pytest
 from made_runs import made_entry
 from playwright.sync_api import Locator, expect
-from tab import MARKUP, OpenTab, Tab
+from tab import MARKUP, Alone, OpenTab, Tab
 
+from lm_profiler.record.collection import collect
+from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
+from lm_profiler.report.page.page import write_page
+from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.tables.table import Cell as Shown
+from lm_profiler.report.tables.table import Heading, Table
 
 RUN = "demo/version_0"
 FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
@@ -68,6 +74,18 @@ def compare(open_tab: OpenTab) -> Callable[..., Tab]:
     return open_
 
 
+@pytest.fixture
+def overview(open_either: OpenTab) -> Callable[..., Tab]:
+    """Opens the view in the tab or in the page, which has no two sides to choose."""
+
+    def open_(theme: str = "light") -> Tab:
+        tab = open_either(theme)
+        tab.open_view("Compare")
+        return tab
+
+    return open_
+
+
 def run_of(attention: str, context: int, repeat: int = 0) -> str:
     return f"sweep/{attention},{context},r{repeat}/version_0"
 
@@ -77,30 +95,31 @@ def rows_of(tab: Tab, card: Locator) -> list[dict[str, str]]:
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def test_every_run_and_cell_is_listed_with_its_figures(compare: Callable[..., Tab], logdir: Path, sweep: Path) -> None:
-    tab = compare()
+def test_every_run_and_cell_is_listed_with_its_figures(overview: Callable[..., Tab], logdir: Path, sweep: Path) -> None:
+    tab = overview()
     listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
     assert len(listed) == 10
     record = json.loads((logdir / RUN / "run.json").read_text())
-    assert float(listed[RUN]["step (ms)"].replace(",", "")) == pytest.approx(
+    assert float(listed[tab.name(RUN)]["step (ms)"].replace(",", "")) == pytest.approx(
         record["time"]["step"]["median"] * 1e3, abs=6e-4
     )
     resident = record["memory"]["measured"]["resident_peak"]
-    assert listed[RUN]["peak resident"] == f"{resident / 2**30:.2f} GiB"
-    assert listed[RUN]["peak allocated"] == "unknown"
-    assert listed[run_of("math", 128)]["peak allocated"] == "2.00 GiB"
-    assert float(listed[run_of("math", 128)]["step (ms)"]) == pytest.approx(11.0, rel=0.01)
-    oom = listed["sweep/math,256,r0"]
-    expect(tab.inside.get_by_label("sweep/math,256,r0 as A")).to_be_disabled()
+    assert listed[tab.name(RUN)]["peak resident"] == f"{resident / 2**30:.2f} GiB"
+    assert listed[tab.name(RUN)]["peak allocated"] == "unknown"
+    assert listed[tab.name(run_of("math", 128))]["peak allocated"] == "2.00 GiB"
+    assert float(listed[tab.name(run_of("math", 128))]["step (ms)"]) == pytest.approx(11.0, rel=0.01)
+    oom = listed[tab.name("sweep/math,256,r0")]
+    if type(tab) is Tab:
+        expect(tab.inside.get_by_label("sweep/math,256,r0 as A")).to_be_disabled()
     assert (oom["status"], oom["context"], oom["attention"], oom["step (ms)"]) == ("oom", "256", "math", "")
     assert oom["why"] == "no memory left"
-    assert MARKUP in listed
+    assert tab.name(MARKUP) in listed
     assert tab.inside.locator("img").count() == 0
     assert "injected" not in (tab.page.title(), tab.frame.title())
 
 
-def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Callable[..., Tab], sweep: Path) -> None:
-    tab = compare()
+def test_the_table_sorts_by_figures_and_filters_by_words_and_status(overview: Callable[..., Tab], sweep: Path) -> None:
+    tab = overview()
     card = tab.card("Runs and cells")
     by_step = card.get_by_role("button", name="step (ms)")
     for take_largest in (True, False):
@@ -110,10 +129,10 @@ def test_the_table_sorts_by_figures_and_filters_by_words_and_status(compare: Cal
         figures = [float(text.replace(",", "")) for text in texts[:-2]]
         assert figures == sorted(figures, reverse=take_largest)
     card.get_by_label("Filter").fill("128 MATH")
-    assert {row["run"] for row in rows_of(tab, card)} == {run_of("math", 128, repeat) for repeat in range(2)}
+    assert {row["run"] for row in rows_of(tab, card)} == {tab.name(run_of("math", 128, repeat)) for repeat in range(2)}
     card.get_by_label("Filter").fill("")
     card.get_by_label("Status").select_option("oom")
-    assert {row["run"] for row in rows_of(tab, card)} == {f"sweep/math,256,r{repeat}" for repeat in range(2)}
+    assert {row["run"] for row in rows_of(tab, card)} == {tab.name(f"sweep/math,256,r{repeat}") for repeat in range(2)}
     expect(card).to_contain_text("2 of 10 runs and cells shown")
 
 
@@ -175,9 +194,9 @@ def test_a_run_is_not_compared_with_itself(compare: Callable[..., Tab]) -> None:
 
 
 def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
-    compare: Callable[..., Tab], sweep: Path, screenshot: Any
+    overview: Callable[..., Tab], sweep: Path, screenshot: Any
 ) -> None:
-    tab = compare()
+    tab = overview()
     tab.inside.get_by_label("Filter").fill("sweep/ r0")
     card = tab.card("Figure against option")
     card.get_by_label("Figure", exact=True).select_option(label="forward")
@@ -199,15 +218,53 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     screenshot(tab, "compare-chart-light")
 
 
-def test_a_run_opens_by_its_name(compare: Callable[..., Tab]) -> None:
-    tab = compare()
-    tab.inside.get_by_role("link", name=RUN, exact=True).click()
+def test_bars_show_what_each_listed_runs_step_consists_of(overview: Callable[..., Tab], sweep: Path) -> None:
+    tab = overview()
+    tab.inside.get_by_label("Filter").fill("sweep/ 128 r0")
+    card = tab.card("Where a step’s time goes")
+    expect(card.locator(".ytick text")).to_have_count(2)
+    chart = tab.chart(card)
+    labels = chart["layout"]["yaxis"]["ticktext"]
+    assert [label.endswith(run_of(of, 128)) for label, of in zip(labels, ("math", "sdpa"), strict=True)] == [True, True]
+    assert chart["data"].keys() == {"forward", "backward", "other"}
+    assert chart["data"]["forward"]["x"] == pytest.approx([4.0, 3.0], rel=0.01)
+    assert chart["data"]["forward"]["colour"] == PART_COLOURS["forward"]
+    sums = [sum(bars["x"][i] for bars in chart["data"].values()) for i in range(2)]
+    assert sums == pytest.approx([11.0, 10.0], rel=0.01)
+
+
+def test_heads_of_columns_say_what_they_mean(overview: Callable[..., Tab]) -> None:
+    tab = overview()
+    head = tab.card("Runs and cells").get_by_role("button", name="tokens/s")
+    expect(head).to_have_attribute("title", QUANTITIES["tokens_per_s"].meaning)
+
+
+def test_a_table_that_was_asked_for_stands_above_the_runs(new_page: Any, tmp_path: Path) -> None:
+    made_entry(tmp_path / "a")
+    headings = [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)]
+    cells = {"small": Shown(0.01, "10.00"), "large": Shown(0.1, "100.00"), MARKUP: Shown(word="oom", text="OOM")}
+    rows = [[Shown(size, size), cell] for size, cell in cells.items()]
+    write_page(collect([tmp_path]), tmp_path / "page.html", Table(headings, rows, above=[MARKUP], title="asked for"))
+    page = new_page()
+    page.goto((tmp_path / "page.html").as_uri())
+    tab = Alone(page, str(tmp_path))
+    card = tab.card("asked for")
+    expect(card).to_contain_text(MARKUP)
+    card.get_by_role("button", name="step (ms)").click()
+    assert [row[0] for row in tab.table(card)[1:]] == ["large", "small", MARKUP]
+    assert page.locator("article h2").all_inner_texts()[0] == "asked for"
+    assert page.locator("img").count() == 0
+
+
+def test_a_run_opens_by_its_name(overview: Callable[..., Tab]) -> None:
+    tab = overview()
+    tab.inside.get_by_role("link", name=tab.name(RUN), exact=True).click()
     expect(tab.inside.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
-    expect(tab.inside.get_by_label("Run", exact=True)).to_have_value(RUN)
+    expect(tab.inside.get_by_label("Run", exact=True)).to_have_value(tab.name(RUN))
 
 
 def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
-    compare: Callable[..., Tab], logdir: Path
+    overview: Callable[..., Tab], logdir: Path
 ) -> None:
     first = made_entry(logdir / "many" / "0").folder
     try:
@@ -215,7 +272,7 @@ def test_of_a_thousand_runs_a_hundred_are_in_the_page_until_more_are_wanted(
             (logdir / "many" / str(number)).mkdir()
             for name in ("run.json", "steps.csv"):
                 (logdir / "many" / str(number) / name).hardlink_to(first / name)
-        tab = compare()
+        tab = overview()
         card = tab.card("Runs and cells")
         expect(card.locator("tbody tr")).to_have_count(100)
         card.get_by_role("button", name="Show more").click()
@@ -237,12 +294,20 @@ def long_named(logdir: Path) -> Iterator[str]:
 
 
 def test_run_step_tokens_memory_and_status_come_first_and_stay(
-    compare: Callable[..., Tab], long_named: str, sweep: Path
+    overview: Callable[..., Tab], long_named: str, sweep: Path
 ) -> None:
-    tab = compare()
+    tab = overview()
     card = tab.card("Runs and cells")
     header = tab.table(card)[0]
-    first = ["A", "B", "run", "step (ms)", "tokens/s", "peak allocated", "peak resident", "status"]
+    first = [
+        *(["A", "B"] if type(tab) is Tab else []),
+        "run",
+        "step (ms)",
+        "tokens/s",
+        "peak allocated",
+        "peak resident",
+        "status",
+    ]
     assert header[: len(first)] == first
     assert {"size", "context", "attention", "data.num_workers"} >= set(header[len(first) : len(first) + 2])
     heads = card.locator("th")
@@ -255,11 +320,11 @@ def test_run_step_tokens_memory_and_status_come_first_and_stay(
 
 
 def test_a_long_name_keeps_its_ends_on_one_line_and_the_whole_in_its_tip(
-    compare: Callable[..., Tab], long_named: str
+    overview: Callable[..., Tab], long_named: str
 ) -> None:
-    tab = compare()
-    name = tab.inside.get_by_role("link", name=long_named, exact=True)
-    short = tab.inside.get_by_role("link", name=RUN, exact=True)
+    tab = overview()
+    name = tab.inside.get_by_role("link", name=tab.name(long_named), exact=True)
+    short = tab.inside.get_by_role("link", name=tab.name(RUN), exact=True)
     assert name.bounding_box()["height"] == short.bounding_box()["height"]
     head, tail = name.locator(".head"), name.locator(".tail")
     assert head.evaluate("head => head.scrollWidth > head.clientWidth")  # an ellipsis at its end
@@ -267,7 +332,7 @@ def test_a_long_name_keeps_its_ends_on_one_line_and_the_whole_in_its_tip(
     end = tail.bounding_box()
     assert end["x"] + end["width"] <= cell["x"] + cell["width"]
     expect(tail).to_have_text(long_named[-20:])
-    expect(name.locator(".middle")).to_have_attribute("title", long_named)
+    expect(name.locator(".middle")).to_have_attribute("title", tab.name(long_named))
 
 
 def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable[..., Tab], sweep: Path) -> None:
@@ -288,32 +353,32 @@ def test_a_link_brings_back_the_run_the_view_and_the_two_sides(compare: Callable
     expect(opened.inside.locator("main")).to_contain_text(b)
 
 
-def test_small_memory_is_in_a_unit_that_fits(compare: Callable[..., Tab], logdir: Path) -> None:
+def test_small_memory_is_in_a_unit_that_fits(overview: Callable[..., Tab], logdir: Path) -> None:
     memory = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
     made_entry(logdir / "small", memory=memory)
     try:
-        tab = compare()
+        tab = overview()
         listed = {row["run"]: row for row in rows_of(tab, tab.card("Runs and cells"))}
-        assert listed["small"]["peak allocated"] == "0.50 MiB"
-        assert listed["small"]["peak resident"] == "0.75 GiB"
+        assert listed[tab.name("small")]["peak allocated"] == "0.50 MiB"
+        assert listed[tab.name("small")]["peak resident"] == "0.75 GiB"
     finally:
         shutil.rmtree(logdir / "small")
 
 
-def test_what_left_no_run_opens_with_its_reason(compare: Callable[..., Tab], sweep: Path) -> None:
-    tab = compare()
-    tab.inside.get_by_role("link", name="sweep/math,256,r0", exact=True).click()
+def test_what_left_no_run_opens_with_its_reason(overview: Callable[..., Tab], sweep: Path) -> None:
+    tab = overview()
+    tab.inside.get_by_role("link", name=tab.name("sweep/math,256,r0"), exact=True).click()
     view = tab.inside.locator("section[data-view=Run]")
     expect(view).to_contain_text("no memory left")
     expect(view.locator(".chart")).to_have_count(0)
 
 
-def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(compare: Callable[..., Tab], logdir: Path) -> None:
+def test_a_folder_whose_name_is_no_text_is_a_row_like_any_other(overview: Callable[..., Tab], logdir: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(logdir) + b"/bad\xff"))
     made_entry(folder)
     try:
-        tab = compare()
+        tab = overview()
         names = [row["run"] for row in rows_of(tab, tab.card("Runs and cells"))]
-        assert {"bad\\u{dcff}", RUN, MARKUP} <= set(names)
+        assert {tab.name(run) for run in ("bad\\u{dcff}", RUN, MARKUP)} <= set(names)
     finally:
         shutil.rmtree(folder)

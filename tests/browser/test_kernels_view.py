@@ -22,13 +22,12 @@ def table(logdir: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def kernels(open_tab: OpenTab) -> Callable[..., Tab]:
-    """Opens the view of a run."""
+def kernels(open_either: OpenTab) -> Callable[..., Tab]:
+    """Opens the view of a run, in the tab or in the page."""
 
     def open_(run: str = RUN, theme: str = "light") -> Tab:
-        tab = open_tab(theme)
-        tab.choose_run(run)
-        tab.open_view("Kernels")
+        tab = open_either(theme)
+        tab.open_run(run, "Kernels")
         return tab
 
     return open_

@@ -234,7 +234,7 @@ def test_a_link_to_what_is_no_run_says_so(open_tab: OpenTab) -> None:
     tab = open_tab()
     tab.open_view("Run")
     tab.page.goto(f"{tab.address}/#lm_profiler&p.lm_profiler.run=..%2Fsecret%3Cb%3E&p.lm_profiler.view=Kernels")
-    expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("There is no run ../secret<b> below")
+    expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("There is no run ../secret<b> in")
     tab.choose_run(RUN)
     expect(tab.inside.locator("section[data-view=Kernels]")).to_contain_text("Time by phase and kind")
 

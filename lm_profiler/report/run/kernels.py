@@ -10,7 +10,6 @@ from lm_profiler.report.tables.table import Table, text_table
 
 IDLE = "idle"
 
-_TITLES = {"host_copies": "host copies"}
 _NOISE = ("void ", "(anonymous namespace)::", "at::native::")
 """Parts of a kernel's name that tell a reader nothing."""
 
@@ -71,7 +70,7 @@ def _by_kind(table: KernelTable) -> Table:
         rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
     rows.append(["step", *_cells(table, *(sums[kind] for kind in kinds), idle_s, table.window_s)])
     rows.append(["share", *(f"{part / table.window_s:.1%}" for part in (*(sums[kind] for kind in kinds), idle_s)), ""])
-    titles = ["phase", *(_TITLES.get(kind, kind) for kind in kinds), idle, "busy + idle"]
+    titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
     return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
 
 
@@ -82,7 +81,7 @@ def _largest(table: KernelTable) -> Table:
         [
             shortened(_plain(row.name)),
             row.phase,
-            _TITLES.get(row.kind, row.kind),
+            row.kind.replace("_", " "),
             shortened(_plain(row.operator or ""), 32),
             shortened(row.module or ""),
             f"{row.count / table.steps:g}",

@@ -9,7 +9,7 @@ function plotly() {
     const script = document.createElement("script");
     script.src = "plotly.js";
     script.onload = () => done(window.Plotly);
-    script.onerror = () => failed(new Error("The charts need the plotly package: pip install plotly"));
+    script.onerror = () => failed(new Error("Charts need plotly: pip install 'lm_profiler[report]'"));
     document.head.append(script);
   });
   return loading;

@@ -28,7 +28,7 @@ const kept = {
 export async function show(root, { listing, colours, open, place, note }) {
   root.append(...given(listing.given));
   if (!listing.runs.length) {
-    root.append(el("p", { class: "quiet" }, `No runs below ${listing.where} yet.`));
+    root.append(el("p", { class: "quiet" }, `No runs in ${listing.where} yet.`));
     return;
   }
   for (const side of ["a", "b"]) kept[side] = listing.runs.some(({ run }) => run === place[side]) ? place[side] : null;
@@ -45,8 +45,12 @@ export async function show(root, { listing, colours, open, place, note }) {
     compare();
   };
   const long = new LongTable(columns(listing, options, compare, open), listing.runs, kept.sorted, "runs and cells");
-  root.append(card("Runs and cells", filters(listing, long, charts), long.element), against, ...charts.map(({ element }) => element));
+  root.append(card("Runs and cells", filters(listing, long, charts), long.element, ...hint()), against, ...charts.map(({ element }) => element));
   compare();
+}
+
+function hint() {
+  return isOffline() ? [el("p", { class: "quiet" }, "To compare two runs: ", el("code", {}, "lm_profiler compare A B"))] : [];
 }
 
 // A table that was asked for by itself, with the lines around it: of a page alone.

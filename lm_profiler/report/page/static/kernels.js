@@ -9,8 +9,7 @@ export const title = "Kernels";
 export const ofRun = true;
 
 const IDLE = "idle";
-const TITLES = { host_copies: "host copies" };
-const titleOf = (kind) => TITLES[kind] ?? kind;
+const titleOf = (kind) => kind.replaceAll("_", " ");
 const percent = (share) => `${number(share * 100, 1)}%`;
 
 export async function show(root, { run, colours }) {

@@ -16,14 +16,15 @@ export function phases({ parts }, colours) {
     const left = timed.length > MOST ? ` The first ${MOST} of the table’s ${number(timed.length)} runs.` : "";
     note.textContent = `Medians of the phases, scaled so that they add up to the median step.${left}`;
     element.hidden = !shown.length;
-    chart.style.height = `${110 + 28 * shown.length}px`;
-    requestAnimationFrame(() => drawPhases(chart, shown, parts, colours));
+    const height = 110 + 28 * shown.length;
+    chart.style.height = `${height}px`;
+    requestAnimationFrame(() => drawPhases(chart, shown, parts, colours, height));
   };
   return { element, update };
 }
 
 // Medians do not add up: each is shown by its share of them.
-function drawPhases(chart, runs, parts, colours) {
+function drawPhases(chart, runs, parts, colours, height) {
   const sums = runs.map(({ values }) => Object.values(parts).reduce((sum, name) => sum + (values[name] ?? 0), 0));
   const scale = (i) => (runs[i].values.step_s ?? sums[i]) / sums[i];
   const occurring = Object.entries(parts).filter(([, name]) => runs.some(({ values }) => values[name]));
@@ -39,6 +40,7 @@ function drawPhases(chart, runs, parts, colours) {
   }));
   const labels = runs.map(({ run }) => plain(shortened(run)));
   return draw(chart, data, {
+    height, // plotly asks for it only once
     barmode: "stack",
     bargap: 0.25,
     xaxis: { title: { text: "time of a step (ms)" }, rangemode: "tozero" },

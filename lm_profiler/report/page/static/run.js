@@ -65,9 +65,9 @@ function steps(steps, colours) {
   const titles = { device: "Device clock", host: "Host clock" };
   const [first, ...others] = steps.clocks;
   const clocks = steps.clocks.map((clock) => [clock, titles[clock]]);
-  const above = others.length ? choose("Clock", clocks, first, drawn) : el("p", { class: "quiet" }, "By the host’s clock alone.");
+  const above = others.length ? choose("Clock", clocks, first, drawn) : el("p", { class: "quiet" }, "Times on the host’s clock.");
   requestAnimationFrame(() => drawn(first));
-  const thinned = steps.every > 1 ? [el("p", { class: "quiet" }, `One of ${steps.every} steps is drawn, of ${number(steps.of)}.`)] : [];
+  const thinned = steps.every > 1 ? [el("p", { class: "quiet" }, `Drawn is 1 of ${steps.every} steps; the run has ${number(steps.of)}.`)] : [];
   return [card("Time of each step", above, ...thinned, chart)];
 }
 

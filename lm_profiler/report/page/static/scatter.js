@@ -10,7 +10,7 @@ const inOrder = new Intl.Collator("en", { numeric: true }).compare;
 export function scatter(listing, options, colours, kept) {
   const figures = listing.columns.filter(({ name, shown }) => shown && listing.runs.some(({ values }) => known(values[name])));
   if (!options.length || !figures.length) {
-    const why = options.length ? "No run has a figure yet." : "No option differs between these runs: nothing to draw against.";
+    const why = options.length ? "No run has a figure yet." : "These runs have the same options: there is nothing to draw against.";
     return { element: card("Figure against option", el("p", { class: "quiet" }, why)), update() {} };
   }
   const pick = (choices, name) => choices.find((each) => each.name === name) ?? null;

@@ -102,13 +102,13 @@ export class Shell {
 
   async fill(view, content) {
     if (view.ofRun && this.run === null) {
-      content.append(el("p", { class: "quiet" }, `No runs below ${this.listing.where} yet.`));
+      content.append(el("p", { class: "quiet" }, `No runs in ${this.listing.where} yet.`));
       return;
     }
     const { run, listing, colours, place } = this;
     const chosen = listing.runs.find((each) => each.run === run);
     if (view.ofRun && !chosen?.stamp) {
-      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} below ${listing.where}: choose another one.`));
+      content.append(el("p", { class: "error" }, chosen ? end(chosen) : `There is no run ${run} in ${listing.where}: choose another one.`));
       return;
     }
     const [open, note] = [(...where) => this.open(...where), (changes) => this.note(changes)];

@@ -51,7 +51,7 @@ async function compare(body, query, colours) {
 
 function refusal({ unlike }, goOn) {
   return [
-    el("p", { class: "error" }, "Not the same work on the same device, so that times say little about each other:"),
+    el("p", { class: "error" }, "Not the same work on the same device: times say little about each other."),
     differences(unlike),
     el("p", {}, button("Compare anyway", goOn, { class: "plain" })),
   ];

@@ -15,7 +15,7 @@ export async function show(root, { run }) {
   root.classList.add("fill");
   const { traces, perfetto } = await ask("traces", { run });
   if (!traces.length) {
-    root.append(el("p", { class: "quiet" }, "This run has no trace: it was asked for none, or ended before its trace stage; the Run view says how."));
+    root.append(el("p", { class: "quiet" }, "This run has no trace. It was not asked for one (--trace.steps), or it ended before its trace stage: see the Run view."));
     return;
   }
   const chooser = el("select", { "aria-label": "Trace" }, ...traces.map(({ file, bytes }) => option(file, `${file} (${memory(bytes)})`)));
