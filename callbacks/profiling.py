@@ -35,7 +35,7 @@ from lm_profiler.callbacks.outcome.recorder import Launch
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StageOptions, StoppingRule
-from lm_profiler.measure.boundary import UNGUARDED, Part, say, try_or_note
+from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.measure.memory.peaks import probe_of
@@ -89,7 +89,7 @@ class TrainingProfiler(Callback):
             "memory": self._memory.steps,
             "trace": self._trace.stage_steps,
         }
-        self.part: Part = UNGUARDED
+        self.part: Guard = UNGUARDED
         self._notes: list[str] = []
         self._phases: PhaseProfiler | None = None
         self._ending: Ending | None = None
@@ -134,12 +134,12 @@ class TrainingProfiler(Callback):
         self._trainer = trainer
         self._phases = None
         self._notes = []
-        self.part = Part("the profiler", self._tell, self._leave)
+        self.part = Guard("the profiler", self._tell, self._leave)
         last, launch = self._ending, self._launch or Launch()
         ending = self._ending = Ending(
             trainer, launch, self._verb, self._planned, self.part, self._take_out, self._tell, self._notes, self._quiet
         )
-        ending.part = Part("the record", self._tell, ending.abandon)
+        ending.part = Guard("the record", self._tell, ending.abandon)
         self._asked = self.part.run(verb_of, trainer, otherwise=self._verb) == self._verb
         if not self._asked:
             self._ending = last
@@ -172,13 +172,13 @@ class TrainingProfiler(Callback):
         launch = ending.launch
         folder = run_folder(self._log_dir / launch.name, launch.folder, ending.exchange, self._tell)
         recorder = ending.recorder = ending.recorder_in(folder)
-        self._tokens = Part("tokens_in", self._tell)
+        self._tokens = Guard("tokens_in", self._tell)
         self._tokens_in: Tokens | None = self._tokens.run(Tokens, module)
         self._afterwards = ending.afterwards = Afterwards(self._verb, self._numerics.audit, self._peak_flops_per_s)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(self._clock, stream, self.part)
         if self._trace.nvtx:
-            timeline.observers += (Part("trace.nvtx", self._tell).guard(NvtxRanges()),)
+            timeline.observers += (Guard("trace.nvtx", self._tell).guard(NvtxRanges()),)
         progress, keep = None, None
         if trainer.is_global_zero:
             keep = recorder.keep
@@ -201,7 +201,7 @@ class TrainingProfiler(Callback):
         )
         ending.session = session
         if trainer.is_global_zero:
-            Part("writing an unfinished record", self._tell).run(recorder.begin, self._planned)
+            Guard("writing an unfinished record", self._tell).run(recorder.begin, self._planned)
         self._stand_in(timeline, session.step_ended)
 
     def _instruments(self, timeline: Timeline, folder: Path) -> Instruments:
@@ -221,7 +221,7 @@ class TrainingProfiler(Callback):
 
     def _stand_in(self, timeline: Timeline, step_ended: Callable[[StepMarks], int]) -> None:
         assert self._ending is not None
-        following, recording = Part("stages.until_ci", self._tell), self._ending.part
+        following, recording = Guard("stages.until_ci", self._tell), self._ending.part
         self._phases = PhaseProfiler(
             self._trainer,
             timeline,

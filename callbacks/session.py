@@ -9,7 +9,7 @@ from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow
@@ -67,8 +67,8 @@ class Session:
         self._rank = rank
         self._stopping = stopping
         tell = tell if tell is not None else self.notes.append
-        self._drawing = Part("progress", tell)
-        self._keeping = Part("writing the steps while they come", tell)
+        self._drawing = Guard("progress", tell)
+        self._keeping = Guard("writing the steps while they come", tell)
         self._keep = keep
         self._kept, self._kept_ns = 0, timeline.clock()
         self._pending: deque[_Pending] = deque()

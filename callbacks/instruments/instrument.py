@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 
 class Instrument(Protocol):
     """Told of every stage; works between steps. What it raises takes it out, and ``discard`` is called."""
 
     name: str
-    part: Part
+    part: Guard
     """Answers for what training calls of it during a step."""
 
     @property
@@ -42,7 +42,7 @@ class Watch:
         stop: ends it where nobody wants to know any more; may be called twice.
     """
 
-    part: Part = UNGUARDED
+    part: Guard = UNGUARDED
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Instruments:
         self.memory, self.tracer = memory, tracer
         self._all: list[Instrument] = [memory, tracer, *others]
         for instrument in self._all:
-            instrument.part = Part(instrument.name, tell, instrument.discard)
+            instrument.part = Guard(instrument.name, tell, instrument.discard)
 
     def begin(self, stage: str) -> None:
         """``stage`` starts with the next step."""

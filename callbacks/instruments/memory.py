@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lm_profiler.callbacks.stages import require
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.history import allocator_facts
 from lm_profiler.measure.memory.holdings import HoldingsReader
@@ -51,7 +51,7 @@ class MemoryReader:
     """
 
     name = "memory"
-    part: Part = UNGUARDED
+    part: Guard = UNGUARDED
 
     def __init__(
         self,

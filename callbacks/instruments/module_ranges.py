@@ -12,8 +12,8 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
-from lm_profiler.callbacks.outcome.facts import is_compiled
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.callbacks.outcome.module_facts import is_compiled
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""
@@ -25,7 +25,7 @@ class ModuleRanges:
     Compiled modules, and what is inside them, are left alone: a hook would have them compiled again.
     """
 
-    def __init__(self, part: Part = UNGUARDED) -> None:
+    def __init__(self, part: Guard = UNGUARDED) -> None:
         self._part = part
         self._handles: list[RemovableHandle] = []
         self._threads = threading.local()  # the autograd engine recomputes checkpointed modules in a thread of its own

@@ -17,7 +17,7 @@ from lm_profiler.analysis.trace.events import trace_events
 from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.callbacks.stages import require
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
 from lm_profiler.record.quantities import PARTS, PHASES
@@ -97,7 +97,7 @@ class Tracer:
     """
 
     name = "trace"
-    part: Part = UNGUARDED
+    part: Guard = UNGUARDED
     facts: Mapping[str, Any] = {}  # they are in the trace's own files
 
     def __init__(

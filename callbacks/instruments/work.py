@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.namespaces import STEPS
-from lm_profiler.callbacks.outcome.facts import is_compiled_in
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.callbacks.outcome.module_facts import is_compiled_in
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.compiled_flops import MethodStep, count_apart, on_meta
 from lm_profiler.measure.counts.flop_formulas import UncountableError
@@ -51,13 +51,7 @@ def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
     known = [one.flops for one in seen if one.flops is not None]
     if len(known) < len(seen):
         return next(one for one in seen if one.flops is None)
-    return SeenFlops(
-        Flops(
-            forward=sum(flops.forward for flops in known),
-            backward=sum(flops.backward for flops in known),
-            recomputation=sum(flops.recomputation for flops in known),
-        )
-    )
+    return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)))
 
 
 class FlopsWatch:
@@ -72,7 +66,7 @@ class FlopsWatch:
     """
 
     name = "FLOPs"
-    part: Part = UNGUARDED
+    part: Guard = UNGUARDED
 
     def __init__(self, timeline: Timeline, module: Callable[[], torch.nn.Module]) -> None:
         self._timeline = timeline
@@ -172,11 +166,11 @@ class Work:
 
 
 def _scaled(flops: Flops, times: int, over: int) -> Flops:
-    return Flops(
-        forward=round(times * flops.forward / over),
-        backward=round(times * flops.backward / over),
-        recomputation=round(times * flops.recomputation / over),
-    )
+    return _flops(lambda kind: round(times * getattr(flops, kind) / over))
+
+
+def _flops(of: Callable[[str], int]) -> Flops:
+    return Flops(forward=of("forward"), backward=of("backward"), recomputation=of("recomputation"))
 
 
 def _shape_of(leaf: Any) -> Any:

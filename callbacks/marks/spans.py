@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
@@ -157,7 +157,7 @@ class Epoch(Nothing):
 
     __slots__ = ("_loop", "_part")
 
-    def __init__(self, loop: Loop, part: Part) -> None:
+    def __init__(self, loop: Loop, part: Guard) -> None:
         self._loop = loop
         self._part = part
 

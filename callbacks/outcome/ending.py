@@ -16,7 +16,7 @@ from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
-from lm_profiler.measure.boundary import UNGUARDED, Part, put, said, try_or_note
+from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RunRecord, Status, Verb
 from lm_profiler.record.steps import write_steps
@@ -47,12 +47,12 @@ class Ending:
     launch: Launch
     verb: Verb
     planned: Mapping[str, int]
-    core: Part
+    core: Guard
     take_out: Callable[[], None]
     tell: Callable[[str], object]
     notes: list[str]
     quiet: bool
-    part: Part = UNGUARDED
+    part: Guard = UNGUARDED
     exchange: Exchange | None = None
     session: Session | None = None
     afterwards: Afterwards | None = None
@@ -118,7 +118,7 @@ class Ending:
         session = self.session
         measured = None
         if session is not None:
-            last = Part("the last steps", self.tell, session.instruments.discard, outcome="unknown")
+            last = Guard("the last steps", self.tell, session.instruments.discard, outcome="unknown")
             last.run(session.finish, failure is None)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
@@ -137,7 +137,7 @@ class Ending:
                 late = self.afterwards.look(self.trainer, measured, self.session.instruments.tracer)
             self.record = recorder.complete(measured, self.record, late)
         if not self.quiet:
-            Part("the table", self.tell).run(self._show)
+            Guard("the table", self.tell).run(self._show)
 
     def _show(self) -> None:
         """Print the table in one go."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.files import claim_run_dir
 
 
@@ -27,7 +27,7 @@ def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Cal
     """
 
     def claim() -> str:
-        first = Part("the run's folder", tell, outcome="cannot be made").run(_first_place, parent, claimed)
+        first = Guard("the run's folder", tell, outcome="cannot be made").run(_first_place, parent, claimed)
         return str((second_place(parent.name) if first is None else first).absolute())
 
     return Path(exchange.of_first("folder", claim))

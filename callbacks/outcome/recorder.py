@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lm_profiler.analysis.hardware.utilisation import per_second
-from lm_profiler.analysis.steps.shares import odd, shares, typical
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import (
     ideal_step_s,
@@ -23,9 +22,9 @@ from lm_profiler.analysis.steps.summaries import (
     summaries,
     throughput,
 )
+from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.outcome.judgement import (
     free_share,
     judge,
@@ -36,6 +35,7 @@ from lm_profiler.callbacks.outcome.judgement import (
 )
 from lm_profiler.callbacks.outcome.logger import write_scalars
 from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.outcome.module_facts import model_facts
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment

@@ -1,6 +1,6 @@
 """The boundary between training and what observes it: the instruments may fail, training may not.
 
-All that training calls of ours (hooks, profiler actions, observers of marks, wrapped methods) belongs to a ``Part``.
+All that training calls of ours (hooks, profiler actions, observers of marks, wrapped methods) belongs to a ``Guard``.
 Whatever is raised there takes that part out, is said once with its cause, and training goes on as without it.
 """
 
@@ -26,7 +26,7 @@ def _nothing() -> None:
     """Nothing has to be undone."""
 
 
-class Part:
+class Guard:
     """One instrument, as training sees it.
 
     Args:
@@ -109,7 +109,7 @@ def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Resu
 
     Any error counts: a user's module, loader or logger runs in there, or a driver, and the run itself went well.
     """
-    return Part(what, notes.append, outcome="unknown").run(look)
+    return Guard(what, notes.append, outcome="unknown").run(look)
 
 
 class Hook:
@@ -118,7 +118,7 @@ class Hook:
 
     __slots__ = ("_call", "_part")
 
-    def __init__(self, part: Part, call: Callable[..., Any]) -> None:
+    def __init__(self, part: Guard, call: Callable[..., Any]) -> None:
         self._part = part
         self._call = call
 
@@ -129,7 +129,7 @@ class Hook:
         return getattr, (nullcontext(), "__exit__")  # takes anything and returns None
 
 
-class _Unguarded(Part):
+class _Unguarded(Guard):
     """For instruments on their own, outside of any training."""
 
     def failed(self, error: BaseException) -> None:

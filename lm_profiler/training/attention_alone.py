@@ -32,7 +32,7 @@ class AttentionAlone(LightningModule):
         ValueError: an argument is out of range.
     """
 
-    model: SelfAttention
+    model: LoneAttention
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class AttentionAlone(LightningModule):
         if hasattr(self, "model"):
             return
         batch_size, context_length = batches_of(getattr(self.trainer, "datamodule", None))
-        self.model = SelfAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
+        self.model = LoneAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
         if self.compile_model:
             self.model.compile()
 
@@ -98,7 +98,7 @@ class AttentionAlone(LightningModule):
         return batch.shape[0] * batch.shape[1]
 
 
-class SelfAttention(nn.Module):
+class LoneAttention(nn.Module):
     """``attend`` over random Q, K and V of ``shape`` [B, 1, T, D], its parameters."""
 
     def __init__(self, attend: AttentionFunction, shape: tuple[int, ...]) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompo
 from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
-from lm_profiler.measure.boundary import Part
+from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.timeline import StepMarks
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -249,7 +249,7 @@ def test_what_a_handler_of_signals_raises_is_not_ours_to_hold(handler: Any) -> N
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with pytest.raises(SystemExit, match="said by the user"):
-            Part("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
+            Guard("it", told.append).run(signal.raise_signal, signal.SIGUSR1)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert not told
@@ -259,7 +259,7 @@ def test_an_exit_that_no_handler_asked_for_is_ours_to_hold() -> None:
     told: list[str] = []
     before = signal.signal(signal.SIGUSR1, _leaves)
     try:
-        Part("it", told.append).run(sys.exit, 3)
+        Guard("it", told.append).run(sys.exit, 3)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert told == ["it failed and was taken out: SystemExit: 3"]
@@ -272,5 +272,5 @@ def test_ctrl_c_is_not_ours_to_hold() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Part("it", told.append).run(interrupted)
+        Guard("it", told.append).run(interrupted)
     assert not told

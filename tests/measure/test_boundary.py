@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from lm_profiler.measure.boundary import Part, say
+from lm_profiler.measure.boundary import Guard, say
 
 
 def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    part = Part("tokens_in", say)
+    part = Guard("tokens_in", say)
     part.run(_raise, ValueError("\x1b[2Jgone"))
     assert capsys.readouterr().err == "lm_profiler: tokens_in failed and was taken out: ValueError: \\x1b[2Jgone\n"
 

@@ -58,14 +58,14 @@ def cut_anew(
     Those that died before their steps stay as they are. A run with fewer steps than were asked for is left out:
     figures of unlike numbers of steps would stand side by side.
     """
-    found, problems = [], []
+    cuts, problems = [], []
     for entry in entries:
         for setting in settings:
             try:
-                found.append(_cut(entry, Cut(setting, count)))
+                cuts.append(_cut(entry, Cut(setting, count)))
             except RecordError as error:
                 problems.append(str(error))
-    return found, list(dict.fromkeys(problems))
+    return cuts, list(dict.fromkeys(problems))
 
 
 def _cut(entry: Entry, cut: Cut) -> Entry:
@@ -124,16 +124,16 @@ def long_enough(
     entries: Sequence[Entry], settings: Sequence[int], count: int | None
 ) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
     """Each of ``entries`` with those of ``settings`` after which ``count`` (any) steps are left, and what is not."""
-    found, problems = [], []
+    enough_steps, problems = [], []
     for entry in entries:
         recorded = len({row.step for row in entry.rows if row.stage in _STAGES and row.seconds is not None})
         left = {setting: max(0, recorded - setting) for setting in settings}
         problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
         if enough := [setting for setting, n in left.items() if n >= (count or 1)]:
-            found.append((entry, enough))
-    return found, problems
+            enough_steps.append((entry, enough))
+    return enough_steps, problems
 
 
-def _too_few(entry: Entry, warmup: int | None, asked: int | None, found: int) -> str:
+def _too_few(entry: Entry, warmup: int | None, asked: int | None, there: int) -> str:
     after = "" if warmup is None else f" after {counted(warmup, 'warm-up step')}"
-    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {found}"
+    return f"{entry.folder}: expected {asked or 'any'} steps{after}, found {there}"

@@ -1,13 +1,17 @@
-"""Which steps are odd, and what the others agree on: so that a single step cannot steer shares, nor a verdict."""
+"""The typical step of a run: which steps are odd, what the shares of the others are, and on what they agree."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lm_profiler.analysis.steps.statistics import FAR_OUT, fences, finite
+from lm_profiler.record.quantities import PARTS, TIMED, TIMES
+from lm_profiler.record.run import OddStep
+from lm_profiler.record.steps import StepRow
 
 AGREEMENT = 0.95
 """Of the resamples that must give an answer before it is more than this run's luck."""
@@ -26,11 +30,11 @@ def odd_steps(step_s: ArrayLike) -> list[int]:
     x = finite(step_s)
     if x.size < _FEWEST:
         return []
-    (low, high), median = fences(x, FAR_OUT), float(np.median(x))
-    if median <= 0.0:
+    (low, high), middle = fences(x, FAR_OUT), float(np.median(x))
+    if middle <= 0.0:
         return []
-    off = np.abs(x - median)
-    odd = np.flatnonzero(((x < low) | (x > high)) & (off > _SMALLEST * median))
+    off = np.abs(x - middle)
+    odd = np.flatnonzero(((x < low) | (x > high)) & (off > _SMALLEST * middle))
     return [int(i) for i in odd[np.argsort(-off[odd], kind="stable")]]
 
 
@@ -54,3 +58,34 @@ def resamples(count: int) -> Iterator[NDArray[np.intp]]:
 def agree(answers: Sequence[object], with_: object) -> bool:
     """Whether `AGREEMENT` of ``answers``, and at least one, equal ``with_``."""
     return bool(answers) and sum(answer == with_ for answer in answers) >= AGREEMENT * len(answers)
+
+
+def typical(steps: Sequence[StepRow]) -> list[StepRow]:
+    """Those of ``steps`` that shares are of: all but odd ones that are too few to belong to the run."""
+    return [steps[i] for i in typical_steps([row.time("step") for row in steps])]
+
+
+def shares(steps: Sequence[StepRow]) -> dict[str, float]:
+    """Of each part in the mean of ``steps``: unlike medians they add up to the step. Empty where it took no time."""
+    whole = sum(row.time("step") for row in steps)
+    return {part: sum(row.time(part) for row in steps) / whole for part in TIMES} if whole > 0.0 else {}
+
+
+def odd(steps: Sequence[StepRow]) -> list[OddStep]:
+    """Steps far from the others, the farthest first, each with the part in which it differs most."""
+    far = odd_steps([row.time("step") for row in steps])
+    medians = {part: median(row.time(part) for row in steps) for part in TIMED} if far else {}
+    return [_odd(steps[i], medians) for i in far]
+
+
+def _odd(row: StepRow, medians: Mapping[str, float]) -> OddStep:
+    excess_s = {part: row.time(part) - medians[part] for part in PARTS}
+    slower = row.time("step") > medians["step"]
+    part = (max if slower else min)(excess_s, key=excess_s.__getitem__)
+    return OddStep(
+        step=row.step,
+        step_s=row.time("step"),
+        ratio=row.time("step") / medians["step"],
+        part=part,
+        excess_s=excess_s[part],
+    )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lm_profiler.analysis.steps.shares import odd, shares, typical
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
+from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.record.collection import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, Phases, by_phase, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import MODULE_PREFIX, Launch, Operator, Packed, walk
+from lm_profiler.analysis.trace.walk import MODULE_PREFIX, LaunchCall, Operator, Packed, walk
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
 
@@ -104,10 +104,10 @@ def _of_device(packed: Packed) -> KernelTable:
 def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
     """What was launched while the steps lasted, by its start on the device."""
     phases = Phases(packed.phases)
-    launches = {event.correlation: event for event in walk(packed) if isinstance(event, Launch)}
+    launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
     for start, length, name, correlation in zip(*(column.tolist() for column in packed.device()), strict=True):
         # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or Launch(start, correlation, -1, -1)
+        launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
         if not begin <= launch.start <= end:
             continue
         kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))

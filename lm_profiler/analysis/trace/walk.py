@@ -138,7 +138,7 @@ class Operator(NamedTuple):
     again: bool
 
 
-class Launch(NamedTuple):
+class LaunchCall(NamedTuple):
     """A call that gave the device work: under which operator and module, -1 for none."""
 
     start: int
@@ -161,7 +161,7 @@ class _Open:
     children: int = 0
 
 
-def walk(packed: Packed) -> Iterator[Operator | Launch]:
+def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
     """All operators, as they end, and all launches.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
@@ -187,7 +187,7 @@ def walk(packed: Packed) -> Iterator[Operator | Launch]:
             if stack:
                 inner.module = forward.pop(value, inner.module)
         else:
-            yield Launch(start, value, inner.operator, inner.module)
+            yield LaunchCall(start, value, inner.operator, inner.module)
     for stack in stacks.values():
         while stack:
             yield from _close(stack)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.record.quantities import PARTS
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
@@ -106,7 +106,7 @@ class Timeline:
         self,
         clock: Callable[[], int] = time.perf_counter_ns,
         stream: Stream | None = None,
-        part: Part = UNGUARDED,
+        part: Guard = UNGUARDED,
     ) -> None:
         self.clock = clock
         self.part = part

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
@@ -97,7 +97,7 @@ class HoldingsReader:
         optimizers: Sequence[Optimizer],
         peak: Callable[[], int | None],
         device: torch.device,
-        part: Part = UNGUARDED,
+        part: Guard = UNGUARDED,
     ) -> None:
         self._guards = part
         self._module = module

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.optim import Optimizer
 
-from lm_profiler.measure.boundary import UNGUARDED, Part
+from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
 from lm_profiler.measure.memory.holdings import storages, storages_by_cause
 from lm_profiler.record.run import MemoryLevels
@@ -39,7 +39,7 @@ class LevelsReader:
         optimizers: Sequence[Optimizer],
         held: Callable[[], int | None],
         device: torch.device,
-        part: Part = UNGUARDED,
+        part: Guard = UNGUARDED,
     ) -> None:
         self._module = module
         self._optimizers = optimizers
@@ -117,7 +117,7 @@ class SavedTensors:
     (activation checkpointing, ``save_on_cpu``) is not seen, as it is not saved.
     """
 
-    def __init__(self, part: Part = UNGUARDED) -> None:
+    def __init__(self, part: Guard = UNGUARDED) -> None:
         self._packed: WeakSet[_Packed] = WeakSet()
         self._part = part
         # Within a step that is compiled in part, torch.compile would compile the hook as well.
