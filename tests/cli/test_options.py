@@ -34,8 +34,8 @@ class Baking:
         command: All of it.
     """
 
-    WORDS: ClassVar = "loaves"
-    FILE: ClassVar = "config"
+    WORDS: ClassVar[str] = "loaves"
+    FILE: ClassVar[str] = "config"
 
     loaves: Sequence[Path] = ()
     flours: Sequence[str] = ()
