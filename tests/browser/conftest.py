@@ -156,6 +156,6 @@ def screenshot() -> Callable[[Tab, str], None]:
     def keep(tab: Tab, name: str) -> None:
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            tab.page.screenshot(path=Path(folder) / f"{name}.png")
+            tab.page.screenshot(path=Path(folder) / f"{type(tab).__name__.lower()}-{name}.png")
 
     return keep

@@ -142,7 +142,7 @@ def test_a_rank_is_chosen_and_a_damaged_table_does_not_hide_the_others(
 def test_without_a_table_it_says_why(kernels: Callable[..., Tab], logdir: Path) -> None:
     for name, left_out, why in (
         ("untraced", "trace", "No trace, so no kernels"),
-        ("untabled", "*.kernels.json", "There is a trace, but no table"),
+        ("untabled", "*.kernels.json", "There is a trace but no table"),
     ):
         shutil.copytree(logdir / RUN, logdir / name, ignore=shutil.ignore_patterns(left_out))
         try:

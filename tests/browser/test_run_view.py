@@ -52,7 +52,7 @@ def test_it_shows_the_verdict_the_phases_and_how_to_repeat_it(
     expect(tab.card("Repeat it").locator("code")).to_have_text(record["command"])
     assert tab.frame.evaluate("document.documentElement.dataset.theme") == theme
     tab.chart(tab.card("Time of each step"))
-    screenshot(tab, f"{type(tab).__name__.lower()}-run-{theme}")
+    screenshot(tab, f"run-{theme}")
 
 
 def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
@@ -114,7 +114,7 @@ def test_every_figure_that_a_record_can_have_is_there_with_its_meaning(
         overflow = tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert overflow <= 0
         view.locator("section.facts").nth(5).scroll_into_view_if_needed()
-        screenshot(tab, f"{type(tab).__name__.lower()}-figures-{width}")
+        screenshot(tab, f"figures-{width}")
     finally:
         shutil.rmtree(logdir / "whole")
 
