@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from lm_profiler.callbacks.instruments.instrument import Instruments
-from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard

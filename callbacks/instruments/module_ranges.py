@@ -12,8 +12,8 @@ from torch import nn
 from torch.autograd.profiler import record_function
 from torch.utils.hooks import RemovableHandle
 
-from lm_profiler.callbacks.outcome.module_facts import is_compiled
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.counts.recompiles import is_compiled
 
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""

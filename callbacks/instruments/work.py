@@ -14,13 +14,12 @@ from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.namespaces import STEPS
-from lm_profiler.callbacks.outcome.module_facts import is_compiled_in
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.compiled_flops import MethodStep, count_apart, on_meta
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
-from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.record.run import Flops, Verb
 
 

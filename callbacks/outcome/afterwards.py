@@ -12,8 +12,8 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.instruments.numerics import NumericsAudit
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import Work
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
-from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.device.ceiling import Ceiling

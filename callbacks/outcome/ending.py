@@ -9,11 +9,11 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch.distributed
 
 from lm_profiler.callbacks.instruments.work import of_all_ranks
-from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS

@@ -19,7 +19,7 @@ from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
 from lm_profiler.analysis.steps.statistics import median_rank
 from lm_profiler.analysis.steps.typical import agree, resamples
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.module_facts import is_compiled_in
+from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.measure.device.environment import cpu_cores, matrix_units
 from lm_profiler.measure.device.precision import float32_matmul_precision

@@ -24,6 +24,7 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.judgement import (
     free_share,
@@ -34,9 +35,8 @@ from lm_profiler.callbacks.outcome.judgement import (
     why_unsure,
 )
 from lm_profiler.callbacks.outcome.logger import write_scalars
-from lm_profiler.callbacks.outcome.measured import Measured
-from lm_profiler.callbacks.outcome.module_facts import model_facts
 from lm_profiler.measure.boundary import try_or_note
+from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
 from lm_profiler.measure.memory.holdings import by_cause
@@ -48,6 +48,7 @@ from lm_profiler.record.run import (
     Failure,
     MemoryFacts,
     MemoryReading,
+    ModelFacts,
     RunRecord,
     Status,
     Telemetry,
@@ -208,6 +209,24 @@ class Recorder:
         if self._steps:
             ideal_s = ideal_step_s(record)
             write_scalars(self.folder, ((row.step, scalars(row, ideal_s)) for row in self._steps))
+
+
+def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
+    """Its size, precision and optimizers."""
+    parameters = list(module.parameters())
+    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
+    total = sum(p.numel() for p in parameters)
+    return ModelFacts(
+        class_path=f"{type(module).__module__}.{type(module).__qualname__}",
+        parameters=total,
+        parameters_without_embedding=total - sum(p.numel() for p in parameters if id(p) in embeddings),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        bytes=sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers())),
+        precision=str(trainer.precision),
+        optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        compiled=is_compiled_in(module),
+    )
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:

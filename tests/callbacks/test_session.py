@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
-from lm_profiler.callbacks.outcome.measured import Measured
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter
 from lm_profiler.measure.clocks import timeline as at

@@ -9,8 +9,8 @@ from typing import Any
 from known_loop import trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
 from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.record.quantities import PARTS

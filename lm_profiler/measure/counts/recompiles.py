@@ -1,10 +1,13 @@
-"""Compilations by ``torch.compile``: how many so far, and of what."""
+"""Compilations by ``torch.compile``: how many so far, of what, and whether a module is compiled."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 
 def recompilations() -> int:
@@ -42,3 +45,18 @@ def _named(entry: Any) -> str:
     # "0/1: reason" names the compiled version whose guard failed last; one line of it is enough for a person.
     _, _, reason = (entry.recompile_reason or "").partition("\n")[0].partition(": ")
     return f"{name}: {reason}" if reason else name
+
+
+def is_compiled_in(module: nn.Module) -> bool:
+    """Whether any part of ``module`` is compiled."""
+    return any(is_compiled(part) for part in module.modules())
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module`` itself was handed to torch.compile, in any of its ways, or to TorchScript."""
+    return (
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or getattr(module, "_compiler_ctx", None) is not None  # Lightning compiled the steps themselves
+        or isinstance(module, torch.jit.ScriptModule)
+    )

@@ -17,8 +17,8 @@ from known_loop import TRUTH_S
 from scripts import SUPPORT
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
-from lm_profiler.callbacks.outcome.measured import Measured
 from lm_profiler.callbacks.outcome.recorder import _telemetry
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.run import Telemetry, read_run

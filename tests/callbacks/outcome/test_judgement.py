@@ -21,7 +21,7 @@ from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.judgement import free_share, judge, judge_utilisation, settings_of
-from lm_profiler.callbacks.outcome.module_facts import is_compiled
+from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.environment import MatrixUnits, matrix_units
 from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.record.quantities import PARTS, PHASES
