@@ -34,7 +34,7 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.record.steps import StepRow, read_steps, write_steps
 from lm_profiler.report.tables import formats
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 RUNS, ROWS, ROUNDS, STEPS = 1000, 100_000, 5, 25
 FORMATS = ("terminal", "markdown", "csv_text", "json_text", "latex")
@@ -136,7 +136,11 @@ def large_table(count: int) -> Table:
     """A run a row, as `report` has them."""
     headings = [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True), Heading("status", "status")]
     rows = (
-        [Cell(f"run{at}", f"run{at}"), Cell(at * 1e-6, f"{at * 1e-3:.3f}", at * 1e-6, at * 2e-6), Cell("ok", "ok")]
+        [
+            TableCell(f"run{at}", f"run{at}"),
+            TableCell(at * 1e-6, f"{at * 1e-3:.3f}", at * 1e-6, at * 2e-6),
+            TableCell("ok", "ok"),
+        ]
         for at in range(count)
     )
     return Table(headings, list(rows))

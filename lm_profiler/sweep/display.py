@@ -14,8 +14,7 @@ from rich.text import Text
 
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
-from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table
-from lm_profiler.report.tables.table import Cell as TableCell
+from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell
 from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 

@@ -23,8 +23,7 @@ from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
 from lm_profiler.report.page.page import write_page
 from lm_profiler.report.pictures.colours import PART_COLOURS
-from lm_profiler.report.tables.table import Cell as Shown
-from lm_profiler.report.tables.table import Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 RUN = "demo/version_0"
 FORWARD_S = {("sdpa", 128): 3e-3, ("sdpa", 256): 6e-3, ("math", 128): 4e-3, ("math", 256): None}
@@ -242,8 +241,12 @@ def test_heads_of_columns_say_what_they_mean(overview: Callable[..., Tab]) -> No
 def test_a_table_that_was_asked_for_stands_above_the_runs(new_page: Any, tmp_path: Path) -> None:
     made_entry(tmp_path / "a")
     headings = [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)]
-    cells = {"small": Shown(0.01, "10.00"), "large": Shown(0.1, "100.00"), MARKUP: Shown(word="oom", text="OOM")}
-    rows = [[Shown(size, size), cell] for size, cell in cells.items()]
+    cells = {
+        "small": TableCell(0.01, "10.00"),
+        "large": TableCell(0.1, "100.00"),
+        MARKUP: TableCell(word="oom", text="OOM"),
+    }
+    rows = [[TableCell(size, size), cell] for size, cell in cells.items()]
     write_page(collect([tmp_path]), tmp_path / "page.html", Table(headings, rows, above=[MARKUP], title="asked for"))
     page = new_page()
     page.goto((tmp_path / "page.html").as_uri())

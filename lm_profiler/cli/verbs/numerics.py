@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 from lm_profiler.report.tables.terminal import terminal
 
 EXAMPLES = """\
@@ -70,7 +70,7 @@ def run(options: Options) -> int:
     """Print the table; returns the exit code."""
     rows = [[how, f"{value:.4f}", f"{value / _EXACT - 1:+.3%}", why] for how, value, why in sums()]
     headings = [Heading(title, title, at in (1, 2)) for at, title in enumerate(("sum", "result", "off by", "why"))]
-    cells = [[Cell(text=text) for text in row] for row in rows]
+    cells = [[TableCell(text=text) for text in row] for row in rows]
     table = Table(headings, cells, [f"{_ADDEND} added {_TIMES} times is {_EXACT:g}; here it is"])
     sys.stdout.write(terminal(table, sys.stdout))
     return 0

@@ -9,7 +9,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.kernels import kernel_rows, kernel_tables
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 
 def tables_of_each(entries: Sequence[Entry]) -> tuple[list[Table], list[str]]:
@@ -32,7 +32,7 @@ def table_of_all(entries: Sequence[Entry]) -> tuple[list[Table], list[str]]:
         for row in kernel_rows(kernels)
     ]
     headings = [Heading(name, name) for name in (rows[0] if rows else ())]
-    body = [[Cell(value) for value in row.values()] for row in rows]
+    body = [[TableCell(value) for value in row.values()] for row in rows]
     return ([Table(headings, body)] if rows else []), problems
 
 

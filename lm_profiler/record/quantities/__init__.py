@@ -21,23 +21,6 @@ from lm_profiler.record.quantities.times import (
 )
 
 __all__ = [
-    "GROUPS",
-    "HOST_TIMES",
-    "LISTS",
-    "MEMORY",
-    "MFU",
-    "PARTS",
-    "PHASES",
-    "QUANTITIES",
-    "STEP_COLUMNS",
-    "TIMED",
-    "TIMES",
-    "TOKENS",
-    "TOKENS_PER_S",
-    "Place",
-    "Quantity",
-    "bytes_text",
-    "counted",
-    "overview",
-    "with_prefix",
-]
+    "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES", "QUANTITIES", "STEP_COLUMNS", "TIMED", "TIMES",
+    "TOKENS", "TOKENS_PER_S", "Place", "Quantity", "bytes_text", "counted", "overview", "with_prefix",
+]  # fmt: skip

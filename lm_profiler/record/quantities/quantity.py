@@ -143,6 +143,11 @@ def figure(path: str, title: str, unit: str, meaning: str, name: str = "", **mor
     return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=_at(path), **more)
 
 
+def figures_of(part: str, *rows: tuple[str, ...]) -> tuple[Quantity, ...]:
+    """Those of one part of the record, each by its field there, title, unit and meaning, and perhaps a name."""
+    return tuple(figure(f"{part}.{field}", *rest) for field, *rest in rows)
+
+
 def computed(name: str, title: str, unit: str, meaning: str, get: Callable[[RunRecord], Any]) -> Quantity:
     """One that follows from several values of the record."""
     return Quantity(name, title, *UNITS[unit], meaning, get=get)

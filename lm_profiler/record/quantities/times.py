@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity, figure
 
 if TYPE_CHECKING:
-    from lm_profiler.record.run import RunRecord, TimeSummary
+    from lm_profiler.record.run import RunRecord
 
 PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
 PARTS = (*PHASES, "other")
@@ -34,22 +34,22 @@ _RUN_TAGS = {part: f"median_{part}_ms" for part in ("step", "forward", "backward
 _CLOCKS = {"time": "", "host_time": "_host"}
 
 
-def _summary(times: str, part: str) -> Callable[[RunRecord], TimeSummary | None]:
-    """Of ``part``; None where it never took time, and so did not occur."""
+def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any]:
+    """A statistic of ``part``; None where that never took time, and so did not occur."""
 
-    def get(record: RunRecord) -> TimeSummary | None:
+    def get(record: RunRecord) -> Any:
         time = getattr(record, times).get(part)
-        return time if time is not None and time.max else None
+        return getattr(time, statistic) if time is not None and time.max else None
 
     return get
 
 
 def _median(times: str, part: str) -> Quantity:
-    host, summary = times == "host_time", _summary(times, part)
+    host, (low, high) = times == "host_time", (_of_time(times, part, end) for end in ("ci_low", "ci_high"))
 
     def interval(record: RunRecord) -> tuple[float, float] | None:
-        time = summary(record)
-        return None if time is None or time.ci_low is None or time.ci_high is None else (time.ci_low, time.ci_high)
+        ends = low(record), high(record)
+        return None if None in ends else ends
 
     return Quantity(
         f"{part}{_CLOCKS[times]}_s",
@@ -58,11 +58,10 @@ def _median(times: str, part: str) -> Quantity:
         _MEANINGS[part] + (", on the host's clock" if host else ""),
         tag=f"{times}_ms/{part}",
         path=f"{times}.{part}.median",
-        get=lambda record: None if (time := summary(record)) is None else time.median,
+        get=_of_time(times, part, "median"),
         interval=interval,
         place=Place.FILE if host else _PLACES.get(part, Place.FILE),
         run_tag=None if host else _RUN_TAGS.get(part),
-        group="Time on the host's clock" if host else "Time of a step",
     )
 
 
@@ -85,22 +84,15 @@ _UNITLESS = {"cv": "%", "outliers": "count"}
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
     """One of ``_STATISTICS`` of a part's measured steps."""
-    clock, summary, of = _CLOCKS[times], _summary(times, part), TIMES[part]
-    words, place = _STATISTICS[name]
-
-    def get(record: RunRecord) -> Any:
-        time = summary(record)
-        return None if time is None else getattr(time, name)
-
+    clock, (words, place), title = _CLOCKS[times], _STATISTICS[name], TIMES[part].title
     return Quantity(
         f"{part}{clock}_{name}" + ("" if name in _UNITLESS else "_s"),
-        f"{of.title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
+        f"{title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
         *UNITS[_UNITLESS.get(name, "ms")],
-        f"{words} of the time of {of.title}" + (", on the host's clock" if clock else ""),
+        f"{words} of the time of {title}" + (", on the host's clock" if clock else ""),
         path=f"{times}.{part}.{name}",
-        get=get,
+        get=_of_time(times, part, name),
         place=Place.ASKED if clock else place,
-        group="Spread of the steps",
         of=part,
     )
 
@@ -109,11 +101,8 @@ SPREAD = tuple(_statistic(times, part, name) for times in _CLOCKS for part in TI
 
 
 def _share(part: str) -> Quantity:
-    title, group = TIMES[part].title, "Shares of the typical step"
-    meaning = f"share of {title} in the typical step"
-    return figure(
-        f"shares.{part}", f"{title} share", "%", meaning, f"{part}_share", of=part, place=Place.ASKED, group=group
-    )
+    title, meaning = f"{TIMES[part].title} share", f"share of {TIMES[part].title} in the typical step"
+    return figure(f"shares.{part}", title, "%", meaning, f"{part}_share", of=part, place=Place.ASKED)
 
 
 SHARES = tuple(_share(part) for part in (*PARTS, "forward_backward"))
@@ -122,7 +111,7 @@ SHARES = tuple(_share(part) for part in (*PARTS, "forward_backward"))
 def _peak(reading: str, meaning: str, place: Place = Place.HEADLINE) -> Quantity:
     path, title = f"memory.measured.{reading}", "peak " + reading.removesuffix("_peak")
     tags = {"tag": f"memory_gib/{reading}", "run_tag": None if place is Place.FILE else f"{reading}_gib"}
-    return figure(path, title, "GiB", meaning, f"{reading}_bytes", place=place, group="Memory", **tags)
+    return figure(path, title, "GiB", meaning, f"{reading}_bytes", place=place, **tags)
 
 
 MEMORY = {
@@ -145,7 +134,7 @@ def per_step(quantity: Quantity) -> Quantity:
     return replace(quantity, interval=interval)
 
 
-TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step", group="Throughput")
+TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the step")
 """Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
 
 TOKENS_PER_S = per_step(
@@ -155,7 +144,6 @@ TOKENS_PER_S = per_step(
         tag="throughput/tokens_per_s",
         place=Place.HEADLINE,
         run_tag="tokens_per_s",
-        group="Throughput",
     )
 )
 MFU = per_step(
@@ -165,17 +153,9 @@ MFU = per_step(
         tag="throughput/mfu",
         place=Place.TABLE,
         run_tag="mfu_percent",
-        group="Use of the hardware",
     )
 )
 
-STEP_COLUMNS = (
-    "step",
-    "stage",
-    *(TIMES[part].name for part in TIMED),
-    *(HOST_TIMES[part].name for part in TIMED),
-    TOKENS.name,
-    *(quantity.name for quantity in MEMORY.values()),
-    "rank",
-)
+_TIME_COLUMNS = (times[part].name for times in (TIMES, HOST_TIMES) for part in TIMED)
+STEP_COLUMNS = ("step", "stage", *_TIME_COLUMNS, TOKENS.name, *(of.name for of in MEMORY.values()), "rank")
 """The header of ``steps.csv``."""

@@ -12,7 +12,7 @@ from lm_profiler.analysis.compare.comparison import Comparison, Compilation, Par
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
 HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
@@ -31,7 +31,7 @@ def comparison_table(comparison: Comparison) -> Table:
     body = []
     for texts in rows(comparison):
         style = "bold" if texts[0] == "step" else "dim" if texts[0] in small else ""
-        cells = [Cell(text, text, style=style) for text in texts]
+        cells = [TableCell(text, text, style=style) for text in texts]
         body.append([*cells[:-1], replace(cells[-1], style=_STYLES.get(texts[-1], style))])
     headings = [Heading(title, title, 0 < at < len(HEADER) - 1) for at, title in enumerate(HEADER)]
     return Table(headings, body, [*opening(comparison), ""], ["", *closing(comparison)])

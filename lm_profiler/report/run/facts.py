@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
 from lm_profiler.record.run import RunRecord
-from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
 Facts = list[tuple[str, str]]
 """What is told, and how much of it."""
@@ -79,10 +79,10 @@ def list_table(record: RunRecord, path: str) -> Table:
         return Table()
     columns = LISTS[path]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
-    rows = [[Cell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in found[:_MOST_ROWS]]
+    rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in found[:_MOST_ROWS]]
     if path == "rank_step_s":
         headings = [Heading("rank", "rank", True), *headings]
-        rows = [[Cell(rank, str(rank)), *row] for rank, row in enumerate(rows)]
+        rows = [[TableCell(rank, str(rank)), *row] for rank, row in enumerate(rows)]
     more = len(found) - _MOST_ROWS
     return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
 

@@ -10,7 +10,7 @@ from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, QUANTITIES, TIMES, counted, with_prefix
 from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
-from lm_profiler.report.tables.table import Cell, Heading, Table, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
 
 _ODD_SHOWN = 3
 
@@ -52,7 +52,7 @@ def time_table(record: RunRecord) -> Table:
         cells = _cells(part, record.time[part], _share(record, part), digits)
         if host:
             cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
-        rows.append([Cell(text, text, style="bold" if part == "step" else "") for text in cells])
+        rows.append([TableCell(text, text, style="bold" if part == "step" else "") for text in cells])
     headings = [Heading(title, title, figures=title != "phase") for title in titles]
     return Table(headings, rows, below=summary_lines(record), title=headline(record))
 

@@ -13,7 +13,7 @@ from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.layouts import names
 from lm_profiler.report.tables.merged import WORDS, distinct, fact, rank
 from lm_profiler.report.tables.rows import told
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _PASSES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")
@@ -92,13 +92,13 @@ def _mean_std(time: TimeSummary, sign: str) -> str:
     return f"{time.mean:.6f}" + (f"{sign}{time.std:.6f}" if time.std is not None else "")
 
 
-def _row(entry: Entry, name: str, steps: Steps | None) -> list[Cell]:
+def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
     parameters = COLUMNS["parameters"].get(entry)
-    cells = [Cell(name, name), Cell(parameters, "" if parameters is None else f"{parameters:,}")]
+    cells = [TableCell(name, name), TableCell(parameters, "" if parameters is None else f"{parameters:,}")]
     for part in ("forward", "backward"):
         if steps is None:
-            cells.append(Cell(text=WORDS.get(entry.status, entry.status), word=entry.status))
+            cells.append(TableCell(text=WORDS.get(entry.status, entry.status), word=entry.status))
         else:
             time = steps.times[part]
-            cells.append(Cell(time.mean, _mean_std(time, "±")) if time.max else Cell())
+            cells.append(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell())
     return cells

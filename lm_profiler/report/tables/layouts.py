@@ -12,7 +12,7 @@ from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, param
 from lm_profiler.report.tables.merged import HOW_MERGED, Merged, by_facts, distinct, fact
 from lm_profiler.report.tables.pivot import value_cell
 from lm_profiler.report.tables.rows import apart_by, called, fact_cell, naming, notes, same_in_all, told
-from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 
 _OF_MODEL = ("size", *DIMENSIONS, "parameters")
 
@@ -54,7 +54,7 @@ def wide(entries: Sequence[Entry]) -> Table:
     body = []
     for entry in entries:
         row = _wide_facts(entry, types, alone) | _facts(entry, (*verbs, *cut)) | _wide_times(entry)
-        row |= (_held(entry) if alone else {}) | {"status": Cell(entry.status, entry.status)}
+        row |= (_held(entry) if alone else {}) | {"status": TableCell(entry.status, entry.status)}
         body.append(row | _facts(entry, repeat))
     words = ("device", "compile", "model", "dtype", "verb", "status")
     headings = [Heading(title, title, title not in words) for title in body[0]]
@@ -62,7 +62,7 @@ def wide(entries: Sequence[Entry]) -> Table:
     return Table(headings, [list(row.values()) for row in body], below=notes(each, called(naming(each))))
 
 
-def _facts(entry: Entry, names: Sequence[str]) -> dict[str, Cell]:
+def _facts(entry: Entry, names: Sequence[str]) -> dict[str, TableCell]:
     return {name: fact_cell([entry], COLUMNS[name]) for name in names}
 
 
@@ -70,14 +70,14 @@ def _is_attention_alone(entry: Entry) -> bool:
     return COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
 
 
-def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, Cell]:
+def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, TableCell]:
     device, compiled = types[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
     model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
     facts = {
-        "device": Cell(device, device),
+        "device": TableCell(device, device),
         "batch_size": fact_cell([entry], COLUMNS["batch_size"]),
-        "compile": Cell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
-        "model": Cell(model, model),
+        "compile": TableCell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
+        "model": TableCell(model, model),
     }
     if alone:
         facts["d_model"] = fact_cell([entry], COLUMNS["d_model"])
@@ -85,7 +85,7 @@ def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> d
     return facts | {"dtype": fact_cell([entry], COLUMNS["precision"])}
 
 
-def _wide_times(entry: Entry) -> dict[str, Cell]:
+def _wide_times(entry: Entry) -> dict[str, TableCell]:
     parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
     statistics = {"mean": "avg", "std": "std"}
     return {
@@ -95,7 +95,7 @@ def _wide_times(entry: Entry) -> dict[str, Cell]:
     }
 
 
-def _held(entry: Entry) -> dict[str, Cell]:
+def _held(entry: Entry) -> dict[str, TableCell]:
     """Memory of the module, after forward and after backward, and what each of the two added."""
     return {title: _mebibytes(COLUMNS[name].get(entry)) for title, name in _HELD.items()}
 
@@ -109,12 +109,12 @@ _HELD = {
 }
 
 
-def _mebibytes(count: int | None) -> Cell:
-    return Cell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
+def _mebibytes(count: int | None) -> TableCell:
+    return TableCell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
 
 
-def _six_figures(value: float | None) -> Cell:
-    return Cell(value, "" if value is None else f"{value:.6g}")
+def _six_figures(value: float | None) -> TableCell:
+    return TableCell(value, "" if value is None else f"{value:.6g}")
 
 
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
@@ -169,19 +169,21 @@ def _short(device: str) -> str:
     return device.upper() if device in ("cpu", "cuda", "mps", "xpu") else device
 
 
-def _milliseconds(group: Merged, of: Column) -> Cell:
+def _milliseconds(group: Merged, of: Column) -> TableCell:
     alone = [entry for entry in group if COLUMNS["verb"].get(entry) != "fit"]
     trained = [entry for entry in group if entry not in alone]
     of_forward = of.name == TIMES["forward"].name
     cell = value_cell((alone or trained) if of_forward else trained, of, interval=False)
     if cell.value is None:
         return cell
-    return Cell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
+    return TableCell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
 
 
-def _parameters(group: Merged) -> Cell:
+def _parameters(group: Merged) -> TableCell:
     counts = distinct(parameters(entry, embedding=False) for entry in group)
-    return Cell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else Cell()
+    return (
+        TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else TableCell()
+    )
 
 
 def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
@@ -196,7 +198,7 @@ def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None =
                 continue
             for setting, times in cuts:
                 forward_only, time = part == "forward", times[part]
-                facts = [Cell(name, name), Cell(forward_only, str(forward_only))]
-                counts = [Cell(count, str(count)) for count in (setting, time.n)]
+                facts = [TableCell(name, name), TableCell(forward_only, str(forward_only))]
+                counts = [TableCell(count, str(count)) for count in (setting, time.n)]
                 body.append([*facts, *counts, *map(_six_figures, (time.mean, time.std))])
     return Table(headings, body)

@@ -8,7 +8,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.columns import Column
 from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, how_many, status
 from lm_profiler.report.tables.rows import fact_cell, figure_cell, heading, notes
-from lm_profiler.report.tables.table import Cell, Heading, Table, fact_text
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:
@@ -35,22 +35,22 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     return Table(headings, body, above, notes(list(cells.values()), [*down, *across]))
 
 
-def value_cell(group: Merged, value: Column, interval: bool = True) -> Cell:
+def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell:
     """The figure of ``group``, with the number of its runs if there are several; or the word for what became of it."""
     if not group:
-        return Cell()
+        return TableCell()
     if value.quantity is None:
         return fact_cell(group, value)
     good = [entry for entry in group if entry.status == "ok"]
     ran = [entry for entry in group if entry.status != "not run"]
     if not good:
         word = distinct(entry.status for entry in (ran or group))[0]
-        return Cell(text=WORDS.get(word, word), word=status(ran or group))
+        return TableCell(text=WORDS.get(word, word), word=status(ran or group))
     cell = figure_cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
     failed = [entry for entry in ran if entry.status != "ok"]
     rest = f" ({how_many(failed)})" if failed else ""
-    return Cell(cell.value, cell.text + n + rest, cell.low, cell.high)
+    return TableCell(cell.value, cell.text + n + rest, cell.low, cell.high)
 
 
 def _apart(titles: Sequence[str]) -> list[str]:

@@ -21,7 +21,7 @@ from lm_profiler.report.tables.merged import (
     told_by_size,
     unlike,
 )
-from lm_profiler.report.tables.table import STATUS_STYLES, Cell, Heading, Table, fact_text
+from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
@@ -98,26 +98,26 @@ def told(of: Column, value: Any) -> str:
     return fact_text(value) if value is None or isinstance(value, str) else f"{of.title} {fact_text(value)}"
 
 
-def fact_cell(group: Merged, of: Column) -> Cell:
+def fact_cell(group: Merged, of: Column) -> TableCell:
     """A fact of ``group``."""
     if of.name == "status":
         word = status(group)
-        return Cell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))
+        return TableCell(word, status(group, WORDS), style=STATUS_STYLES.get(word, ""))
     value = fact(group, of)
-    return Cell(value, _text(value, of))
+    return TableCell(value, _text(value, of))
 
 
 def _text(value: Any, of: Column) -> str:
     return f"{value:,}" if of.name == "parameters" and isinstance(value, int) else fact_text(value)
 
 
-def figure_cell(group: Merged, of: Column, interval: bool = True) -> Cell:
+def figure_cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
     found = figure(group, of)
     if of.quantity is None or found.value is None:
-        return Cell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
+        return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (found.low, found.high) if interval else (None, None)
-    return Cell(found.value, of.quantity.rounded(found.value, *ends), found.low, found.high)
+    return TableCell(found.value, of.quantity.rounded(found.value, *ends), found.low, found.high)
 
 
 def heading(of: Column, groups: Sequence[Merged]) -> Heading:
@@ -166,7 +166,7 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
             n = sum(entry.status == "ok" for entry in counted(group))
-            row.append(Cell(n, str(n)))
+            row.append(TableCell(n, str(n)))
     return Table(headings, cells)
 
 

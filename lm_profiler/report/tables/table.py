@@ -25,7 +25,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """``value`` (with ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
     ``word`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
@@ -47,7 +47,7 @@ class Table:
     """
 
     headings: Sequence[Heading] = ()
-    rows: Sequence[Sequence[Cell]] = ()
+    rows: Sequence[Sequence[TableCell]] = ()
     above: list[str] = field(default_factory=list)
     below: list[str] = field(default_factory=list)
     verbatim: bool = False
@@ -85,7 +85,7 @@ class Table:
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:
     """A table of texts: the first ``left`` columns to the left, the others figures."""
     headings = [Heading(title, title, at >= left) for at, title in enumerate(titles)]
-    return Table(headings, [[Cell(text, text) for text in row] for row in rows], **of_table)
+    return Table(headings, [[TableCell(text, text) for text in row] for row in rows], **of_table)
 
 
 def fact_text(value: Any) -> str:
@@ -95,6 +95,6 @@ def fact_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> Cell:
+def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> TableCell:
     """A figure with its interval, in the unit that its heading has; empty where it is unknown."""
-    return Cell(value, "" if value is None else of.rounded(value, low, high), low, high)
+    return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)

@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.cells import cell_len, chop_cells
 
 from lm_profiler.record.text import printable
-from lm_profiler.report.tables.table import Cell, Table
+from lm_profiler.report.tables.table import Table, TableCell
 
 _GAP = 2
 _LEAST = 16
@@ -46,7 +46,7 @@ def lines(table: Table, most: int | None = None, coloured: bool = False) -> Iter
     if table.title:
         yield _styled(plain(table.title), "bold", coloured)
     yield from (plain(line).rstrip() for line in table.above)
-    titles = [Cell(text=title, style="bold") for title in table.titles]
+    titles = [TableCell(text=title, style="bold") for title in table.titles]
     rows = [*([titles] if titles else []), *table.rows]
     texts = [[plain(cell.text) for cell in row] for row in rows]
     right = [heading.figures for heading in table.headings]

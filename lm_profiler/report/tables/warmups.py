@@ -9,7 +9,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
-from lm_profiler.report.tables.table import Cell, Heading, Table, figure
+from lm_profiler.report.tables.table import Heading, Table, TableCell, figure
 
 _PARTS = ("forward", "backward", "forward_backward", "step")
 _TIME = TIMES["step"]
@@ -25,7 +25,7 @@ def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = Non
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in _PARTS:
             if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
-                title = Cell(part, TIMES[part].title)
+                title = TableCell(part, TIMES[part].title)
                 body += [[*facts, title, *_cells(setting, times[part])] for setting, times in cuts]
     headings = [*(heading(found, alone) for found in names), Heading("part", "part"), *_HEADINGS]
     return Table(headings, body, same_in_all(alone, names), [_MEANING])
@@ -41,8 +41,8 @@ _HEADINGS = (
 )
 
 
-def _cells(setting: int, time: TimeSummary) -> list[Cell]:
-    counts = [Cell(count, str(count)) for count in (setting, time.n)]
+def _cells(setting: int, time: TimeSummary) -> list[TableCell]:
+    counts = [TableCell(count, str(count)) for count in (setting, time.n)]
     mean, std = (figure(_TIME, value) for value in (time.mean, time.std))
-    cv = Cell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
+    cv = TableCell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
     return [*counts, mean, std, cv, figure(_TIME, time.median, time.ci_low, time.ci_high)]

@@ -17,7 +17,7 @@ from lm_profiler.record.collection import Collection, collect
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.page import page as page_module
 from lm_profiler.report.page.page import write_page
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\"'><!--<script>&lt;"
 
@@ -120,7 +120,10 @@ def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
 def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> None:
     table = Table(
         [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)],
-        [[Cell("small", "small"), Cell(0.01, "10.00")], [Cell("large", "large"), Cell(word="oom", text="OOM")]],
+        [
+            [TableCell("small", "small"), TableCell(0.01, "10.00")],
+            [TableCell("large", "large"), TableCell(word="oom", text="OOM")],
+        ],
         above=["two <b>rows</b>"],
     )
     write_page(Collection([made_entry(tmp_path / "a")]), tmp_path / "page.html", table)

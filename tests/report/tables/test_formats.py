@@ -12,13 +12,13 @@ import pytest
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
-from lm_profiler.report.tables.table import Cell, Heading, Table
+from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 TABLE = Table(
     [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True)],
     [
-        [Cell("a", "a"), Cell(0.0125, "12.50 [12.00, 13.00]", 0.012, 0.013)],
-        [Cell("b", "b"), Cell(text="OOM", word="oom")],
+        [TableCell("a", "a"), TableCell(0.0125, "12.50 [12.00, 13.00]", 0.012, 0.013)],
+        [TableCell("b", "b"), TableCell(text="OOM", word="oom")],
     ],
     ["above"],
     ["below"],
@@ -27,7 +27,9 @@ NASTY = "[bold]x[/bold] | <b>&lt; $5_% #{~^\\} `c` *s*\nnew\x1b[31m\u2028\udcff"
 
 
 def nasty() -> Table:
-    return Table([Heading("name", "run"), Heading("reason", "reason")], [[Cell(NASTY, NASTY), Cell("x", "x")]], [NASTY])
+    return Table(
+        [Heading("name", "run"), Heading("reason", "reason")], [[TableCell(NASTY, NASTY), TableCell("x", "x")]], [NASTY]
+    )
 
 
 def test_terminal():
@@ -81,7 +83,7 @@ def test_csv_json_and_parquet_carry_si_values_with_their_intervals():
 
 def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_numbers_have_none():
     given = ["=1+1", "+a", "-a", "@a", "\t=1", "-1", "-1e-3", "a=1"]
-    table = Table([Heading("=x", "x"), Heading("y", "y")], [[Cell(text), Cell(-0.5)] for text in given])
+    table = Table([Heading("=x", "x"), Heading("y", "y")], [[TableCell(text), TableCell(-0.5)] for text in given])
     header, *found = csv.reader(io.StringIO(csv_text(table), newline=""))
     assert header == ["'=x", "y"]
     assert [row[0] for row in found] == ["'=1+1", "'+a", "'-a", "'@a", "'\t=1", "-1", "-1e-3", "a=1"]
@@ -89,20 +91,20 @@ def test_text_that_a_spreadsheet_would_compute_has_an_apostrophe_before_it_and_n
 
 
 def test_a_carriage_return_tears_no_row():
-    table = Table([Heading("x", "x"), Heading("y", "y")], [[Cell("a\rb"), Cell("c")]])
+    table = Table([Heading("x", "x"), Heading("y", "y")], [[TableCell("a\rb"), TableCell("c")]])
     assert list(csv.reader(io.StringIO(csv_text(table), newline=""))) == [["x", "y"], ["a\rb", "c"]]
     assert csv_text(table) == 'x,y\n"a\rb",c\n'
 
 
 def test_json_hides_no_control_from_its_reader_and_gives_none_to_a_terminal():
     given = "\x1b[31m\x9b\x7f\u202e ä"
-    text = json_text(Table([Heading("x", "x")], [[Cell(given)]]))
+    text = json_text(Table([Heading("x", "x")], [[TableCell(given)]]))
     assert json.loads(text) == [{"x": given}]
     assert all(c.isprintable() or c == "\n" for c in text)
 
 
 def test_values_of_several_types_go_to_parquet_as_text():
-    table = Table([Heading("x", "x")], [[Cell(8)], [Cell("auto")], [Cell([1, 2])], [Cell()]])
+    table = Table([Heading("x", "x")], [[TableCell(8)], [TableCell("auto")], [TableCell([1, 2])], [TableCell()]])
     assert pyarrow.parquet.read_table(io.BytesIO(parquet(table))).column("x").to_pylist() == [
         "8",
         "auto",
@@ -126,7 +128,7 @@ def test_nothing_in_a_name_breaks_a_markdown_table():
 
 def test_names_as_published_stay_as_they_are_in_markdown():
     table = Table(
-        [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[Cell("a", "a"), Cell("b", "b")]]
+        [Heading("x", "fwd & back avg (sec)"), Heading("y", "num_params")], [[TableCell("a", "a"), TableCell("b", "b")]]
     )
     assert markdown(table).splitlines()[0] == "| fwd & back avg (sec)   | num_params   |"
 
@@ -182,7 +184,7 @@ def on_a_screen(table: Table, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_80_columns_cut_no_digit(monkeypatch: pytest.MonkeyPatch):
     figures = [f"{n}1234567.89 [{n}1234567.01, {n}2345678.99]" for n in range(1, 6)]
     headings = [Heading("run", "run"), *(Heading(f"x{n}", f"figure {n} (ms)", figures=True) for n in range(5))]
-    rows = [[Cell(name, name), *(Cell(0, text) for text in figures)] for name in ("first", "second")]
+    rows = [[TableCell(name, name), *(TableCell(0, text) for text in figures)] for name in ("first", "second")]
     lines = on_a_screen(Table(headings, rows), monkeypatch).splitlines()
     assert max(map(len, lines)) <= 80
     for text in figures:
@@ -195,7 +197,8 @@ def test_80_columns_fold_long_words_and_lose_none_of_their_letters(monkeypatch: 
     reason = "".join(f"part{n}/" for n in range(30))
     headings = [Heading("run", "run"), Heading("reason", "reason"), Heading("x", "step (ms)", figures=True)]
     shown = on_a_screen(
-        Table(headings, [[Cell("a", "a"), Cell(reason, reason), Cell(0, "12.50 [12.00, 13.00]")]]), monkeypatch
+        Table(headings, [[TableCell("a", "a"), TableCell(reason, reason), TableCell(0, "12.50 [12.00, 13.00]")]]),
+        monkeypatch,
     )
     assert max(map(len, shown.splitlines())) <= 80
     assert "12.50 [12.00, 13.00]" in shown
