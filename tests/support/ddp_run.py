@@ -1,4 +1,7 @@
-"""Two processes train the known loop; started by test_ranks.py. Arguments: the folder, and where an error is raised."""
+"""Two processes train the known loop; started by test_gather.py. Arguments: the folder, and where an error is raised.
+
+Each has a simulated clock of its own: what it measures is exact, however busy the machine is.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from known_loop import KnownModule, SlowLoader, instruments, spin, trainer_with
+import known_loop
+from known_loop import KnownModule, SimulatedClock, SlowLoader, instruments, spin, trainer_with
 from torch import Tensor
 
 from lm_profiler.callbacks.session import Session
@@ -17,7 +21,7 @@ SLOWER_S = 30e-3
 
 
 class Uneven(KnownModule):
-    """Rank 1 does more in its forward pass: the other one waits for it in the backward pass."""
+    """Rank 1 does more in its forward pass."""
 
     fails = False
 
@@ -45,6 +49,7 @@ def break_on_rank_1() -> None:
 
 def main(folder: str, fails: str) -> None:
     warnings.simplefilter("ignore")
+    known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails = fails == "fails"
     profiler = instruments(1, 5, memory=1, trace=1)
