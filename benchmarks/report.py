@@ -43,13 +43,13 @@ SIZES = ("small", "medium", "large", "xl", "2.7B")
 
 def rows(rng: random.Random) -> list[StepRow]:
     """Steps whose parts add up."""
-    found = []
+    rows = []
     for step in range(1, STEPS + 1):
         parts = tuple(rng.uniform(0.9, 1.1) * 0.01 for _ in PARTS)
         seconds = (*parts, sum(parts))
         stage = "warmup" if step <= 5 else "measure"
-        found.append(StepRow(step, stage, seconds, seconds, 2048, (2**30, 2**31, 2**30)))
-    return found
+        rows.append(StepRow(step, stage, seconds, seconds, 2048, (2**30, 2**31, 2**30)))
+    return rows
 
 
 def config(size: str, batch_size: int) -> dict[str, object]:

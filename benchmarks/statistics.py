@@ -85,8 +85,8 @@ def alarms_of_repeats(repeats: tuple[int, int], spread: float, pairs: int) -> li
         levels = np.exp(spread * rng.standard_normal(runs))
         return [level * spiky(rng, 20).times_s for level in levels]
 
-    found = _judged_pairs([(side(repeats[0]), side(repeats[1])) for _ in range(pairs)])
-    return [f"{repeats[0]} and {repeats[1]}", _percent(spread), *found]
+    judged = _judged_pairs([(side(repeats[0]), side(repeats[1])) for _ in range(pairs)])
+    return [f"{repeats[0]} and {repeats[1]}", _percent(spread), *judged]
 
 
 def _judged_pairs(pairs: list[tuple[list[Times], list[Times]]]) -> list[str]:
@@ -95,9 +95,9 @@ def _judged_pairs(pairs: list[tuple[list[Times], list[Times]]]) -> list[str]:
     words = Counter(change(interval) for interval in equal)
     covered = np.mean([interval.low <= 1.0 <= interval.high for interval in equal if interval is not None])
     slower = [ratio_interval(a, [1.05 * run for run in b], seed=seed) for seed, (a, b) in enumerate(pairs)]
-    found = sum(change(interval) == "SLOWER" for interval in slower)
+    slower_told = sum(change(interval) == "SLOWER" for interval in slower)
     different, same = ((words["FASTER"] + words["SLOWER"]) / len(pairs), words["SAME"] / len(pairs))
-    return [_percent(float(share)) for share in (different, same, covered, found / len(pairs))]
+    return [_percent(float(share)) for share in (different, same, covered, slower_told / len(pairs))]
 
 
 def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:

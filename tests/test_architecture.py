@@ -81,6 +81,28 @@ def test_what_a_room_says_of_its_imports_is_true(folder: Path, graph: grimp.Impo
         assert not ours
 
 
+TREES = {path: ast.parse(path.read_text("utf-8")) for room in PACKAGES for path in room.glob("*.py")}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    at: dict[str, list[str]] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and (node.name, path.parent.name) != ("Options", "verbs"):  # a verb's own
+                at.setdefault(node.name.strip("_"), []).append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {name: places for name, places in at.items() if len(places) > 1} == {}
+
+
+def test_a_result_says_what_it_is_and_not_that_it_was_found() -> None:
+    names = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if getattr(node, "id", getattr(node, "arg", getattr(node, "attr", ""))) == "found"
+    }
+    assert names == set()
+
+
 def test_the_linter_sees_the_linked_package() -> None:
     code = "import grimp; print(*grimp.build_graph('lm_profiler', cache_dir=None).modules)"
     modules = set(python(code).stdout.split())

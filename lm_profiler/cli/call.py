@@ -70,11 +70,11 @@ class Call:
 
     def says(self, option: str) -> Any:
         """The last value that is given to an option such as ``trainer.accelerator``; None for none."""
-        found = None
+        last = None
         for item in self._items:
             value = item.content.get(option) if item.node is None else _below(item.content, option.split("."))
-            found = value if value is not None else found
-        return found
+            last = value if value is not None else last
+        return last
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -128,13 +128,13 @@ class Call:
 
     def _named(self, key: str, before: _Item | None = None) -> tuple[int, str]:
         """The place in the order and the name of the class last named ``before`` an item; -1 and ours for none."""
-        found = (-1, OURS[key])
+        last = (-1, OURS[key])
         for at, item in enumerate(self._order):
             if item is before:
                 break
             if (name := item.names(key)) is not None:
-                found = (at, name)
-        return found
+                last = (at, name)
+        return last
 
     def _passed(self, item: _Item, leave_data: bool) -> set[str]:
         """The keys of a file that were written for another class than the last."""

@@ -27,21 +27,21 @@ def class_at(path: str, key: str) -> Any:
     if not module or not all(part.isidentifier() for part in path.split(".")):
         return None
     try:
-        found = getattr(import_module(module), name, None)
+        named = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return None
         raise _broken(path, key, error) from error
     except (Exception, SystemExit) as error:
         raise _broken(path, key, error) from error
-    made = found if isinstance(found, type) else _returns(found)
-    return found if isinstance(made, type) and issubclass(made, _BASES[key]) else None
+    made = named if isinstance(named, type) else _returns(named)
+    return named if isinstance(made, type) and issubclass(made, _BASES[key]) else None
 
 
-def _returns(found: Any) -> Any:
+def _returns(function: Any) -> Any:
     """What a function says that it returns."""
     try:
-        return get_type_hints(found).get("return")
+        return get_type_hints(function).get("return")
     except (NameError, TypeError):
         return None
 
@@ -74,5 +74,5 @@ def _place(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(("<frozen", __file__))]
     # What Python and installed packages do is not where the fault lies, if a file of the user's led there.
     own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
-    found = (own or frames)[-1:]
-    return f"{found[0].filename}:{found[0].lineno}" if found else "unknown place"
+    last = (own or frames)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else "unknown place"

@@ -195,8 +195,8 @@ def _bare(kind: Any) -> Any:
 
 
 def _is(kind: Any, origin: type) -> bool:
-    found = get_origin(_bare(kind))
-    return isinstance(found, type) and issubclass(found, origin)
+    container = get_origin(_bare(kind))
+    return isinstance(container, type) and issubclass(container, origin)
 
 
 def _composed(name: str, text: str) -> yaml.Node:

@@ -36,8 +36,8 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
         known: The options that exist.
         prefix: The key that the message is about, where it does not say.
     """
-    found = _KEY.search(message)
-    key = found[1].replace("init_args.", "") if found else prefix
+    match = _KEY.search(message)
+    key = match[1].replace("init_args.", "") if match else prefix
     if within := _UNKNOWN_WITHIN.search(message):
         return UnknownOption(f"{key}.{within[1]}" if key else within[1], known)
     if unknown := _UNKNOWN.search(message):

@@ -114,7 +114,7 @@ class ProfilerCLI(LightningCLI):
 
     def _find_classes(self) -> None:
         """Import what the call names, and see whether the module brings its own data."""
-        self._classes = {key: found for key in OURS if (found := class_at(self.call.class_of(key), key)) is not None}
+        self._classes = {key: made for key in OURS if (made := class_at(self.call.class_of(key), key)) is not None}
         loader = LOADERS[cast(Verb, self.call.arguments[0])]
         self._leave_data = self.call.leaves_data_out() and has_own_loader(self._classes.get("model"), loader)
         for key, file, options in self.call.passed_over(self._leave_data) if rank() == 0 else ():

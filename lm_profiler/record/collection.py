@@ -177,15 +177,15 @@ def collect(paths: Iterable[Path]) -> Collection:
         if not path.is_dir():
             raise FileNotFoundError(path)
         search.walk(path)
-    search.found.problems.extend(filter(None, map(search.missed_behind, search.links)))
-    return search.found
+    search.collection.problems.extend(filter(None, map(search.missed_behind, search.links)))
+    return search.collection
 
 
 class _Search:
     """One search: what it found, the folders that it has seen, and the links that it has passed over."""
 
     def __init__(self) -> None:
-        self.found = Collection()
+        self.collection = Collection()
         self.links: list[Path] = []
         self._seen: set[str] = set()
 
@@ -227,7 +227,7 @@ class _Search:
             for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
                 self.walk(child)
             return
-        entries = self.found.entries
+        entries = self.collection.entries
         first = len(entries)
         for cell in plan.cells:
             outcome = outcomes.get(cell.id)
@@ -249,7 +249,7 @@ class _Search:
         except RecordError as error:
             self._problem(str(error))
             return False
-        self.found.entries.append(Entry(folder, record, **of_sweep))
+        self.collection.entries.append(Entry(folder, record, **of_sweep))
         return True
 
     def _first_time(self, folder: Path) -> bool:
@@ -262,7 +262,7 @@ class _Search:
         self._problem(f"{error.filename}: cannot be read: {error.strerror}")
 
     def _problem(self, line: str) -> None:
-        self.found.problems.append(line)
+        self.collection.problems.append(line)
 
 
 def _begun(cell: Path) -> Path | None:

@@ -41,8 +41,7 @@ class Ended:
 def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
     """Judge what the cell left below the sweep's ``folder``, and write it there, for TensorBoard's HPARAMS as well."""
     own = folder / cell.id
-    found = _record(own)
-    run, record = found if found is not None else (None, None)
+    run, record = _record(own) or (None, None)
     status, reason = _status(record, ended, own / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,

@@ -73,15 +73,15 @@ def scalars_summary(values: Mapping[str, float]) -> Any:
 
 def settings(entry: Entry) -> dict[str, bool | float | str]:
     """Options by their path, the device, and the words for its steps: what is known, whoever set it."""
-    found = {fact.option or fact.name: fact.get(entry) for fact in COMPARED}
+    settings = {fact.option or fact.name: fact.get(entry) for fact in COMPARED}
     for path, value in flat(entry.config or {}).items():
-        if found.get(path) is None and path not in OF_EACH_RUN:
-            found[path] = value
-    found["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
+        if settings.get(path) is None and path not in OF_EACH_RUN:
+            settings[path] = value
+    settings["steadiness"] = COLUMNS["steadiness"].get(entry)  # figures of a noisy run, or a shared machine, say little
     for path, given in entry.overrides.items():
         value = OPTIONS[path].get(entry) if path in OPTIONS else entry.option(path)
-        found[path] = value if isinstance(value, (bool, int, float, str)) else given
-    return {plain(path): _setting(value) for path, value in found.items() if value not in (None, [], {})}
+        settings[path] = value if isinstance(value, (bool, int, float, str)) else given
+    return {plain(path): _setting(value) for path, value in settings.items() if value not in (None, [], {})}
 
 
 def _setting(value: Any) -> bool | float | str:

@@ -25,7 +25,7 @@ _Row = tuple[str, Kind, int, int, int]
 """Phase, kind, and the numbers of name, operator and module."""
 
 
-class _Work(NamedTuple):
+class _DeviceWork(NamedTuple):
     """What ran on the device from ``start`` to ``end`` (ns)."""
 
     start: int
@@ -101,7 +101,7 @@ def _of_device(packed: Packed) -> KernelTable:
     )
 
 
-def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
+def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_DeviceWork]:
     """What was launched while the steps lasted, by its start on the device."""
     phases = Phases(packed.phases)
     launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
@@ -112,7 +112,7 @@ def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_Work]:
             continue
         kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))
         row = (phases.at(launch.start), kind, name, launch.operator, launch.module)
-        yield _Work(start, start + length, row)
+        yield _DeviceWork(start, start + length, row)
 
 
 def _of_operators(packed: Packed) -> KernelTable:

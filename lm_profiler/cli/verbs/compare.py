@@ -88,14 +88,14 @@ def run(options: Options) -> int:
 
 def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
     try:
-        found = with_unfinished(collect(paths))
+        runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
         raise UsageError(f"compare: {label}: expected a folder, given {error}") from None
-    if found.problems:
-        raise UsageError(f"compare: {label}: {found.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
-    if not found.entries:
+    if runs.problems:
+        raise UsageError(f"compare: {label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
+    if not runs.entries:
         raise UsageError(f"compare: {label}: expected runs, found none at or below {', '.join(map(str, paths))}")
-    return found.entries
+    return runs.entries
 
 
 def _refusal(comparison: Comparison) -> str:

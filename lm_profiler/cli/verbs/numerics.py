@@ -19,7 +19,7 @@ _ADDEND, _TIMES = 0.01, 1000
 _EXACT = _ADDEND * _TIMES
 
 
-class Sum(NamedTuple):
+class Addition(NamedTuple):
     """A thousand additions: what they came to, and why."""
 
     how: str
@@ -27,22 +27,22 @@ class Sum(NamedTuple):
     why: str
 
 
-def sums() -> list[Sum]:
+def sums() -> list[Addition]:
     """The same sum in each combination of precisions."""
     half, cast = np.float16(_ADDEND), np.float32(np.float16(_ADDEND))
     return [
-        Sum(
+        Addition(
             "float32 += float32",
             _add(np.float32(0), np.float32(_ADDEND)),
             "24 bits: each addition rounds by at most 5e-7",
         ),
-        Sum(
+        Addition(
             "float16 += float16",
             _add(np.float16(0), half),
             "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078",
         ),
-        Sum("float32 += float16", _add(np.float32(0), half), _OF_ADDEND),
-        Sum(
+        Addition("float32 += float16", _add(np.float32(0), half), _OF_ADDEND),
+        Addition(
             "float32 += float32(float16)",
             _add(np.float32(0), cast),
             "the same: the addend is cast up before it is added",

@@ -52,29 +52,29 @@ def run(options: Options) -> int:
     if options.columns == ["help"]:
         sys.stdout.write(render(every_column(), "terminal", sys.stdout))
         return OK
-    found = _collect(options.runs)
-    problems, shown = _show(found, options)
-    for problem in [*found.problems, *problems]:
+    runs = _collect(options.runs)
+    problems, shown = _show(runs, options)
+    for problem in [*runs.problems, *problems]:
         say(f"warning: {problem}")
     return OK if shown else FAILED
 
 
 def _collect(paths: Sequence[Path]) -> Collection:
     try:
-        found = with_unfinished(collect(paths))
+        runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
         raise UsageError(f"RUNS: expected folders, given {error}, which is not a folder") from None
-    if not found.entries and not found.problems:
+    if not runs.entries and not runs.problems:
         raise UsageError(
             f"RUNS: expected folders with runs, found none below {', '.join(map(str, paths))}; "
             "`python -m lm_profiler fit` makes one"
         )
-    return found
+    return runs
 
 
-def _show(found: Collection, options: Options) -> tuple[list[str], bool]:
+def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
     """Show the runs; returns what was wrong with some of them, and whether there was anything to show."""
-    entries = found.entries
+    entries = runs.entries
     if not entries:
         return [], False
     if options.plot is not None and options.output is not None:
@@ -85,7 +85,7 @@ def _show(found: Collection, options: Options) -> tuple[list[str], bool]:
     people = options.format in (None, "terminal", "markdown")
     failed = [Table(above=remedies(entries))]
     if len(entries) == 1 and people and entries[0].record and not any(getattr(options, name) for name in _OF_TABLES):
-        write(found, [*run_page(entries[0].record, entries[0].folder), *failed], options.format, options.output)
+        write(runs, [*run_page(entries[0].record, entries[0].folder), *failed], options.format, options.output)
         return [], True
     if options.kernels:
         tables, problems = (tables_of_each if people else table_of_all)(entries)
@@ -94,6 +94,6 @@ def _show(found: Collection, options: Options) -> tuple[list[str], bool]:
         tables = [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])]
     if tables:
         if options.format == "html":
-            found.problems.extend(unreadable(entries))
-        write(found, tables, options.format, options.output)
+            runs.problems.extend(unreadable(entries))
+        write(runs, tables, options.format, options.output)
     return problems, bool(tables)

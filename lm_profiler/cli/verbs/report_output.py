@@ -38,8 +38,8 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     return given
 
 
-def write(found: Collection, tables: Sequence[Table], kind: str | None, output: Path | None) -> None:
-    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``found`` as well.
+def write(runs: Collection, tables: Sequence[Table], kind: str | None, output: Path | None) -> None:
+    """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well.
 
     Raises:
         UsageError: ``output`` cannot be written.
@@ -52,7 +52,7 @@ def write(found: Collection, tables: Sequence[Table], kind: str | None, output: 
         if kind == "html":
             from lm_profiler.report.page.page import write_page
 
-            write_page(found, output, tables[0])
+            write_page(runs, output, tables[0])
         else:
             write_whole(output, formats.parquet(tables[0]) if kind == "parquet" else formats.render(tables, str(kind)))
 

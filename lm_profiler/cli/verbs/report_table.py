@@ -64,11 +64,11 @@ def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
-    found = _columns(names, entries)
-    for of in found:
+    columns = _columns(names, entries)
+    for of in columns:
         if of.quantity is not None:
             raise UsageError(f"{of.name}: expected a fact or an option that distinguishes runs, given a figure")
-    return found
+    return columns
 
 
 def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:

@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass
-class _Cell:
+class _RunningCell:
     pid: int
     """Of the leader of a process group of its own."""
     output: Path
@@ -49,7 +49,7 @@ class Server:
 
     def __init__(self, client: Connection) -> None:
         self._client = client
-        self._running: dict[str, _Cell] = {}
+        self._running: dict[str, _RunningCell] = {}
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):
             os.set_blocking(end, False)
@@ -95,7 +95,7 @@ class Server:
         if pid == 0:
             self._running.clear()  # its siblings are none of its business
             return request
-        self._running[request.cell] = _Cell(pid, request.output, time.monotonic())
+        self._running[request.cell] = _RunningCell(pid, request.output, time.monotonic())
         self._client.send(CellStarted(request.cell, pid))
         return None
 

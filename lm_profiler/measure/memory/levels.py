@@ -101,7 +101,7 @@ def _most(known: int | None, now: int) -> int:
     return now if known is None else max(known, now)
 
 
-class _Packed:
+class _SavedTensor:
     """A tensor that autograd saved; lives as long as the graph needs it."""
 
     __slots__ = ("__weakref__", "tensor")
@@ -118,7 +118,7 @@ class SavedTensors:
     """
 
     def __init__(self, part: Guard = UNGUARDED) -> None:
-        self._packed: WeakSet[_Packed] = WeakSet()
+        self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._part = part
         # Within a step that is compiled in part, torch.compile would compile the hook as well.
         pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
@@ -153,11 +153,11 @@ class SavedTensors:
         elif self.seeing and not seeing:
             _, self.seeing = self._exit(), False
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Packed:
+    def _pack(self, tensor: Tensor) -> Tensor | _SavedTensor:
         return self._part.run(self._keep, tensor) or tensor
 
-    def _keep(self, tensor: Tensor) -> _Packed:
-        packed = _Packed(tensor.detach())  # an operator's own output would keep the graph alive that keeps it
+    def _keep(self, tensor: Tensor) -> _SavedTensor:
+        packed = _SavedTensor(tensor.detach())  # an operator's own output would keep the graph alive that keeps it
         self._packed.add(packed)
         return packed
 
@@ -174,5 +174,5 @@ class SavedTensors:
             self._see(before)
 
 
-def _unpack(packed: Tensor | _Packed) -> Tensor:
-    return packed.tensor if isinstance(packed, _Packed) else packed
+def _unpack(packed: Tensor | _SavedTensor) -> Tensor:
+    return packed.tensor if isinstance(packed, _SavedTensor) else packed

@@ -62,8 +62,8 @@ def _is_listed(quantity: Quantity) -> bool:
 def _options(entries: list[Entry]) -> list[Column]:
     """The columns of all options that a sweep or a command line gave, and of what people compare runs by."""
     given = {path for entry in entries for path in entry.overrides if "." in path}  # others say where a run goes
-    found = [*map(column, sorted(given)), *COMPARED]
-    return list({option.name: option for option in found}.values())
+    columns = [*map(column, sorted(given)), *COMPARED]
+    return list({option.name: option for option in columns}.values())
 
 
 def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
@@ -130,11 +130,11 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
 
 def _causes(record: RunRecord) -> Json:
     """Bytes by what they are for and by the part of the step in whose peak they are."""
-    found: Json = {}
+    bytes_of: Json = {}
     for of in GROUPS["Memory by cause"]:
         if (value := of.get(record)) is not None:
-            found.setdefault(of.title.partition(": ")[2], {})[of.of] = value
-    return found
+            bytes_of.setdefault(of.title.partition(": ")[2], {})[of.of] = value
+    return bytes_of
 
 
 def _steps(entry: Entry, most: int) -> Json:

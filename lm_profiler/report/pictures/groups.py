@@ -82,8 +82,8 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
     else:
         first = others[0] if others else COLUMNS["name"]
     columns = (first, *(axis for axis in others if axis.name != first.name))
-    found = by_facts(entries, columns).values()
-    groups = (Group(tuple(_value(axis, group[0]) for axis in columns), group, columns) for group in found)
+    alike = by_facts(entries, columns).values()
+    groups = (Group(tuple(_value(axis, group[0]) for axis in columns), group, columns) for group in alike)
     return Groups(columns, tuple(groups))
 
 
@@ -126,8 +126,8 @@ def stack(group: Group) -> dict[str, float]:
 
     Medians do not add up; one odd step would move means.
     """
-    found = {part: estimated(group.entries, COLUMNS[TIMES[part].name]).value for part in PARTS}
-    known = {part: seconds for part, seconds in found.items() if seconds is not None}
+    typical = {part: estimated(group.entries, COLUMNS[TIMES[part].name]).value for part in PARTS}
+    known = {part: seconds for part, seconds in typical.items() if seconds is not None}
     step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())
     return {part: seconds * (step / total if step and total else 1.0) for part, seconds in known.items()}
 
@@ -135,10 +135,10 @@ def stack(group: Group) -> dict[str, float]:
 def lines(groups: Groups) -> dict[str, list[Group]]:
     """The groups by what they are called beside the first column: a line each, over the first column's values."""
     rest = groups.columns[1:]
-    found: dict[str, list[Group]] = {}
+    by_label: dict[str, list[Group]] = {}
     for group in groups.groups:
-        found.setdefault(Group(group.values[1:], group.entries, rest).label, []).append(group)
-    return found
+        by_label.setdefault(Group(group.values[1:], group.entries, rest).label, []).append(group)
+    return by_label
 
 
 def places(groups: Groups) -> tuple[dict[Any, float], bool]:
@@ -156,14 +156,14 @@ def doubling(at: Collection[float]) -> bool:
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:
     try:
-        [found] = columns_named([name], entries)
+        [axis] = columns_named([name], entries)
     except ValueError:
         raise ValueError(
             f"by: expected a fact such as size, or an option that these runs have, given {name!r}"
         ) from None
-    if found.quantity is not None:
+    if axis.quantity is not None:
         raise ValueError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
-    return found
+    return axis
 
 
 def _is_number(axis: Column, entries: Sequence[Entry]) -> bool:

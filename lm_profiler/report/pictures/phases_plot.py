@@ -80,7 +80,7 @@ def _said(step: Estimate) -> tuple[float, str]:
 
 def error_bars(groups: Groups, figure: Column) -> str:
     """What the bars of error are; empty where there are none."""
-    counts = [found.n for group in groups.groups if (found := estimated(group.entries, figure)).low is not None]
+    counts = [step.n for group in groups.groups if (step := estimated(group.entries, figure)).low is not None]
     parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
     return "; ".join(parts)
 

@@ -100,8 +100,8 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     absent = _absent(groups, figure)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
     ticks, numbers = places(groups)
-    found = lines(groups)
-    for at, (name, line) in enumerate(found.items()):
+    named = lines(groups)
+    for at, (name, line) in enumerate(named.items()):
         style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
         points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
         colour = SERIES_COLOURS[at % len(SERIES_COLOURS)]
@@ -109,8 +109,8 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     _ticks(axes, ticks, numbers)
     axes.set_xlabel("\n".join((wrapped(groups.columns[0].title, _WIDTH), *absent)))
     axes.set_ylabel("\n".join(filter(None, (shown, error_bars(groups, figure)))))
-    if len(found) > 1:
-        more = f"\nand {len(found) - _MOST_WORDS} more" * (len(found) > _MOST_WORDS)
+    if len(named) > 1:
+        more = f"\nand {len(named) - _MOST_WORDS} more" * (len(named) > _MOST_WORDS)
         title = shortened(groups.columns[1].title, 24) if len(groups.columns) == 2 else ""
         drawn.legend(loc="outside right upper", title=title + more)
     return drawn

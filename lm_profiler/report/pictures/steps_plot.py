@@ -51,25 +51,25 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
 
 def _series(entry: Entry) -> Series | None:
     try:
-        found = series(entry)
+        run = series(entry)
     except RecordError:
         return None
-    return found if found.steps else None
+    return run if run.steps else None
 
 
 def _panel(axes: Axes, entry: Entry) -> None:
-    found = _series(entry)
-    if found is not None:
-        first, ms = found.steps[0] - 0.5, [s * TIMES["step"].scale for s in found.seconds]
-        axes.axvspan(first, first + found.warmup, color=_WARMUP, lw=0)
-        axes.axvspan(first + found.warmup, first + found.warmup + found.cut, color=_CUT, lw=0)
-        axes.plot(found.steps, ms, "o-", color="black", ms=2.5, lw=0.8)
+    run = _series(entry)
+    if run is not None:
+        first, ms = run.steps[0] - 0.5, [s * TIMES["step"].scale for s in run.seconds]
+        axes.axvspan(first, first + run.warmup, color=_WARMUP, lw=0)
+        axes.axvspan(first + run.warmup, first + run.warmup + run.cut, color=_CUT, lw=0)
+        axes.plot(run.steps, ms, "o-", color="black", ms=2.5, lw=0.8)
         axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
-    if entry.status != "ok" or found is None:
+    if entry.status != "ok" or run is None:
         word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble
         axes.annotate(word, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
-    if found is None:
+    if run is None:
         axes.set_yticks([])
 
 
@@ -92,16 +92,16 @@ def _together(entries: Sequence[Entry]) -> Figure:
     from matplotlib.collections import LineCollection
 
     figure, axes = new_figure(_WIDTH, 5.0)
-    found = [run for entry in entries if (run := _series(entry)) is not None]
+    runs = [run for entry in entries if (run := _series(entry)) is not None]
     scale = TIMES["step"].scale
-    lines = [[(step, s * scale) for step, s in zip(run.steps, run.seconds, strict=True)] for run in found]
+    lines = [[(step, s * scale) for step, s in zip(run.steps, run.seconds, strict=True)] for run in runs]
     opacity = max(0.03, min(1.0, 20 / max(1, len(lines))))
     axes.add_collection(LineCollection(lines, colors="black", alpha=opacity, linewidths=0.6, rasterized=True))
     axes.autoscale_view()
     if lines:
         _scale(axes, [ms for line in lines for _, ms in line])
-    rest = len(entries) - len(found)
+    rest = len(entries) - len(runs)
     axes.set_xlabel("step" + (f"\n{rest} of {len(entries)} runs have no step to show" if rest else ""))
     axes.set_ylabel("time of the step (ms)")
-    axes.set_title(f"{len(found)} runs, a line each, warm-up included", fontsize=9, loc="left")
+    axes.set_title(f"{len(runs)} runs, a line each, warm-up included", fontsize=9, loc="left")
     return figure

@@ -52,11 +52,11 @@ def opening(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """A row for the step, each part of it, tokens/s and each peak; texts, one for each of ``HEADER``."""
-    found = [_part_cells(row) for row in (comparison.step, comparison.forward_backward, *comparison.phases)]
+    parts = [_part_cells(row) for row in (comparison.step, comparison.forward_backward, *comparison.phases)]
     others = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row) for row in comparison.memory]
     if (rate := comparison.tokens) is not None:
-        found.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate.interval, rate.verdict))
-    return found + [_cells(of, a, b, row.interval, row.verdict) for of, a, b, row in others]
+        parts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate.interval, rate.verdict))
+    return parts + [_cells(of, a, b, row.interval, row.verdict) for of, a, b, row in others]
 
 
 def _cells(
@@ -97,15 +97,15 @@ def verdict_line(comparison: Comparison) -> str:
     return f"{line}, of which {named}" if named else line
 
 
-def _compilation_line(found: Compilation) -> str:
-    other = "A" if found.compiled == "B" else "B"
-    if found.cost_s <= 0.0:
-        return f"{found.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
-    line = f"{found.compiled}'s first steps cost {found.cost_s:.3g} s more than {other}'s"
-    if found.paid_back_steps is None:
+def _compilation_line(of: Compilation) -> str:
+    other = "A" if of.compiled == "B" else "B"
+    if of.cost_s <= 0.0:
+        return f"{of.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
+    line = f"{of.compiled}'s first steps cost {of.cost_s:.3g} s more than {other}'s"
+    if of.paid_back_steps is None:
         return f"{line}; no saving per step is certain, so the break-even point is unknown"
-    steps, low, high = (f"{ceil(n):,}" for n in found.paid_back_steps)
-    saved = TIMES["step"].show(found.saved_s)
+    steps, low, high = (f"{ceil(n):,}" for n in of.paid_back_steps)
+    saved = TIMES["step"].show(of.saved_s)
     return f"{line}; saving {saved} a step, it breaks even after {steps} steps [{low}, {high}]"
 
 

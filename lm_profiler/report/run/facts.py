@@ -30,13 +30,13 @@ def sections(record: RunRecord) -> list[Table]:
     """All figures that ``record`` has: times by phase, then a section for each group; empty ones are left out."""
     times = [of for title in _TIMES for of in GROUPS[title]]
     device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
-    found = [_families(record, device, "Time of a step (ms)")]
+    tables = [_families(record, device, "Time of a step (ms)")]
     if record.environment is not None and record.environment.device_type != "cpu":  # elsewhere the two clocks are one
-        found.append(_families(record, host, "Time on the host's clock (ms)"))
+        tables.append(_families(record, host, "Time on the host's clock (ms)"))
     for title, of in GROUPS.items():
         if title not in _TIMES:
-            found += _section(record, title, of)
-    return [table for table in found if table.rows]
+            tables += _section(record, title, of)
+    return [table for table in tables if table.rows]
 
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
@@ -72,18 +72,18 @@ def _said(value: Any) -> str:
 
 def list_table(record: RunRecord, path: str) -> Table:
     """The first rows of what ``record`` has several of at ``path``; none where it has none."""
-    found: Any = record
+    items: Any = record
     for key in path.split("."):
-        found = getattr(found, key, None)
-    if not found or (path == "rank_step_s" and len(found) < 2):
+        items = getattr(items, key, None)
+    if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
     columns = LISTS[path]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
-    rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in found[:_MOST_ROWS]]
+    rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in items[:_MOST_ROWS]]
     if path == "rank_step_s":
         headings = [Heading("rank", "rank", True), *headings]
         rows = [[TableCell(rank, str(rank)), *row] for rank, row in enumerate(rows)]
-    more = len(found) - _MOST_ROWS
+    more = len(items) - _MOST_ROWS
     return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
 
 

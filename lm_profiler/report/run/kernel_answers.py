@@ -71,15 +71,15 @@ def _attention(table: KernelTable, phase: str) -> str | None:
         "products of scores and values": products_s,
         "projections": _total(r for r in rows if r.module and r.module not in own and r.module.startswith(below)),
     }
-    found = [f"{name} {_ms(table, seconds)}" for name, seconds in times.items() if seconds]
+    answers = [f"{name} {_ms(table, seconds)}" for name, seconds in times.items() if seconds]
     if softmax_s and products_s:
-        found.append(f"softmax takes {softmax_s / products_s:.2f} times as long as those products")
-    return "; ".join(found) or None
+        answers.append(f"softmax takes {softmax_s / products_s:.2f} times as long as those products")
+    return "; ".join(answers) or None
 
 
 def _kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
-    found = (table.phases[phase].kinds.get(kind) for phase in phases)
-    return sum(time.total_s for time in found if time is not None)
+    of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
+    return sum(time.total_s for time in of_phases if time is not None)
 
 
 def _phases_s(table: KernelTable, phases: Iterable[str]) -> float:

@@ -25,9 +25,9 @@ def kernel_tables(table: KernelTable) -> list[Table]:
 def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
     """A row for each phase and kind, and for each phase's idle time, of one step; ``share`` is of the step."""
     rows: list[dict[str, str | int | float | None]] = []
-    for phase, found in table.phases.items():
-        kinds = [(kind, time.count, time.total_s) for kind, time in found.kinds.items()]
-        for kind, count, total_s in (*kinds, (IDLE, None, found.idle_s)):
+    for phase, times in table.phases.items():
+        kinds = [(kind, time.count, time.total_s) for kind, time in times.kinds.items()]
+        for kind, count, total_s in (*kinds, (IDLE, None, times.idle_s)):
             calls = None if count is None else count / table.steps
             share = total_s / table.window_s
             rows.append({"phase": phase, "kind": kind, "calls": calls, "time_s": total_s / table.steps, "share": share})

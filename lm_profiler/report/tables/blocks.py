@@ -29,9 +29,9 @@ def blocks(entries: Sequence[Entry]) -> Table:
     rows = []
     ordered = sorted(entries, key=lambda entry: rank(COLUMNS["warmup_steps"].get(entry)))
     for cut, group in groupby(zip(ordered, names(ordered), strict=True), lambda pair: pair[0].cut):
-        found = list(group)
-        above += _banner([entry for entry, _ in found], cut)
-        for entry, name in found:
+        named = list(group)
+        above += _banner([entry for entry, _ in named], cut)
+        for entry, name in named:
             steps = steps_after(entry) if entry.shows_steps else None
             above += [*_block(entry, name, steps), ""]
             rows.append(_row(entry, name, steps))

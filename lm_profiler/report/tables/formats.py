@@ -83,7 +83,7 @@ def _form(table: Table, escape: Callable[[str], str]) -> tuple[list[int], list[l
 
 def _markdown(text: str) -> str:
     """A bracket as an entity: not every Markdown takes a backslash before one."""
-    return _OPENS.sub(lambda found: _ENTITIES[found[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
+    return _OPENS.sub(lambda match: _ENTITIES[match[0]], _MARKDOWN.sub(r"\\\g<0>", plain(text)))
 
 
 def _listed(lines: Sequence[str]) -> list[str]:
@@ -94,8 +94,8 @@ def _listed(lines: Sequence[str]) -> list[str]:
     return ["\n".join(shown)] if shown else []
 
 
-def _led(found: re.Match[str]) -> str:
-    return f"{found[0]}\\" if found[0].isdigit() else f"\\{found[0]}"
+def _led(match: re.Match[str]) -> str:
+    return f"{match[0]}\\" if match[0].isdigit() else f"\\{match[0]}"
 
 
 def fenced(lines: Sequence[str]) -> list[str]:
@@ -172,8 +172,8 @@ def json_text(table: Table) -> str:
     return _HIDDEN.sub(_escaped, f"[\n{text}\n]\n" if text else "[]\n")
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1]
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
 
 
 def parquet(table: Table) -> bytes:

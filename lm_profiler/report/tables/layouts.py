@@ -29,15 +29,14 @@ def model_name(entry: Entry) -> str:
 
 def names(entries: Sequence[Entry]) -> list[str]:
     """What each entry is called: its model, the other facts that tell it from the rest, and its run if none do."""
-    apart = [found for found in apart_by([[entry] for entry in entries]) if found.name not in _OF_MODEL]
-    found = [
-        ", ".join([model_name(entry), *filter(None, (told(found, found.get(entry)) for found in apart))])
-        for entry in entries
+    apart = [of for of in apart_by([[entry] for entry in entries]) if of.name not in _OF_MODEL]
+    labels = [
+        ", ".join([model_name(entry), *filter(None, (told(of, of.get(entry)) for of in apart))]) for entry in entries
     ]
-    alike = Counter(found)
+    alike = Counter(labels)
     return [
         f"{name}, {entry.name}" if alike[name] > 1 and name != entry.name else name
-        for name, entry in zip(found, entries, strict=True)
+        for name, entry in zip(labels, entries, strict=True)
     ]
 
 
@@ -145,7 +144,7 @@ def devices(entries: Sequence[Entry]) -> Table:
     ]
     body = [
         [
-            *(fact_cell(group, found) for found in down),
+            *(fact_cell(group, of) for of in down),
             _parameters(group),
             *(_milliseconds(cells.get((*row, *key), ()), of) for key in across for of in _DEVICE_TIMES.values()),
         ]

@@ -98,8 +98,8 @@ def told_by_size(groups: Sequence[Merged], of: Column) -> bool:
 
 def status(row: Merged, words: Mapping[str, str] = {}) -> str:
     """``ok``, or how many ended in which way; with ``words`` for people."""
-    found = {words.get(entry.status, entry.status) for entry in row}
-    return found.pop() if len(found) == 1 else how_many(row, words)
+    endings = {words.get(entry.status, entry.status) for entry in row}
+    return endings.pop() if len(endings) == 1 else how_many(row, words)
 
 
 def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
@@ -110,20 +110,20 @@ def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:
     """One row a cell of a sweep, with all its repeats; one a run elsewhere."""
-    found: dict[object, list[Entry]] = {}
+    cells: dict[object, list[Entry]] = {}
     for entry in entries:
         key = (entry.sweep, entry.cut, *entry.cell.overrides.items()) if entry.cell is not None else id(entry)
-        found.setdefault(key, []).append(entry)
-    return list(found.values())
+        cells.setdefault(key, []).append(entry)
+    return list(cells.values())
 
 
 def by_facts(entries: Iterable[Entry], columns: Sequence[Column]) -> dict[tuple[str, ...], list[Entry]]:
     """Entries with the same values of ``columns``, ordered by them, under a key of those values."""
-    found: dict[tuple[str, ...], list[Entry]] = {}
+    groups: dict[tuple[str, ...], list[Entry]] = {}
     for entry in sorted(entries, key=lambda entry: [rank(of.get(entry)) for of in columns]):
         # Options may be lists and mappings, which nothing can be looked up by.
-        found.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
-    return found
+        groups.setdefault(tuple(repr(of.get(entry)) for of in columns), []).append(entry)
+    return groups
 
 
 def rank(value: Any) -> tuple[int, float, str]:
@@ -141,5 +141,5 @@ def unlike(row: Merged) -> list[str]:
         return []
     given = [name for entry in row for name in entry.overrides]
     facts = [*COMPARED, *map(column, (*DIMENSIONS, *given, *set_apart(row)))]
-    columns = {found.name: found for found in facts}
-    return [found.title for found in columns.values() if differs(alone(row), found)]
+    columns = {of.name: of for of in facts}
+    return [of.title for of in columns.values() if differs(alone(row), of)]

@@ -19,8 +19,8 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
     Raises:
         ValueError: there is no such column, and no run has such an option.
     """
-    found = [column(name) for name in names]
-    asked = [of.name for of in found if of.name not in COLUMNS]
+    columns = [column(name) for name in names]
+    asked = [of.name for of in columns if of.name not in COLUMNS]
     known = {path for entry in entries for path in _paths(entry)} if asked else set()
     for name in asked:
         if name not in known:
@@ -29,7 +29,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
             raise ValueError(
                 f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
             )
-    return found
+    return columns
 
 
 def every_column() -> list[Table]:

@@ -18,13 +18,13 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     """
     rows, columns = by_facts(entries, down), by_facts(entries, across)
     cells = by_facts(entries, [*down, *across])
-    titles = [" ".join(fact_text(fact(group, found)) for found in across) or "unknown" for group in columns.values()]
-    named = [heading(found, list(rows.values())) for found in down]
-    taken = _apart([*(found.name for found in named), *titles])[len(named) :]
+    titles = [" ".join(fact_text(fact(group, of)) for of in across) or "unknown" for group in columns.values()]
+    named = [heading(of, list(rows.values())) for of in down]
+    taken = _apart([*(of.name for of in named), *titles])[len(named) :]
     headings = [*named, *(Heading(title, title, figures=True) for title in taken)]
     body = [
         [
-            *(fact_cell(group, found) for found in down),
+            *(fact_cell(group, of) for of in down),
             *(value_cell(cells.get((*row, *key), ()), value) for key in columns),
         ]
         for row, group in rows.items()

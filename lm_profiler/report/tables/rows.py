@@ -36,20 +36,20 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
     names = by or naming(groups)
     shown = columns or [*names, *main, COLUMNS["status"]]
     table = _table(groups, shown, () if columns else main[1:])
-    unknown = [found.title for found in usual if found not in main and not _is_time(found)] if columns is None else []
+    unknown = [of.title for of in usual if of not in main and not _is_time(of)] if columns is None else []
     above = [*same_in_all(groups, shown), *([f"unknown in all rows: {', '.join(unknown)}"] if unknown else [])]
     return Table(table.headings, table.rows, above, [*_how(groups, table), *notes(groups, by or called(names))])
 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
     """The facts that tell the rows apart."""
-    return [found for found in _known_facts(groups) if differs(groups, found) and not told_by_size(groups, found)]
+    return [of for of in _known_facts(groups) if differs(groups, of) and not told_by_size(groups, of)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
     """The facts that tell the rows apart, behind the runs' names unless the rows are cells that these facts tell."""
     apart = apart_by(groups)
-    told = {tuple(fact_text(fact(group, found)) for found in apart) for group in groups}
+    told = {tuple(fact_text(fact(group, of)) for of in apart) for group in groups}
     if apart and len(told) == len(groups) and all(group[0].cell is not None for group in groups):
         return apart
     name = COLUMNS["name"]
@@ -65,11 +65,11 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
     everything = [entry for group in groups for entry in group]
-    facts = [found for found in _known_facts(groups) if found not in shown and not differs(alone(everything), found)]
+    facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
     in_all, in_some = [], []
-    for found in facts:
-        text = f"{found.title} {_text(fact(everything, found), found)}"
-        rows = sum(all(found.get(entry) is not None for entry in group) for group in groups)
+    for of in facts:
+        text = f"{of.title} {_text(fact(everything, of), of)}"
+        rows = sum(all(of.get(entry) is not None for entry in group) for group in groups)
         if rows == len(groups):
             in_all.append(text)
         else:
@@ -90,7 +90,7 @@ def raw_rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, 
 
 def label(group: Merged, apart: Sequence[Column]) -> str:
     """What a message calls the row of ``group``: the facts that tell it apart, or its run."""
-    return " ".join(filter(None, (told(found, fact(group, found)) for found in apart))) or group[0].name
+    return " ".join(filter(None, (told(of, fact(group, of)) for of in apart))) or group[0].name
 
 
 def told(of: Column, value: Any) -> str:
@@ -113,11 +113,11 @@ def _text(value: Any, of: Column) -> str:
 
 def figure_cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
-    found = figure(group, of)
-    if of.quantity is None or found.value is None:
+    typical = figure(group, of)
+    if of.quantity is None or typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
-    ends = (found.low, found.high) if interval else (None, None)
-    return TableCell(found.value, of.quantity.rounded(found.value, *ends), found.low, found.high)
+    ends = (typical.low, typical.high) if interval else (None, None)
+    return TableCell(typical.value, of.quantity.rounded(typical.value, *ends), typical.low, typical.high)
 
 
 def heading(of: Column, groups: Sequence[Merged]) -> Heading:
@@ -174,8 +174,8 @@ def _known_facts(groups: Sequence[Merged]) -> list[Column]:
     """Facts that any run has, swept options among them."""
     swept = [column(name) for name in dict.fromkeys(name for group in groups for e in group for name in e.overrides)]
     *usual, last = FACTS
-    own = [found for found in swept if found.name not in COLUMNS]
-    return [found for found in (*usual, *own, last) if _known(groups, found)]
+    own = [of for of in swept if of.name not in COLUMNS]
+    return [of for of in (*usual, *own, last) if _known(groups, of)]
 
 
 def _figures(groups: Sequence[Merged]) -> list[Column]:

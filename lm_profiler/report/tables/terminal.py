@@ -63,11 +63,11 @@ def _narrowed(widths: list[int], right: Sequence[bool], most: int | None) -> lis
 
     if excess(widths) <= 0:
         return widths
-    found, text = list(widths), [at for at, figures in enumerate(right) if not figures]
-    while excess(found) > 0 and any(found[at] > _LEAST for at in text):
-        found[max(text, key=found.__getitem__)] -= 1
-    if excess(found) <= 0:
-        return found
+    narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
+    while excess(narrower) > 0 and any(narrower[at] > _LEAST for at in text):
+        narrower[max(text, key=narrower.__getitem__)] -= 1
+    if excess(narrower) <= 0:
+        return narrower
     return [width if figures else min(width, (most or 0) // 2) for width, figures in zip(widths, right, strict=True)]
 
 

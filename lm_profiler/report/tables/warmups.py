@@ -21,13 +21,13 @@ def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = Non
     names = naming(alone)
     body = []
     for entry, settings in runs:
-        facts = [fact_cell([entry], found) for found in names]
+        facts = [fact_cell([entry], of) for of in names]
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
         for part in _PARTS:
             if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
                 title = TableCell(part, TIMES[part].title)
                 body += [[*facts, title, *_cells(setting, times[part])] for setting, times in cuts]
-    headings = [*(heading(found, alone) for found in names), Heading("part", "part"), *_HEADINGS]
+    headings = [*(heading(of, alone) for of in names), Heading("part", "part"), *_HEADINGS]
     return Table(headings, body, same_in_all(alone, names), [_MEANING])
 
 

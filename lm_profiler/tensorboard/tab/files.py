@@ -31,10 +31,10 @@ def inside(root: Path, name: str) -> Path:
     """
     try:
         path = (root / name).resolve(strict=True)
-        found = path.is_relative_to(root.resolve(strict=True))
+        inside = path.is_relative_to(root.resolve(strict=True))
     except (OSError, RuntimeError, ValueError):  # none there; links in a circle; a NUL in the name
-        found = False
-    if not found:
+        inside = False
+    if not inside:
         raise NotFoundError(f"{name!r}: nothing of that name in the folder")
     return path
 
