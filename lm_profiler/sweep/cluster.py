@@ -121,16 +121,6 @@ def run_job(folder: Path, cell: Cell, server: Sequence[str], timeout_s: float) -
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_done(folder, cell):
             with CellServer(server, lock) as starter:
-                Schedule(folder, [cell], starter, _Nobody(), (None,), timeout_s, _BY_ITSELF).run()
+                Schedule(folder, [cell], starter, Watcher(), (None,), timeout_s, _BY_ITSELF).run()
     finally:
         os.close(lock)
-
-
-class _Nobody:
-    """Watches nothing: there is no terminal in a job."""
-
-    def began(self, cell: Cell, device: str | None) -> None: ...
-
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...
-
-    def tick(self) -> None: ...

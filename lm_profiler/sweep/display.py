@@ -17,6 +17,7 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell
 from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.outcome import OUTPUT_FILE
+from lm_profiler.sweep.schedule import Watcher
 
 _RECENT = 8
 _STAGES = ("warm-up", "measuring", "reading memory", "tracing")
@@ -24,7 +25,7 @@ _TAIL_BYTES = 4096
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
-class Display:
+class Display(Watcher):
     """Tells how a sweep goes on.
 
     Args:
@@ -61,12 +62,10 @@ class Display:
             self._live.stop()
 
     def began(self, cell: Cell, device: str | None) -> None:
-        """A cell was sent off."""
         self._running[cell.id] = (cell, device, self._clock())
         self.tick()
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
-        """A cell has its outcome."""
         self._running.pop(cell.id, None)
         self._words[outcome.status] += 1
         if outcome.status != "refused":  # that takes no time, and says nothing of the others
@@ -74,11 +73,11 @@ class Display:
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
             line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration(outcome.duration_s)}"
-            _say(self._console, line + (f"  {outcome.reason}" if outcome.reason else ""))
+            line = printable(line + (f"  {outcome.reason}" if outcome.reason else ""))
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         self.tick()
 
     def tick(self) -> None:
-        """Time goes on."""
         if self._console.is_terminal:
             self._live.update(self._picture(), refresh=True)
 
@@ -144,7 +143,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _say(console: Console, line: str) -> None:
-    console.print(printable(line), highlight=False, markup=False, soft_wrap=True)

@@ -11,12 +11,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.sweep.folder import clear
 from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
-from lm_profiler.sweep.server import CellEnded, CellStarted
+from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted
 
 GRACE_S = 10.0
 """From asking a cell to end, which lets it write its record, to killing it."""
@@ -37,33 +36,26 @@ def own_compile_cache(own: Path) -> dict[str, str]:
     return {} if folders.keys() & os.environ.keys() else {name: str(path.resolve()) for name, path in folders.items()}
 
 
-class Starter(Protocol):
-    """Who starts processes: a ``CellServer``."""
+class Watcher:
+    """Is told how it goes; this one keeps it to itself."""
 
-    def start(self, cell: str, arguments: Sequence[str], output: Path, environment: Mapping[str, str]) -> None: ...
+    def began(self, cell: Cell, device: str | None) -> None:
+        """A cell was sent off."""
 
-    def signal(self, cell: str, number: int) -> None: ...
+    def ended(self, cell: Cell, outcome: CellOutcome) -> None:
+        """A cell has its outcome."""
 
-    def events(self, timeout_s: float | None) -> Sequence[CellStarted | CellEnded]: ...
-
-
-class Watcher(Protocol):
-    """Who is told how it goes."""
-
-    def began(self, cell: Cell, device: str | None) -> None: ...
-
-    def ended(self, cell: Cell, outcome: CellOutcome) -> None: ...
-
-    def tick(self) -> None: ...
+    def tick(self) -> None:
+        """Time goes on."""
 
 
 @dataclass
 class _Running:
     cell: Cell
     device: str | None
-    asked: float
     kills: int
-    began: float | None = None
+    began: float
+    """When it was asked for, until it is known when its process began."""
     stop_at: float = math.inf
     """When it is next asked to stop: first it may write its record, then it is killed."""
     asked_to_stop: bool = False
@@ -87,7 +79,7 @@ class Schedule:
         self,
         folder: Path,
         cells: Sequence[Cell],
-        starter: Starter,
+        starter: CellServer,
         watcher: Watcher,
         devices: Sequence[str | None] = (None,),
         timeout_s: float | None = None,
@@ -120,7 +112,7 @@ class Schedule:
 
     def _begin(self, cell: Cell, device: str | None) -> None:
         own = clear(self._folder, cell)
-        self._running[cell.id] = _Running(cell, device, self._clock(), memory_kills())
+        self._running[cell.id] = _Running(cell, device, memory_kills(), self._clock())
         visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         environment = {**self._environment, **visible, **own_compile_cache(own)}
         self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, environment)
@@ -132,7 +124,7 @@ class Schedule:
         self._free.append(running.device)
         ended = Ended(
             code=event.code,
-            duration_s=self._clock() - (running.began if running.began is not None else running.asked),
+            duration_s=self._clock() - running.began,
             timeout_s=self._timeout_s if running.timed_out else None,
             memory_kills=memory_kills() - running.kills,
             lost=event.lost,

@@ -138,9 +138,8 @@ def _session_end(ok: bool, ended: float) -> Any:
 
     status = Status.STATUS_SUCCESS if ok else Status.STATUS_FAILURE
     data = HParamsPluginData(session_end_info=SessionEndInfo(status=status, end_time_secs=ended))
-    value = Summary.Value(tag=metadata.SESSION_END_INFO_TAG, tensor=metadata.NULL_TENSOR)
-    value.metadata.CopyFrom(metadata.create_summary_metadata(data))
-    return Summary(value=[value])
+    of = {"tensor": metadata.NULL_TENSOR, "metadata": metadata.create_summary_metadata(data)}
+    return Summary(value=[Summary.Value(tag=metadata.SESSION_END_INFO_TAG, **of)])
 
 
 def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
@@ -154,9 +153,8 @@ def _layout(charts: Mapping[str, Mapping[str, list[str]]]) -> Any:
         category = layout.category.add(title=title)
         for name, tags in in_category.items():
             category.chart.add(title=name).multiline.tag.extend(f"{tag}$" for tag in tags)
-    value = Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, tensor=make_tensor_proto(layout.SerializeToString()))
-    value.metadata.CopyFrom(metadata.create_summary_metadata())
-    return Summary(value=[value])
+    of = {"tensor": make_tensor_proto(layout.SerializeToString()), "metadata": metadata.create_summary_metadata()}
+    return Summary(value=[Summary.Value(tag=metadata.CONFIG_SUMMARY_TAG, **of)])
 
 
 def _charts(record: RunRecord | None) -> Mapping[str, Mapping[str, list[str]]]:

@@ -11,13 +11,13 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.blocks import blocks
 from lm_profiler.report.tables.columns import Column
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
-from lm_profiler.report.tables.layouts import devices, warmup_rows, wide
+from lm_profiler.report.tables.layouts import devices, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.pivot import pivot
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.warmups import warmups
+from lm_profiler.report.tables.warmups import warmup_rows, warmups
 
 
 def make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RecordError
+from lm_profiler.record.steps import StepRow
 
 
-@dataclass(frozen=True)
-class Series:
-    """Seconds of each warm-up and measured step, averaged over the ranks; other stages are not timed.
+def series(entry: Entry) -> tuple[list[StepRow], int, int]:
+    """Each warm-up and measured step of a run's ``steps.csv``, averaged over the ranks; other stages are not timed.
 
-    The first ``warmup`` were warm-up by the options, the next ``cut`` were found to be and are in no summary either.
-    """
-
-    steps: tuple[int, ...]
-    seconds: tuple[float, ...]
-    warmup: int
-    cut: int
-
-
-def series(entry: Entry) -> Series:
-    """Of a run's ``steps.csv``. A device that died never said how long its last steps took: those are left out.
+    The first so many were warm-up by the options, the next so many were found to be and are in no summary either. A
+    device that died never said how long its last steps took: those are left out.
 
     Raises:
         RecordError: it cannot be read.
@@ -32,12 +22,7 @@ def series(entry: Entry) -> Series:
     timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
     rows = [row for row in mean_over_ranks(timed) if row.seconds is not None]
     steadiness = entry.record.steadiness if entry.record is not None else None
-    return Series(
-        steps=tuple(row.step for row in rows),
-        seconds=tuple(row.time("step") for row in rows),
-        warmup=sum(row.stage == "warmup" for row in rows),
-        cut=steadiness.cut if steadiness is not None else 0,
-    )
+    return rows, sum(row.stage == "warmup" for row in rows), steadiness.cut if steadiness is not None else 0
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RecordError
+from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
 from lm_profiler.report.pictures.groups import Group, Groups
-from lm_profiler.report.pictures.series import Series, series
+from lm_profiler.report.pictures.series import series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,27 +50,27 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
     return figure
 
 
-def _series(entry: Entry) -> Series | None:
+def _series(entry: Entry) -> tuple[list[StepRow], int, int]:
+    """No step where they cannot be read."""
     try:
-        run = series(entry)
+        return series(entry)
     except RecordError:
-        return None
-    return run if run.steps else None
+        return [], 0, 0
 
 
 def _panel(axes: Axes, entry: Entry) -> None:
-    run = _series(entry)
-    if run is not None:
-        first, ms = run.steps[0] - 0.5, [s * TIMES["step"].scale for s in run.seconds]
-        axes.axvspan(first, first + run.warmup, color=_WARMUP, lw=0)
-        axes.axvspan(first + run.warmup, first + run.warmup + run.cut, color=_CUT, lw=0)
-        axes.plot(run.steps, ms, "o-", color="black", ms=2.5, lw=0.8)
+    rows, warmup, cut = _series(entry)
+    if rows:
+        first, ms = rows[0].step - 0.5, [row.time("step") * TIMES["step"].scale for row in rows]
+        axes.axvspan(first, first + warmup, color=_WARMUP, lw=0)
+        axes.axvspan(first + warmup, first + warmup + cut, color=_CUT, lw=0)
+        axes.plot([row.step for row in rows], ms, "o-", color="black", ms=2.5, lw=0.8)
         axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
-    if entry.status != "ok" or run is None:
+    if entry.status != "ok" or not rows:
         word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble
         axes.annotate(word, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
-    if run is None:
+    if not rows:
         axes.set_yticks([])
 
 
@@ -92,9 +93,9 @@ def _together(entries: Sequence[Entry]) -> Figure:
     from matplotlib.collections import LineCollection
 
     figure, axes = new_figure(_WIDTH, 5.0)
-    runs = [run for entry in entries if (run := _series(entry)) is not None]
     scale = TIMES["step"].scale
-    lines = [[(step, s * scale) for step, s in zip(run.steps, run.seconds, strict=True)] for run in runs]
+    runs = [rows for entry in entries if (rows := _series(entry)[0])]
+    lines = [[(row.step, row.time("step") * scale) for row in rows] for rows in runs]
     opacity = max(0.03, min(1.0, 20 / max(1, len(lines))))
     axes.add_collection(LineCollection(lines, colors="black", alpha=opacity, linewidths=0.6, rasterized=True))
     axes.autoscale_view()

@@ -52,7 +52,10 @@ def opening(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """A row for the step, each part of it, tokens/s and each peak; texts, one for each of ``HEADER``."""
-    parts = [_part_cells(row) for row in (comparison.step, comparison.forward_backward, *comparison.phases)]
+    parts = []
+    for part in (comparison.step, comparison.forward_backward, *comparison.phases):
+        of_step = "" if part.of_step is None else f"{part.of_step:+.1%}"
+        parts.append(_cells(TIMES[part.part], part.a_s, part.b_s, part.interval, part.verdict, of_step))
     others = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row) for row in comparison.memory]
     if (rate := comparison.tokens) is not None:
         parts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate.interval, rate.verdict))
@@ -125,11 +128,6 @@ def _how_to_be_sure(comparison: Comparison) -> str:
     else:
         more = f"repeat more often than {len(comparison.a)} and {len(comparison.b)} times, alternating A and B"
     return f"runs like these can detect {told}; to detect smaller changes, {more}"
-
-
-def _part_cells(row: PartChange) -> list[str]:
-    of_step = "" if row.of_step is None else f"{row.of_step:+.1%}"
-    return _cells(TIMES[row.part], row.a_s, row.b_s, row.interval, row.verdict, of_step)
 
 
 def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:

@@ -24,8 +24,8 @@ SUFFIXES = {
 FOR_PROGRAMS = ("csv", "json", "parquet")
 """These carry SI values, with the ends of intervals in columns of their own."""
 
-_LEADS = re.compile(r"^(?:[#>+-]|\d+(?=[.)]))")
-"""What begins a heading, a quotation or a list."""
+_LEADS = re.compile(r"^(\d+(?=[.)])|(?=[#>+-]))")
+"""Of what begins a heading, a quotation or a list: up to where a backslash keeps it from that."""
 _LATEX = str.maketrans(
     {
         **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -89,13 +89,9 @@ def _markdown(text: str) -> str:
 def _listed(lines: Sequence[str]) -> list[str]:
     """A list, in which lines that begin with blanks lie one deeper."""
     shown = [
-        f"{'    ' if line[:1].isspace() else ''}- {_LEADS.sub(_led, _markdown(line.strip()))}" for line in lines if line
+        " " * 4 * line[:1].isspace() + "- " + _LEADS.sub(r"\1\\", _markdown(line.strip())) for line in lines if line
     ]
     return ["\n".join(shown)] if shown else []
-
-
-def _led(match: re.Match[str]) -> str:
-    return f"{match[0]}\\" if match[0].isdigit() else f"\\{match[0]}"
 
 
 def fenced(lines: Sequence[str]) -> list[str]:
@@ -163,17 +159,12 @@ def _is_number(text: str) -> bool:
 def json_text(table: Table) -> str:
     """A list of objects, one a row."""
     fields = _fields(table)
-    names = [json.dumps(name, ensure_ascii=False) for name in fields]
     rows = (
-        ",\n".join(f"  {name}: {json.dumps(value, ensure_ascii=False)}" for name, value in zip(names, row, strict=True))
+        json.dumps(dict(zip(fields, row, strict=True)), indent=1, ensure_ascii=False)
         for row in zip(*fields.values(), strict=True)
     )
-    text = ",\n".join(f" {{\n{row}\n }}" for row in rows)
-    return _HIDDEN.sub(_escaped, f"[\n{text}\n]\n" if text else "[]\n")
-
-
-def _escaped(match: re.Match[str]) -> str:
-    return json.dumps(match[0])[1:-1]
+    text = ",\n".join(rows).replace("\n", "\n ")
+    return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], f"[\n {text}\n]\n" if text else "[]\n")
 
 
 def parquet(table: Table) -> bytes:

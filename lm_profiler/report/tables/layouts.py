@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from lm_profiler.analysis.steps.cuts import steps_after
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
@@ -88,7 +87,7 @@ def _wide_times(entry: Entry) -> dict[str, TableCell]:
     parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
     statistics = {"mean": "avg", "std": "std"}
     return {
-        f"{title} {word} (sec)": _six_figures(COLUMNS[f"{part}_{name}_s"].get(entry))
+        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}_{name}_s"].get(entry))
         for part, title in parts.items()
         for name, word in statistics.items()
     }
@@ -112,7 +111,8 @@ def _mebibytes(count: int | None) -> TableCell:
     return TableCell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
 
 
-def _six_figures(value: float | None) -> TableCell:
+def six_figures(value: float | None) -> TableCell:
+    """Seconds as a frame prints them."""
     return TableCell(value, "" if value is None else f"{value:.6g}")
 
 
@@ -183,21 +183,3 @@ def _parameters(group: Merged) -> TableCell:
     return (
         TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else TableCell()
     )
-
-
-def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
-    """A row for each entry, pass and setting of its warm-up: seconds on average, and their standard deviation."""
-    titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
-    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
-    body = []
-    for (entry, settings), name in zip(runs, names([entry for entry, _ in runs]), strict=True):
-        cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
-        for part in ("forward", "forward_backward"):
-            if part == "forward_backward" and not any(times["backward"].max for _, times in cuts):
-                continue
-            for setting, times in cuts:
-                forward_only, time = part == "forward", times[part]
-                facts = [TableCell(name, name), TableCell(forward_only, str(forward_only))]
-                counts = [TableCell(count, str(count)) for count in (setting, time.n)]
-                body.append([*facts, *counts, *map(_six_figures, (time.mean, time.std))])
-    return Table(headings, body)

@@ -59,10 +59,6 @@ class Table:
         titles = [heading.title for heading in self.headings]
         return titles if any(titles) else []
 
-    def texts(self) -> list[list[str]]:
-        """Columns for people, each behind its title."""
-        return [[of.title, *(row[at].text for row in self.rows)] for at, of in enumerate(self.headings)]
-
     def fields(self) -> dict[str, list[Any]]:
         """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
         columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.headings)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lm_profiler.analysis.steps.cuts import steps_after
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
+from lm_profiler.report.tables.layouts import names, six_figures
 from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all
 from lm_profiler.report.tables.table import Heading, Table, TableCell, figure
 
@@ -18,17 +19,36 @@ _TIME = TIMES["step"]
 def warmups(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
     """For each entry and part, the same steps after each of its settings of warm-up, one below the other."""
     alone = [[entry] for entry, _ in runs]
-    names = naming(alone)
+    apart = naming(alone)
     body = []
-    for entry, settings in runs:
-        facts = [fact_cell([entry], of) for of in names]
+    for at, part, setting, time in _cuts(runs, _PARTS, count):
+        title = TableCell(part, TIMES[part].title)
+        body.append([*(fact_cell(alone[at], of) for of in apart), title, *_cells(setting, time)])
+    headings = [*(heading(of, alone) for of in apart), Heading("part", "part"), *_HEADINGS]
+    return Table(headings, body, same_in_all(alone, apart), [_MEANING])
+
+
+def warmup_rows(runs: Sequence[tuple[Entry, Sequence[int]]], count: int | None = None) -> Table:
+    """The same of each pass as published reports have it: seconds on average, and their standard deviation."""
+    titles = ("", "forward_only", "warmup_steps", "benchmark_steps", "avg", "std")
+    headings = [Heading(title or "model", title, at > 1) for at, title in enumerate(titles)]
+    called = names([entry for entry, _ in runs])
+    body = []
+    for at, part, setting, time in _cuts(runs, ("forward", "forward_backward"), count):
+        facts = [TableCell(fact, str(fact)) for fact in (called[at], part == "forward", setting, time.n)]
+        body.append([*facts, *map(six_figures, (time.mean, time.std))])
+    return Table(headings, body)
+
+
+def _cuts(
+    runs: Sequence[tuple[Entry, Sequence[int]]], parts: Sequence[str], count: int | None
+) -> Iterator[tuple[int, str, int, TimeSummary]]:
+    """Of each run, by its place, each part that occurred after each setting; forward + backward where both did."""
+    for at, (entry, settings) in enumerate(runs):
         cuts = [(setting, steps_after(entry, setting, count).times) for setting in settings]
-        for part in _PARTS:
-            if any(times[part].max for _, times in cuts):  # a phase that never took time did not occur
-                title = TableCell(part, TIMES[part].title)
-                body += [[*facts, title, *_cells(setting, times[part])] for setting, times in cuts]
-    headings = [*(heading(of, alone) for of in names), Heading("part", "part"), *_HEADINGS]
-    return Table(headings, body, same_in_all(alone, names), [_MEANING])
+        for part in parts:
+            if any(times["backward" if part == "forward_backward" else part].max for _, times in cuts):
+                yield from ((at, part, setting, times[part]) for setting, times in cuts)
 
 
 _MEANING = "warm-up: how many of the first recorded steps are left out; the run is the same"

@@ -14,7 +14,8 @@ from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.blocks import blocks
 from lm_profiler.report.tables.formats import markdown, terminal
-from lm_profiler.report.tables.layouts import devices, warmup_rows, wide
+from lm_profiler.report.tables.layouts import devices, wide
+from lm_profiler.report.tables.warmups import warmup_rows
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
