@@ -57,7 +57,7 @@ from lm_profiler.record.run import (
     Verdict,
     write_run,
 )
-from lm_profiler.record.steps import Peaks, StepRow, append_steps, begin_steps, largest, write_steps
+from lm_profiler.record.steps import Peaks, StepRow, append_steps, largest, write_steps
 from lm_profiler.tensorboard.summary import write_hparams
 
 
@@ -102,7 +102,7 @@ class Recorder:
         """Write what a killed process leaves: a record that says ``unfinished``, and no step yet."""
         if self._launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", self._launch.config_yaml)
-        begin_steps(self.folder / "steps.csv")
+        write_steps(self.folder / "steps.csv", ())
         facts: dict[str, Any] = {"status": "unfinished", "failure": None, "verb": self._verb}
         write_run(self.folder, RunRecord(**self._launch.facts(), **facts, steps_planned=dict(planned)))
 

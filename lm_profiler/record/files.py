@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -44,13 +45,10 @@ def claim_run_dir(parent: Path) -> Path:
     taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
     number = max(taken, default=-1) + 1
     while True:
-        folder = parent / f"version_{number}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-        else:
+        with suppress(FileExistsError):
+            (folder := parent / f"version_{number}").mkdir()
             return folder
+        number += 1
 
 
 def from_here(path: Path) -> Path:

@@ -54,16 +54,6 @@ def read_plain(path: Path) -> bytes:
         return file.read()
 
 
-def read_text(path: Path) -> str:
-    """The text of ``path``, UTF-8.
-
-    Raises:
-        OSError: as ``read_plain``.
-        UnicodeDecodeError: it is no text.
-    """
-    return read_plain(path).decode("utf-8")
-
-
 def read_json(path: Path) -> Any:
     """The JSON in ``path``; of a user's options, numbers beyond ``BEYOND`` come as text.
 

@@ -62,13 +62,8 @@ class StepRow:
 
 
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
-    """Write ``rows`` as ``steps.csv``; an unknown value is an empty field."""
+    """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` adds more."""
     write_whole(path, _text((STEP_COLUMNS, *map(_fields, rows))))
-
-
-def begin_steps(path: Path) -> None:
-    """Write a ``steps.csv`` of no row, for ``append_steps``."""
-    write_steps(path, ())
 
 
 def append_steps(path: Path, rows: Iterable[StepRow]) -> None:

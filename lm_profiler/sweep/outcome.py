@@ -11,6 +11,7 @@ from typing import cast
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
+from lm_profiler.sweep.server import how_ended
 from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
@@ -84,7 +85,7 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
     if ended.code == -signal.SIGKILL and ended.memory_kills:
         return "oom", "killed by the OOM killer" + _where(record)
     if stopped:
-        how = "interrupted" if ended.code == _INTERRUPTED else f"killed by {_signal(ended.code)} from outside"
+        how = "interrupted" if ended.code == _INTERRUPTED else f"killed by {how_ended(ended.code)} from outside"
         return "interrupted", how + _where(record)
     return "failed", _last_words(output, ended.code)
 
@@ -108,7 +109,7 @@ def _where(record: RunRecord | None) -> str:
 
 
 def _last_words(output: Path, code: int | None) -> str:
-    how = f"killed by {_signal(code)}" if code is not None and code < 0 else f"exit code {code}"
+    how = "killed by " * (code is not None and code < 0) + how_ended(code)
     how = "left no record in its folder" if code == 0 else how
     try:
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -116,13 +117,6 @@ def _last_words(output: Path, code: int | None) -> str:
         lines = []
     said = [line.strip().removeprefix("lm_profiler: ") for line in lines if line.strip()]
     return f"{how}: {said[-1][:300]}" if said else how
-
-
-def _signal(code: int | None) -> str:
-    try:
-        return signal.Signals(-(code or 0)).name
-    except ValueError:
-        return f"signal {-(code or 0)}"
 
 
 def memory_kills() -> int:

@@ -50,13 +50,9 @@ def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None
     cells = []
     for point, name in zip(points, _ids(points), strict=True):
         for repeat in range(request.repeats):
-            parts = [name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1)
-            cell_id = ",".join(parts)
-            cells.append(
-                Cell(
-                    id=cell_id, overrides=point, repeat=repeat, arguments=_call(request, point, called, folder, cell_id)
-                )
-            )
+            cell = ",".join([name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1))
+            call = _call(request, point, called, folder, cell)
+            cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=call))
     read = texts if texts is not None else {path: _text(path) for path in request.configs}
     configs = "".join(read[path] for path in request.configs).encode()
     return SweepPlan(

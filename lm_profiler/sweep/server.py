@@ -143,7 +143,7 @@ class CellServer:
             if pid is not None:
                 _kill_group(pid)
         said = self._bury(process, _PATIENCE_S)
-        how = f"the process that starts cells died ({_how(process.returncode)})"
+        how = f"the process that starts cells died ({how_ended(process.returncode)})"
         if not self._ready:
             raise ServerError(f"{how}: {said}" if said else how)
         lost = [CellEnded(cell, None, how) for cell in self._pids]
@@ -171,5 +171,8 @@ def _kill_group(pid: int, patience_s: float = 1.0) -> None:
             time.sleep(0.01)
 
 
-def _how(code: int | None) -> str:
-    return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+def how_ended(code: int | None) -> str:
+    """``exit code 3``, ``SIGKILL``, or ``signal 35`` where it has no name."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,11 +98,6 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
     return [axis for axis in axes.values() if differs(rows, axis) and not told_by_size(rows, axis)]
 
 
-def label(values: Sequence[Any]) -> str:
-    """``values`` for people."""
-    return ", ".join(fact_text(value) or "unknown" for value in values)
-
-
 def word(of: Column, entry: Entry) -> str:
     """A fact of ``entry`` for people, which says what it is of: ``bf16-mixed``, ``compiled``, ``batch 4``."""
     value, title = of.get(entry), of.title.rpartition(".")[2]
@@ -147,11 +142,6 @@ def places(groups: Groups) -> tuple[dict[Any, float], bool]:
     if all(map(_number, values)):
         return {value: value for value in values}, True
     return {value: place for place, value in enumerate(values)}, False
-
-
-def doubling(at: Collection[float]) -> bool:
-    """Whether values are read better on a logarithmic axis."""
-    return 0 < 4 * min(at) <= max(at)
 
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:

@@ -13,19 +13,13 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import SERIES_COLOURS
 from lm_profiler.report.pictures.drawing import STYLE, new_figure, thinned, wrapped
-from lm_profiler.report.pictures.groups import (
-    Groups,
-    doubling,
-    grouped,
-    label,
-    lines,
-    places,
-)
+from lm_profiler.report.pictures.groups import Groups, grouped, lines, places
 from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Figure as Estimate
 from lm_profiler.report.tables.merged import figure as estimated
+from lm_profiler.report.tables.table import fact_text
 
 if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.axes import Axes
@@ -138,10 +132,10 @@ def _absent(groups: Groups, figure: Column) -> list[str]:
 
 def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
     """A tick at each value that was run; doubling values stand at equal distances."""
-    if numbers and doubling(ticks.values()):
+    if numbers and 0 < 4 * min(ticks.values()) <= max(ticks.values()):
         axes.set_xscale("log", base=2)
     shown = [list(ticks.items())[at] for at in thinned(len(ticks), _MOST_TICKS)]
-    names = [shortened(label([value]), 32) for value, _ in shown]
+    names = [shortened(fact_text(value) or "unknown", 32) for value, _ in shown]
     axes.set_xticks([place for _, place in shown], names)
     if not numbers and sum(map(len, names)) > _WIDTH * 8:
         axes.tick_params(axis="x", labelrotation=30)

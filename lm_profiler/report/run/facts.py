@@ -41,17 +41,13 @@ def sections(record: RunRecord) -> list[Table]:
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Its facts with what they mean; below them its list, and its families."""
-    rows = [[of.title, shown(of, record), of.meaning] for of in _alone(record, group)]
+    alone = (of for of in group if of.of is None and of.get(record) is not None)
+    rows = [[of.title, shown(of, record), of.meaning] for of in alone]
     rows += [[name, text, ""] for name, text in _words(record, title)]
     several = _families(record, [of for of in group if of.of is not None])
     tables = [text_table(("", "", ""), rows, left=3), list_table(record, _LISTS_OF.get(title, "")), several]
     tables = [table for table in tables if table.rows]
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
-
-
-def _alone(record: RunRecord, group: Sequence[Quantity]) -> list[Quantity]:
-    """The known ones of ``group`` that are of no family."""
-    return [of for of in group if of.of is None and of.get(record) is not None]
 
 
 def _words(record: RunRecord, title: str) -> Facts:

@@ -38,12 +38,7 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
     """The largest kernels (or operators) first, of one step; ``share`` is of the step, ``mean_s`` of a call."""
     return [
         {
-            "phase": row.phase,
-            "kind": row.kind,
-            "name": row.name,
-            "operator": row.operator,
-            "module": row.module,
-            "module_type": row.module_type,
+            **row.model_dump(exclude={"count", "total_s"}),
             "calls": row.count / table.steps,
             "time_s": row.total_s / table.steps,
             "mean_s": row.total_s / max(row.count, 1),
