@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
@@ -79,6 +80,35 @@ def test_what_a_room_says_of_its_imports_is_true(folder: Path, graph: grimp.Impo
         assert not used & set(re.findall(r"[a-z]+", never.split(".")[0].lower()))
     if "anything else of ours" in never:
         assert not ours
+
+
+@pytest.mark.parametrize("folder", [f for f in PACKAGES[1:] if f not in ROOMS], ids=lambda folder: folder.name)
+def test_what_is_in_a_room_says_what_else_of_ours_it_uses(folder: Path, graph: grimp.ImportGraph) -> None:
+    """Named are rooms (``analysis``), parts of them (``analysis.trace``), and parts of its own room (``steps``)."""
+    may, never = re.split(r"\bNever\b", purpose(folder).split("May use", 1)[1], maxsplit=1)
+    room, here = folder.parent.name, f"{folder.parent.name}.{folder.name}"
+    named = set(re.findall(r"``([a-z.]+)``", may))
+    if f"what ``{room}`` may" in may:
+        above = purpose(folder.parent).split("May use", 1)[1].split("Never", 1)[0]
+        named |= set(re.findall(r"``([a-z.]+)``", above))
+    named |= {f"{room}.{name}" for name in named}
+    inside = graph.find_descendants(f"lm_profiler.{here}") | {f"lm_profiler.{here}"}
+    used = {
+        ".".join(name.split(".")[1:3])
+        for module in inside
+        for name in graph.find_modules_directly_imported_by(module) - inside
+        if name.startswith("lm_profiler.")
+    }
+    # Files that stand beside it are the room's own.
+    others = {name for name in used if not name.startswith(f"{room}.") or (folder.parent / name.split(".")[1]).is_dir()}
+    if "everything" not in may and "what a verb may" not in may:
+        assert {name for name in others if name not in named and name.split(".")[0] not in named} == set()
+    assert not {f"{room}.{name}" for name in re.findall(r"``([a-z.]+)``", never)} & used
+
+
+def test_no_import_leads_back_to_where_it_began(graph: grimp.ImportGraph) -> None:
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the modules
 
 
 TREES = {path: ast.parse(path.read_text("utf-8")) for room in PACKAGES for path in room.glob("*.py")}

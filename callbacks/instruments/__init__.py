@@ -1,4 +1,5 @@
 """What looks at the loop beside the clock: memory, trace, kernels' modules, FLOPs, dtypes.
 
-May use Lightning, torch and ``measure``. Never changes what training computes.
+May use Lightning, torch, ``marks``, ``measure``, ``analysis.trace`` and ``record``. Never changes what training
+computes.
 """

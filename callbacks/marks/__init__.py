@@ -1,4 +1,5 @@
 """Where a step, its phases and its batches begin and end.
 
-May use Lightning and ``measure.clocks``. Never a file, a print or a synchronization: this runs in timed steps.
+May use Lightning, torch, ``measure.clocks``, ``measure.boundary`` and the record's types (``record.run``).
+Never a file, a print or a synchronization: this runs in timed steps.
 """

@@ -1,4 +1,4 @@
 """Marks on two clocks, the host's and the device's, and the times between them.
 
-May use torch. Never synchronizes.
+May use what ``measure`` may. Never synchronizes within the loop.
 """

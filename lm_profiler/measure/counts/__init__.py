@@ -1,4 +1,4 @@
 """What is counted while a step runs: FLOPs, compilations, lines that synchronize.
 
-May use torch. Never runs the step again.
+May use what ``measure`` may, and ``clocks``. Never runs the step again.
 """

@@ -1,4 +1,4 @@
 """Facts of the machine: its names and versions, its own ceiling, its GPUs' readings, and who else used it.
 
-May use torch, psutil and NVML. Never waits for the device within the loop.
+May use what ``measure`` may, ``clocks`` and ``memory``, psutil and NVML. Never waits for the device within the loop.
 """

@@ -1,4 +1,4 @@
 """Peaks, levels and holdings of memory, and the allocator's history.
 
-May use torch. Never frees what it measures.
+May use what ``measure`` may, ``clocks`` and psutil. Never frees what it measures.
 """

@@ -2,19 +2,17 @@
 
 Columns of ``steps.csv``, keys of ``run.json``, tags, table headers and the documentation come from here.
 
-May use the record's types. Never a second list of figures: whoever shows one asks here.
+May use ``run``, the record's types. Never a second list of figures: whoever shows one asks here.
 """
 
+from lm_profiler.record.parts import PARTS, PHASES, TIMED
 from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES, overview
 from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, with_prefix
 from lm_profiler.record.quantities.times import (
     HOST_TIMES,
     MEMORY,
     MFU,
-    PARTS,
-    PHASES,
     STEP_COLUMNS,
-    TIMED,
     TIMES,
     TOKENS,
     TOKENS_PER_S,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities.quantity import Place, Quantity, computed, figure, figures_of
-from lm_profiler.record.quantities.times import MFU, PARTS, per_step
+from lm_profiler.record.quantities.times import MFU, per_step
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord

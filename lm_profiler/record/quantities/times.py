@@ -1,4 +1,4 @@
-"""What a step is cut into, the time of each part, and the columns of ``steps.csv``."""
+"""The time of each part of a step, and the columns of ``steps.csv``."""
 
 from __future__ import annotations
 
@@ -6,29 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lm_profiler.record.parts import MEANINGS, PARTS, TIMED
 from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity, figure
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord
 
-PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
-PARTS = (*PHASES, "other")
-"""What a step is cut into: the phases, and ``other`` for what no phase covers. They add up to the step."""
-
-TIMED = (*PARTS, "step")
-
-_MEANINGS = {
-    "data": "the loop asks for a batch, until it has it",
-    "transfer": "the batch goes to the device",
-    "forward": "training_step (or validation_step, test_step, predict_step)",
-    "zero_grad": "gradients are cleared",
-    "backward": "backward, without the hooks around it",
-    "clip": "gradient clipping",
-    "optimizer": "the optimizer's own arithmetic",
-    "other": "what no phase covers: hooks, loggers, schedulers, the loop itself",
-    "step": "from asking for the step's first batch to asking for the next step's",
-    "forward_backward": "forward and backward added up within each step",
-}
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"median_{part}_ms" for part in ("step", "forward", "backward")}
 _CLOCKS = {"time": "", "host_time": "_host"}
@@ -55,7 +38,7 @@ def _median(times: str, part: str) -> Quantity:
         f"{part}{_CLOCKS[times]}_s",
         part.replace("forward_backward", "forward + backward") + (" (host)" if host else ""),
         *UNITS["ms"],
-        _MEANINGS[part] + (", on the host's clock" if host else ""),
+        MEANINGS[part] + (", on the host's clock" if host else ""),
         tag=f"{times}_ms/{part}",
         path=f"{times}.{part}.median",
         get=_of_time(times, part, "median"),
@@ -65,7 +48,7 @@ def _median(times: str, part: str) -> Quantity:
     )
 
 
-TIMES = {part: _median("time", part) for part in (*TIMED, "forward_backward")}
+TIMES = {part: _median("time", part) for part in MEANINGS}
 """Time on the device's stream; where there is none, the host's. Of a run: the median of its measured steps."""
 HOST_TIMES = {part: _median("host_time", part) for part in TIMES}
 

@@ -1,6 +1,6 @@
 """The record of one run: its parts by subject, and ``run.json``, which is validated when it is read.
 
-May use the registry of figures. Never a file that is not ours.
+May use pydantic. Never ``quantities``, which say how these are shown, and never a file that is not ours.
 """
 
 from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.parts import MEANINGS
 from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
@@ -76,7 +76,7 @@ class RunRecord(Part):
     @field_validator("time", "host_time")
     @classmethod
     def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
-        if times and (missing := [part for part in TIMES if part not in times]):
+        if times and (missing := [part for part in MEANINGS if part not in times]):
             raise ValueError(f"has no {', '.join(missing)}")
         return times
 

@@ -2,5 +2,5 @@
 
 TensorBoard's tab asks for the same answers and sends the same modules.
 
-May use ``run`` and ``tables``. Never the network.
+May use what ``report`` may, ``run``, ``tables`` and ``pictures``. Never the network.
 """

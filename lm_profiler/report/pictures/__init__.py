@@ -1,4 +1,4 @@
 """Plots as files, and the colours that every picture has.
 
-May use matplotlib, only once a picture is asked for, and ``tables``. Never a display.
+May use what ``report`` may, ``tables``, and matplotlib once a picture is asked for. Never a display.
 """

@@ -1,4 +1,4 @@
 """The texts about one run, or two: the end table, the kernels, the comparison.
 
-May use ``tables``. Never draws.
+May use what ``report`` may, and ``tables``. Never draws.
 """

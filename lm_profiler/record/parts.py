@@ -1,0 +1,21 @@
+"""What a step is cut into, and what each part means."""
+
+PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+PARTS = (*PHASES, "other")
+"""What a step is cut into: the phases, and ``other`` for what no phase covers. They add up to the step."""
+
+TIMED = (*PARTS, "step")
+
+MEANINGS = {
+    "data": "the loop asks for a batch, until it has it",
+    "transfer": "the batch goes to the device",
+    "forward": "training_step (or validation_step, test_step, predict_step)",
+    "zero_grad": "gradients are cleared",
+    "backward": "backward, without the hooks around it",
+    "clip": "gradient clipping",
+    "optimizer": "the optimizer's own arithmetic",
+    "other": "what no phase covers: hooks, loggers, schedulers, the loop itself",
+    "step": "from asking for the step's first batch to asking for the next step's",
+    "forward_backward": "forward and backward added up within each step",
+}
+"""Of all that a run has times of."""
