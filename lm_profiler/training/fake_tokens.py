@@ -126,18 +126,7 @@ class FakeTokens(LightningDataModule):
         self._vocabulary()
 
     def train_dataloader(self) -> DataLoader[Batch]:
-        return self._loader()
-
-    def val_dataloader(self) -> DataLoader[Batch]:
-        return self._loader()
-
-    def test_dataloader(self) -> DataLoader[Batch]:
-        return self._loader()
-
-    def predict_dataloader(self) -> DataLoader[Batch]:
-        return self._loader()
-
-    def _loader(self) -> DataLoader[Batch]:
+        """The same for every verb."""
         data = TokenSequences(self._vocabulary(), self.context_length, self.distribution, self.seed)
         return DataLoader(
             data,
@@ -148,6 +137,8 @@ class FakeTokens(LightningDataModule):
             persistent_workers=self.num_workers > 0,
             pin_memory=self._on_cuda() if self.pin_memory is None else self.pin_memory,
         )
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
     def _sampler(self, data: TokenSequences) -> RankSampler | None:
         if self.trainer is None or self.trainer.world_size == 1:

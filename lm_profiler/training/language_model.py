@@ -199,15 +199,11 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean cross-entropy over all tokens of the batch, in nats."""
-        return self._loss(batch)
+        inputs_BT, targets_BT = batch
+        logits_BTV = self.forward(inputs_BT)
+        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean cross-entropy, in nats."""
-        return self._loss(batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The mean cross-entropy, in nats."""
-        return self._loss(batch)
+    validation_step = test_step = training_step
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The logits [B, T, V]."""
@@ -216,8 +212,3 @@ class LanguageModel(LightningModule):
     def tokens_in(self, batch: Batch) -> int:
         """The number of tokens of a batch on this rank: B · T."""
         return batch[0].numel()
-
-    def _loss(self, batch: Batch) -> Tensor:
-        inputs_BT, targets_BT = batch
-        logits_BTV = self.forward(inputs_BT)
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())

@@ -90,7 +90,7 @@ def test_validate_and_test_give_the_loss_and_predict_the_logits(make_trainer: Ma
     assert logits is not None
     assert [tuple(batch.shape) for batch in logits] == [(2, 12, 50)] * 2
     assert seen["validate"] == seen["test"]
-    expected = module.to("cpu")._loss(next(iter(data(vocab_size=50).train_dataloader())))
+    expected = module.to("cpu").training_step(next(iter(data(vocab_size=50).train_dataloader())), 0)
     torch.testing.assert_close(seen["validate"][0], expected.detach())
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
 
 from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, Phases, by_phase, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
@@ -25,43 +26,27 @@ _Row = tuple[str, Kind, int, int, int]
 """Phase, kind, and the numbers of name, operator and module."""
 
 
-class _DeviceWork(NamedTuple):
-    """What ran on the device from ``start`` to ``end`` (ns)."""
-
-    start: int
-    end: int
-    row: _Row
+_Key = TypeVar("_Key")
+_Coarser = TypeVar("_Coarser")
 
 
-class _Sum:
-    """Calls and nanoseconds."""
-
-    __slots__ = ("count", "total")
+class _Totals(Generic[_Key]):
+    """Calls and nanoseconds by key."""
 
     def __init__(self) -> None:
-        self.count = self.total = 0
+        self.calls: Counter[_Key] = Counter()
+        self.ns: Counter[_Key] = Counter()
 
-    def add(self, count: int, total: int) -> None:
-        self.count += count
-        self.total += total
+    def add(self, key: _Key, calls: int, nanoseconds: int) -> None:
+        self.calls[key] += calls
+        self.ns[key] += nanoseconds
 
-
-class _Totals:
-    """Adds up work by phase and kind, and by row."""
-
-    def __init__(self) -> None:
-        self.kinds: dict[tuple[str, Kind], _Sum] = {}
-        self.rows: dict[_Row, _Sum] = {}
-
-    def add(self, row: _Row, calls: int, nanoseconds: int) -> None:
-        self.kinds.setdefault(row[:2], _Sum()).add(calls, nanoseconds)
-        self.rows.setdefault(row, _Sum()).add(calls, nanoseconds)
-
-    def of_phase(self, phase: str) -> dict[Kind, KindTime]:
-        """The largest first."""
-        kinds = [(kind, sum_) for (part, kind), sum_ in self.kinds.items() if part == phase]
-        kinds.sort(key=lambda pair: -pair[1].total)
-        return {kind: KindTime(count=sum_.count, total_s=_seconds(sum_.total)) for kind, sum_ in kinds}
+    def by(self, coarser: Callable[[_Key], _Coarser]) -> _Totals[_Coarser]:
+        """Added up by what ``coarser`` makes of the keys."""
+        merged = _Totals[_Coarser]()
+        for key, nanoseconds in self.ns.items():
+            merged.add(coarser(key), self.calls[key], nanoseconds)
+        return merged
 
 
 def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
@@ -78,16 +63,16 @@ def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
 
 def _of_device(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    totals, all_, computing, local = _Totals(), Busy(begin), Busy(begin), Busy(begin)
-    for work in _device_work(packed, begin, end):
-        phase, kind, *_ = work.row
-        totals.add(work.row, 1, work.end - work.start)
-        end = max(end, work.end)
-        all_.add(work.start, work.end, phase)
+    totals, all_, computing, local = _Totals[_Row](), Busy(begin), Busy(begin), Busy(begin)
+    for start, stop, row in _device_work(packed, begin, end):
+        phase, kind, *_ = row
+        totals.add(row, 1, stop - start)
+        end = max(end, stop)
+        all_.add(start, stop, phase)
         if kind not in MEMORY_BOUND:
-            computing.add(work.start, work.end, phase)
+            computing.add(start, stop, phase)
         if kind != "communication":
-            local.add(work.start, work.end, phase)
+            local.add(start, stop, phase)
     all_.add(end, end, NO_PHASE)
     window = end - begin
     return _table(
@@ -101,8 +86,8 @@ def _of_device(packed: Packed) -> KernelTable:
     )
 
 
-def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_DeviceWork]:
-    """What was launched while the steps lasted, by its start on the device."""
+def _device_work(packed: Packed, begin: int, end: int) -> Iterator[tuple[int, int, _Row]]:
+    """What was launched while the steps lasted, from when to when (ns) it ran on the device, by its start there."""
     phases = Phases(packed.phases)
     launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
     for start, length, name, correlation in zip(*(column.tolist() for column in packed.device()), strict=True):
@@ -112,12 +97,12 @@ def _device_work(packed: Packed, begin: int, end: int) -> Iterator[_DeviceWork]:
             continue
         kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))
         row = (phases.at(launch.start), kind, name, launch.operator, launch.module)
-        yield _DeviceWork(start, start + length, row)
+        yield start, start + length, row
 
 
 def _of_operators(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    phases, totals = Phases(packed.phases), _Totals()
+    phases, totals = Phases(packed.phases), _Totals[_Row]()
     starts, ends = array("q"), array("q")  # of the outermost operators
     for call in walk(packed):
         if isinstance(call, Operator) and begin <= call.start <= end:
@@ -135,7 +120,7 @@ def _of_operators(packed: Packed) -> KernelTable:
 
 def _table(
     packed: Packed,
-    totals: _Totals,
+    totals: _Totals[_Row],
     busy: Mapping[str, int],
     idle: Mapping[str, int],
     window: int,
@@ -143,9 +128,14 @@ def _table(
     communication_share: float | None,
 ) -> KernelTable:
     rows, rest = _rows(packed, totals)
+    by_kind = totals.by(lambda row: row[:2])
     phases = {}
     for phase in PARTS:
-        kinds = totals.of_phase(phase)
+        kinds = {
+            kind: KindTime(count=by_kind.calls[part, kind], total_s=_seconds(ns))
+            for (part, kind), ns in by_kind.ns.most_common()
+            if part == phase
+        }
         busy_s, idle_s = _seconds(busy.get(phase, 0)), _seconds(idle.get(phase, 0))
         if kinds or idle_s:
             overlap_s = max(sum(kind.total_s for kind in kinds.values()) - busy_s, 0.0)
@@ -162,13 +152,10 @@ def _table(
     )
 
 
-def _rows(packed: Packed, totals: _Totals) -> tuple[list[KernelRow], Rest]:
+def _rows(packed: Packed, totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
     """The largest rows, equal layers merged, and what is left."""
-    merged: dict[tuple[str, Kind, int, int, str | None, str | None], _Sum] = {}
-    for (phase, kind, name, operator, module), sum_ in totals.rows.items():
-        key = (phase, kind, name, operator, *_module(packed.names.name(module)))
-        merged.setdefault(key, _Sum()).add(sum_.count, sum_.total)
-    largest = sorted(merged.items(), key=lambda row: -row[1].total)
+    merged = totals.by(lambda row: (*row[:4], *_module(packed.names.name(row[4]))))
+    largest = [(*key, merged.calls[key], _seconds(ns)) for key, ns in merged.ns.most_common()]
     rows = [
         KernelRow(
             phase=phase,
@@ -177,14 +164,13 @@ def _rows(packed: Packed, totals: _Totals) -> tuple[list[KernelRow], Rest]:
             operator=_cut(packed.names.name(operator)),
             module=path,
             module_type=type_,
-            count=sum_.count,
-            total_s=_seconds(sum_.total),
+            count=count,
+            total_s=total_s,
         )
-        for (phase, kind, name, operator, path, type_), sum_ in largest[:LARGEST_ROWS]
+        for phase, kind, name, operator, path, type_, count, total_s in largest[:LARGEST_ROWS]
     ]
-    left = [sum_ for _, sum_ in largest[LARGEST_ROWS:]]
-    total_s = _seconds(sum(sum_.total for sum_ in left))
-    return rows, Rest(rows=len(left), count=sum(sum_.count for sum_ in left), total_s=total_s)
+    left = largest[LARGEST_ROWS:]
+    return rows, Rest(rows=len(left), count=sum(row[-2] for row in left), total_s=sum(row[-1] for row in left))
 
 
 def _module(name: str | None) -> tuple[str | None, str | None]:

@@ -137,10 +137,7 @@ def on_meta(value: Any) -> Any:
 def _meta_tensor(tensor: Tensor) -> Tensor:
     if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
         raise UncopyableError("a tensor has no shape yet, or is not a dense one")
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
 
 
 def _sharded_otherwise(module: nn.Module) -> bool:

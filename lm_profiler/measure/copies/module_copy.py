@@ -36,7 +36,7 @@ class ModuleCopy:
     runs eagerly, and without module hooks: FSDP2 gathers the real weights in them, and users keep what they see.
 
     Args:
-        tensor: copies one tensor.
+        tensor: copies the data of one tensor.
         device: takes the place of every device that the module remembers; None keeps them.
     """
 
@@ -54,7 +54,9 @@ class ModuleCopy:
         if id(value) in self._made:
             return self._made[id(value)][1]
         if isinstance(value, Tensor):
-            return self._keep(value, self._tensor(value))
+            made = self._tensor(value).requires_grad_(value.requires_grad)
+            is_parameter = isinstance(value, nn.Parameter)
+            return self._keep(value, nn.Parameter(made, value.requires_grad) if is_parameter else made)
         if isinstance(value, nn.Module):
             return self._module(value)
         if isinstance(value, torch.device):

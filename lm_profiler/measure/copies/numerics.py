@@ -61,10 +61,7 @@ def _copy(value: Any, dtype: torch.dtype | None, device: torch.device) -> Any:
 
 def _copy_tensor(tensor: Tensor, dtype: torch.dtype | None, device: torch.device) -> Tensor:
     to = dtype if tensor.is_floating_point() else None
-    made = tensor.detach().to(device=device, dtype=to, copy=True)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(made, requires_grad=tensor.requires_grad)
-    return made.requires_grad_(tensor.requires_grad)
+    return tensor.detach().to(device=device, dtype=to, copy=True)
 
 
 @contextmanager

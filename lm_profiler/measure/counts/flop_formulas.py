@@ -89,10 +89,6 @@ def _stored(factor: Tensor) -> int:
     return int(factor._nnz())
 
 
-def _added_product(bias: Tensor, left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
-    return _product(left, right)
-
-
 def _euclidean_distances(left: Tensor, right: Tensor, **_: Any) -> int:
     return 2 * prod(left.shape) * right.shape[-2]
 
@@ -120,14 +116,6 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
-def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * _attention(query, key, value)
-
-
-def _flex_attention_backward(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * _attention(query, key, value)
-
-
 def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, *lengths: Any, **_: Any) -> int:
     """Of sequences of unlike lengths, which only torch's own formula takes apart."""
     forward = flop_registry[torch.ops.aten._flash_attention_forward]
@@ -149,6 +137,11 @@ def _recurrent(x: Tensor, weights: Sequence[Tensor], *_: Any, **__: Any) -> int:
     return 2 * prod(x.shape[:-1]) * sum(weight.numel() for weight in weights if weight.ndim == 2)
 
 
+def _after_first(formula: Formula) -> Formula:
+    """Where a bias or a gradient stands before what ``formula`` takes."""
+    return lambda _, *args, **kwargs: formula(*args, **kwargs)
+
+
 def _twice(formula: Formula) -> Formula:
     return lambda *args, **kwargs: 2 * formula(*args, **kwargs)
 
@@ -160,12 +153,14 @@ _FUSED = (
 _SCALED_OR_GROUPED = ("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2", "_scaled_mm_v2")
 _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys((*_SCALED_OR_GROUPED, "mm", "bmm", "mv", "dot", "vdot"), _product),
-    **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _added_product),
+    **dict.fromkeys(
+        ("addmm", "baddbmm", "addbmm", "addmv", "_addmm_activation", "_sparse_addmm"), _after_first(_product)
+    ),
     "_euclidean_dist": _euclidean_distances,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     **{f"_scaled_dot_product_{kind}": _attention for kind in _FUSED},
-    **{f"_scaled_dot_product_{kind}_backward": _attention_backward for kind in _FUSED},
+    **{f"_scaled_dot_product_{kind}_backward": _after_first(_twice(_attention)) for kind in _FUSED},
     "_flash_attention_backward": _flash_backward,
     "_efficient_attention_backward": _efficient_backward,
     "mkldnn_rnn_layer": _recurrent_layer,
@@ -177,5 +172,5 @@ _BY_NAME: dict[str, Formula] = {
 _OURS: dict[Any, Formula] = {
     **{getattr(torch.ops.aten, name): formula for name, formula in _BY_NAME.items() if hasattr(torch.ops.aten, name)},
     # Known by name: importing them would import torch's compiler.
-    **{operator: _flex_attention_backward for operator in flop_registry if str(operator) == "flex_attention_backward"},
+    **{operator: _twice(_attention) for operator in flop_registry if str(operator) == "flex_attention_backward"},
 }

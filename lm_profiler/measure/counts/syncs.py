@@ -11,6 +11,7 @@ import linecache
 import sys
 import warnings
 from collections import Counter
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -22,8 +23,7 @@ _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, w
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
 
-_WARNINGS = ("warnings", "_py_warnings")
-_TORCH = ("torch",)
+_NOBODYS = ("warnings", "_py_warnings", "torch")
 _FRAMEWORKS = (
     *("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
     # the instruments; lm_profiler's own model and LightningModule are code like anyone's
@@ -42,43 +42,33 @@ class SyncDetector:
     def __init__(self, cuda: Any = torch.cuda) -> None:
         self._cuda = cuda
         self._counts: Counter[tuple[str, int, str]] = Counter()
-        self._filters: warnings.catch_warnings[None] | None = None
-        self._mode = 0
+        self._undo: ExitStack | None = None
         self._show_others: Any = None
 
     def begin(self) -> None:
         """From here on. Warnings other than torch's about synchronizing go where they went before."""
-        if self._filters is not None:
+        if self._undo is not None:
             return
-        self._filters = warnings.catch_warnings()
-        self._filters.__enter__()
-        self._show_others = warnings.showwarning
-        warnings.filterwarnings("ignore", message=_PROTOTYPE)
-        warnings.filterwarnings("always", message=_TEXT)
-        warnings.showwarning = self._show  # type: ignore[assignment]  # hands on what follows the line
-        try:
-            self._mode = self._cuda.get_sync_debug_mode()
+        with ExitStack() as undo:
+            undo.enter_context(warnings.catch_warnings())
+            self._show_others = warnings.showwarning
+            warnings.filterwarnings("ignore", message=_PROTOTYPE)
+            warnings.filterwarnings("always", message=_TEXT)
+            warnings.showwarning = self._show  # type: ignore[assignment]  # hands on what follows the line
+            before = self._cuda.get_sync_debug_mode()
             self._cuda.set_sync_debug_mode(_WARN)
-        except BaseException:
-            self._restore_warnings()
-            raise
+            undo.callback(self._cuda.set_sync_debug_mode, before)
+            self._undo = undo.pop_all()
 
     def end(self) -> list[Sync]:
         """Put torch's mode and the warnings' filters back as they were; what was found, most frequent first."""
-        if self._filters is not None:
-            try:
-                self._cuda.set_sync_debug_mode(self._mode)
-            finally:
-                self._restore_warnings()
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo.close()
         return [
             Sync(file=file, line=line, function=function, count=count, call=linecache.getline(file, line).strip())
             for (file, line, function), count in self._counts.most_common()
         ]
-
-    def _restore_warnings(self) -> None:
-        filters, self._filters = self._filters, None
-        if filters is not None:
-            filters.__exit__(None, None, None)
 
     def _show(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if str(message).startswith(_TEXT):
@@ -100,7 +90,7 @@ def _culprit(frame: FrameType | None, default: tuple[str, int, str]) -> tuple[st
     fallback = None
     while frame is not None:
         module = frame.f_globals.get("__name__") or ""
-        if not (_within(module, _WARNINGS) or _within(module, _TORCH) or _generated(frame)):
+        if not (_within(module, _NOBODYS) or _generated(frame)):
             here = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             fallback = fallback or here
             if _within(module, _LOOPS):

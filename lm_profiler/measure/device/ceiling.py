@@ -38,8 +38,11 @@ class Ceiling:
     """As torch names it: ``"bfloat16"``."""
     size: int
     """Side of the square matrices."""
-    seconds: float
-    """Length of that product."""
+
+    @property
+    def seconds(self) -> float:
+        """Length of that product."""
+        return 2 * self.size**3 / self.flops_per_s
 
 
 def matmul_ceiling(
@@ -93,7 +96,7 @@ def matmul_ceiling(
     if best is None:
         return None
     size, seconds = best
-    return Ceiling(2 * size**3 / seconds, str(dtype).removeprefix("torch."), size, seconds)
+    return Ceiling(2 * size**3 / seconds, str(dtype).removeprefix("torch."), size)
 
 
 def _usable_bytes(device: torch.device) -> int:

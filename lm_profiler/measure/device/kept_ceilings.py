@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -60,11 +61,7 @@ def known_ceiling(
             f"{_rate(kept)} before: something else uses it, or did; if it was changed, remove {path}"
         )
         return None
-    return reading if reading.flops_per_s >= kept else _at(reading, kept)
-
-
-def _at(reading: Ceiling, flops_per_s: float) -> Ceiling:
-    return Ceiling(flops_per_s, reading.dtype, reading.size, 2 * reading.size**3 / flops_per_s)
+    return replace(reading, flops_per_s=max(reading.flops_per_s, kept))
 
 
 def _file(device: torch.device, dtype: str, folder: Path | None) -> Path | None:

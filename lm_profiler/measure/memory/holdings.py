@@ -72,6 +72,7 @@ def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
     return MemoryCauses(**asdict(held), activations_and_rest=rest if rest is None or rest >= 0 else None)
 
 
+@dataclass(eq=False)
 class HoldingsReader:
     """What was held at the peak of each part of a step: an observer of marks, for a stage that is not timed.
 
@@ -91,19 +92,13 @@ class HoldingsReader:
         part: answers for what fails in a hook.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizers: Sequence[Optimizer],
-        peak: Callable[[], int | None],
-        device: torch.device,
-        part: Guard = UNGUARDED,
-    ) -> None:
-        self._guards = part
-        self._module = module
-        self._optimizers = optimizers
-        self._peak = peak
-        self._device = device
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+    peak: Callable[[], int | None]
+    device: torch.device
+    part: Guard = UNGUARDED
+
+    def __post_init__(self) -> None:
         self._hooks: list[Any] = []
         self._part: int | None = None
         self._before = Holdings(0, 0, 0, 0)
@@ -113,10 +108,10 @@ class HoldingsReader:
 
     def start(self) -> None:
         """Watch gradients arrive."""
-        arrived = self._guards.guard(self._gradient_arrived)
+        arrived = self.part.guard(self._gradient_arrived)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(arrived)
-            for parameter in self._module.parameters()
+            for parameter in self.module.parameters()
             if parameter.requires_grad and parameter.is_leaf
         ]
 
@@ -127,12 +122,12 @@ class HoldingsReader:
         self._hooks = []
 
     def __call__(self, code: int) -> None:
-        peak = self._peak()
-        after = holdings(self._module, self._optimizers, self._device)
+        peak = self.peak()
+        after = holdings(self.module, self.optimizers, self.device)
         if self._part is not None:
             self._keep(self._part, HeldAtPeak(peak, self._held(peak, after)))
         self._part, self._before, self._top = code, after, None
-        self._arrived = storages(_gradients(self._module, self._optimizers), self._device)
+        self._arrived = storages(_gradients(self.module, self.optimizers), self.device)
 
     def step_ended(self) -> None:
         """What comes until the next mark is in no part."""
@@ -157,8 +152,8 @@ class HoldingsReader:
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
-            self._arrived.update(storages((parameter.grad,), self._device))
-        peak = self._peak()
+            self._arrived.update(storages((parameter.grad,), self.device))
+        peak = self.peak()
         if peak is not None and (self._top is None or peak > self._top[0]):
             self._top = peak, sum(self._arrived.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -19,6 +20,7 @@ from lm_profiler.measure.memory.holdings import storages, storages_by_cause
 from lm_profiler.record.run import MemoryLevels
 
 
+@dataclass(eq=False)
 class LevelsReader:
     """An observer of marks, for a stage that is not timed: keeps the levels of the last step.
 
@@ -33,19 +35,14 @@ class LevelsReader:
         part: answers for what fails in a hook.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        optimizers: Sequence[Optimizer],
-        held: Callable[[], int | None],
-        device: torch.device,
-        part: Guard = UNGUARDED,
-    ) -> None:
-        self._module = module
-        self._optimizers = optimizers
-        self._held = held
-        self._device = device
-        self._saved = SavedTensors(part) if held() is None else None
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+    held: Callable[[], int | None]
+    device: torch.device
+    part: Guard = UNGUARDED
+
+    def __post_init__(self) -> None:
+        self._saved = SavedTensors(self.part) if self.held() is None else None
         self._part: int | None = None
         self._start: int | None = None
         self._forward: int | None = None
@@ -90,9 +87,9 @@ class LevelsReader:
 
     def _now(self) -> int:
         if self._saved is None:
-            return self._held() or 0
-        held = storages(self._saved, self._device)
-        for cause in storages_by_cause(self._module, self._optimizers, self._device):
+            return self.held() or 0
+        held = storages(self._saved, self.device)
+        for cause in storages_by_cause(self.module, self.optimizers, self.device):
             held.update(cause)
         return sum(held.values())
 

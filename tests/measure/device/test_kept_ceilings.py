@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def reading(gflops: float, dtype: torch.dtype = torch.float32) -> Ceiling:
-    return Ceiling(gflops * 1e9, str(dtype).removeprefix("torch."), 1024, 2 * 1024**3 / (gflops * 1e9))
+    return Ceiling(gflops * 1e9, str(dtype).removeprefix("torch."), 1024)
 
 
 def read(folder: Path | None, gflops: float, dtype: torch.dtype = torch.float32) -> tuple[float | None, list[str]]:
