@@ -8,14 +8,13 @@ told at once.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from lm_profiler.cli.configs import is_text, read_config
-from lm_profiler.cli.line import options_in
+from lm_profiler.cli.line import Option, options_in
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.shipped import config_file
 from lm_profiler.record.yaml_text import read_text, too_large, without
@@ -24,31 +23,33 @@ OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.trai
 """What is taken where no class is named."""
 
 NO_DATA = "null"
-_SECTIONS = ("model", "trainer", "stages", "memory", "trace", "numerics")
+_SECTIONS = (*OURS, "trainer", "stages", "memory", "trace", "numerics")
+_FILES = (".yaml", ".yml", ".json")
 
 
-@dataclass(frozen=True)
-class _Item:
-    """One option of the line as it stands there, or one config with its nodes.
+class _Item(NamedTuple):
+    """One option of the line, or one config with its nodes; ``content`` is what it says, nested as in a file.
 
-    ``file`` is where that can be read again; ``says`` is what it says of model and data, and
-    ``content`` all that it says, by the paths of options or nested as in the file.
+    ``file`` is where a config can be read again.
     """
 
-    words: Sequence[str]
-    says: Mapping[str, Any] = field(default_factory=dict)
-    content: Mapping[str, Any] = field(default_factory=dict)
-    option: str = ""
-    value: str = ""
-    file: str | None = None
+    option: Option
+    content: Mapping[str, Any]
     node: yaml.Node | None = None
+    file: str | None = None
 
     def names(self, key: str) -> str | None:
         """The class that this names for ``key``; ``null`` for no data."""
-        said = self.says.get(key, "")
+        said = self.content.get(key, "")
         if isinstance(said, Mapping):
             said = said.get("class_path", "")
         return NO_DATA if said is None and key == "data" else said if isinstance(said, str) and said else None
+
+    def only_names(self, key: str) -> bool:
+        """Whether it is an option that names the class for ``key`` and says nothing else."""
+        said = self.content.get(key)
+        alone = isinstance(said, str) or (isinstance(said, Mapping) and [*said] == ["class_path"])
+        return self.node is None and alone and self.names(key) is not None
 
 
 class Call:
@@ -64,17 +65,14 @@ class Call:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._verb, self._items = list(arguments[:1]), list(_items(arguments[1:]))
-        self.arguments = [*self._verb, *(word for item in self._items for word in item.words)]
+        self.arguments = [*self._verb, *(word for item in self._items for word in item.option.words)]
         configs = [item.file for item in self._items if item.node is not None]
         self.file = configs[-1] if configs else None
 
     def says(self, option: str) -> Any:
         """The last value that is given to an option such as ``trainer.accelerator``; None for none."""
-        last = None
-        for item in self._items:
-            value = item.content.get(option) if item.node is None else _below(item.content, option.split("."))
-            last = value if value is not None else last
-        return last
+        said = [value for item in self._items if (value := _below(item.content, option)) is not None]
+        return said[-1] if said else None
 
     @property
     def overrides(self) -> dict[str, str]:
@@ -84,7 +82,8 @@ class Call:
         {'model.size': 'large', 'data.batch_size': '8'}
         """
         left_out = ("", "config", "name", "log_dir")
-        return {item.option: item.value for item in self._items if item.node is None and item.option not in left_out}
+        options = [item.option for item in self._items if item.node is None]
+        return {option.name: option.value for option in options if option.name not in left_out}
 
     def class_of(self, key: str) -> str:
         """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
@@ -97,7 +96,7 @@ class Call:
         """
         at, ours = self._named("model")[0], self._named("data")[0] < 0
         later = [item for n, item in enumerate(self._order) if n >= at or item.node is None]
-        return ours and at >= 0 and not any("data" in item.says for item in later)
+        return ours and at >= 0 and not any("data" in item.content for item in later)
 
     def for_parser(self, known: Container[str] = (), leave_data: bool = False) -> list[str]:
         """The arguments without what was written for other classes, and without the classes of ``known`` keys."""
@@ -109,15 +108,15 @@ class Call:
                 words += [f"--config={rest}"] * (rest.strip() != "{}")
             elif item.file is not None:
                 words.append(f"--config={item.file}")
-            elif not any(key in known and isinstance(said, str) for key, said in item.says.items() if not item.node):
-                words += item.words
+            elif not any(key in known and item.only_names(key) for key in OURS):
+                words += item.option.words
         return words
 
     def passed_over(self, leave_data: bool = False) -> Iterator[tuple[str, str, Sequence[str]]]:
         """What ``for_parser`` leaves out: the key, the file, and the names of its options there."""
         for item in self._items:
             for key in sorted(self._passed(item, leave_data)):
-                said = item.says[key]
+                said = item.content[key]
                 options = said.get("init_args", said) if isinstance(said, Mapping) else {}
                 yield key, item.file or "the config", [*options] if isinstance(options, Mapping) else []
 
@@ -140,13 +139,13 @@ class Call:
         """The keys of a file that were written for another class than the last."""
         if item.node is None:
             return set()
-        last = {key: self.class_of(key) for key in item.says}
-        own = {key: item.names(key) or self._named(key, item)[1] for key in item.says}
-        return {key for key in item.says if not _same(own[key], last[key]) or (leave_data and key == "data")}
+        said = [key for key in OURS if key in item.content]
+        own = {key: item.names(key) or self._named(key, item)[1] for key in said}
+        return {key for key in said if not _same(own[key], self.class_of(key)) or (leave_data and key == "data")}
 
 
-def _below(content: Any, path: Sequence[str]) -> Any:
-    for part in path:
+def _below(content: Any, path: str) -> Any:
+    for part in path.split("."):
         content = content.get(part) if isinstance(content, Mapping) else None
     return content
 
@@ -162,62 +161,49 @@ def _same(one: str, other: str) -> bool:
 
 
 def _items(arguments: Sequence[str]) -> Iterator[_Item]:
-    for name, values, words in options_in(arguments):
-        value = values[-1] if values else ""
-        if name == "config" and "://" not in value:
-            yield _config(value, words)
+    for option in options_in(arguments):
+        if option.name == "config" and "://" not in option.value:
+            yield _config(option)
             continue
-        if (reason := too_large(value)) is not None:
-            raise UsageError(f"{name}: expected a value that can be read, given one that {reason}")
-        yield _Item(words, _of_option(name, value), {name: _plain(value)}, option=name, value=value)
+        if (reason := too_large(option.value)) is not None:
+            raise UsageError(f"{option.name}: expected a value that can be read, given one that {reason}")
+        content = _loaded(option)
+        for part in reversed(option.name.split(".")):
+            content = {part: content}
+        _check_sections(content)
+        yield _Item(option, content)
 
 
-def _of_option(name: str, value: str) -> dict[str, Any]:
-    key, dot, rest = name.partition(".")
-    if key not in OURS:
-        return {}
-    if rest == "class_path":
-        return {key: value}
-    said = {} if dot else _loaded(key, value)
-    return {key: said}
-
-
-def _plain(value: str) -> Any:
+def _loaded(option: Option) -> Any:
+    """The value; what ``--model`` says may be in a file."""
+    value = option.value
     try:
+        if option.name in OURS and value.endswith(_FILES):
+            value = read_text(Path(value))
         return yaml.safe_load(value)
-    except (ValueError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):  # the parser tells what is wrong with it
         return value
 
 
-def _loaded(key: str, value: str) -> Any:
-    """What ``--model=…`` says: a class, options, or a file of them."""
-    try:
-        if value.endswith((".yaml", ".yml", ".json")):
-            value = read_text(Path(value))
-        said = yaml.safe_load(value)
-    except (OSError, ValueError, yaml.YAMLError):  # the parser tells what is wrong with it
-        return {}
-    if said == {}:
-        raise UsageError(f"{key}: expected a class path or options, given {{}}; leave it out")
-    return said
-
-
-def _config(path: str, words: Sequence[str]) -> _Item:
-    path = config_file(path)
+def _config(option: Option) -> _Item:
+    path = config_file(option.value)
     node, text = read_config(path)
     content = yaml.safe_load(text)
-    said = {key: content[key] for key in OURS if key in content}
-    for key in _SECTIONS:
-        section = content.get(key, {})
-        named = isinstance(section, str) and (key in OURS or section.endswith((".yaml", ".yml", ".json")))
-        if not (isinstance(section, dict) or named):
-            given = "null" if content[key] is None else repr(content[key])[:100]
-            raise UsageError(f"{key}: expected options, given {given} in {path[:200]}; leave it out")
+    _check_sections(content, f" in {path[:200]}")
     if not isinstance(content.get("config"), (list, type(None))):
         raise UsageError(f"config: expected no further config, given one in {path[:200]}; leave it out")
-    for key, section in said.items():
-        if section == {}:
-            raise UsageError(f"{key}: expected a class path or options, given {{}} in {path[:200]}; leave it out")
     if not is_text(path) and Path(path).is_file():
-        return _Item(words, said, content, file=path, node=node)
-    return _Item([f"--config={text}" if is_text(text) else f"--config={text}\n"], said, content, node=node)
+        return _Item(option, content, node, file=path)
+    return _Item(option._replace(words=[f"--config={text}" + "\n" * (not is_text(text))]), content, node)
+
+
+def _check_sections(content: Mapping[str, Any], where: str = "") -> None:
+    """Raise UsageError for a section that holds no options and names neither a class nor a file of options."""
+    for key in [key for key in _SECTIONS if key in content]:
+        said, has_class = content[key], key in OURS
+        named = isinstance(said, str) and (has_class or said.endswith(_FILES))
+        left_out = said is None and key == "data"
+        if not (named or left_out or (isinstance(said, Mapping) and (said or not has_class))):
+            given = "null" if said is None else repr(said)[:100]
+            expected = "a class path or options" if has_class else "options"
+            raise UsageError(f"{key}: expected {expected}, given {given}{where}; leave it out")

@@ -10,24 +10,23 @@ from __future__ import annotations
 
 from argparse import ArgumentError, RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.line import MANY, options_in
-from lm_profiler.cli.usage import UnknownOption, UsageError, either, nearest, wrong_call
+from lm_profiler.cli.prose import explain
+from lm_profiler.cli.usage import UnknownOption, UsageError, nearest, wrong_call
 from lm_profiler.record.command import command_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
 
 _REST, _COMMAND = "options", "command"
-_EXPECTED = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 T = TypeVar("T")
@@ -39,7 +38,7 @@ class OptionsReader(Generic[T]):
     Args:
         verb: Its name.
         kind: A dataclass whose fields have defaults. It raises ValueError for values that do not go together. It may
-            have ``WORDS``, the field whose option may be left out; ``FILE``, the option that names a file of options;
+            have ``WORDS``, the field whose option may be left out; ``FILE``, the field that names a file of options;
             and ``SHIPPED``, the folder of such files in the package.
     """
 
@@ -49,7 +48,7 @@ class OptionsReader(Generic[T]):
         hints = get_type_hints(kind)
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _COMMAND) if name in names}
-        self._fields = {name: hints[name] for name in names if name not in self._has}
+        self._fields = {name: _bare(hints[name]) for name in names if name not in self._has}
 
     def read(self, arguments: Sequence[str]) -> T:
         """What ``arguments`` give, which go first, and the file that they name.
@@ -74,8 +73,6 @@ class OptionsReader(Generic[T]):
             epilog=examples,
             formatter_class=_Formatter,
         )
-        if self._file and self._file not in self._fields:
-            parser.add_argument(f"--{self._file}", metavar="FILE", help="A YAML file of these options.")
         parser.add_class_arguments(self._kind, as_group=False, skip=self._has)
         for action in parser._actions:  # as they are read here: no `--runs+`, nothing after a flag, keys in a mapping
             if (kind := self._fields.get(action.dest)) is not None:
@@ -89,12 +86,10 @@ class OptionsReader(Generic[T]):
     def _value_kind(self, name: str) -> Any:
         """The type of what the option ``name`` takes; None where there is no such option."""
         head, dot, key = name.partition(".")
-        kind = self._fields.get(head, str if name and name == self._file else None)
-        if kind is None:
-            return None
+        kind = self._fields.get(head)
         if _is(kind, Mapping):
             return get_args(kind)[1] if key else None
-        return None if dot else _bare(kind)
+        return None if dot else kind
 
     def _takes(self, name: str) -> int:
         kind = self._value_kind(name)
@@ -120,7 +115,7 @@ class OptionsReader(Generic[T]):
             elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
-                raise UnknownOption(name, [*self._fields, self._file])
+                raise UnknownOption(name, self._fields)
         if words:
             of_words = self._words
             many = bool(of_words) and _is(self._fields[of_words], Sequence)
@@ -157,30 +152,25 @@ class OptionsReader(Generic[T]):
     def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields, as their types read the text that was given."""
         parser = ArgumentParser(exit_on_error=False)
-        parser.add_class_arguments(self._kind, skip=self._has)
-        typed: dict[str, Any] = {}
+        nested: dict[str, Any] = {}
+        for name, kind in self._fields.items():
+            parser.add_argument(f"--{name}", type=kind)
         for name, value in settings.items():
-            head, _, key = name.partition(".")
             if value in ("", "null", []):
                 raise UsageError(f"{name}: expected a value, given none")
-            if key:
-                typed.setdefault(head, {})[key] = value
-            elif name in self._fields:
-                typed[name] = self._checked(parser, name, value)
-        return typed
+            head, dot, key = name.partition(".")
+            if dot:
+                nested.setdefault(head, {})[key] = value
+            else:
+                nested[name] = value
+        return {name: self._checked(parser, name, value) for name, value in nested.items()}
 
     def _checked(self, parser: ArgumentParser, name: str, value: Any) -> Any:
-        kind = self._value_kind(name)
         try:
-            return parser.parse_object({name: copy(value)})[name]  # it writes into lists
-        except ArgumentError:
-            item = get_args(kind)[0] if _is(kind, Sequence) else kind
-            expected = either(get_args(item)) if get_origin(item) is Literal else _EXPECTED.get(item, "other values")
-            if _is(kind, tuple):
-                expected = f"{len(get_args(kind))} values"
-            given = ", ".join(map(repr, value if isinstance(value, list) else [value]))[:100]
-            remedy = f"; put {self._words.upper()} before it" * (_is(kind, Sequence) and bool(self._words))
-            raise UsageError(f"{name}: expected {expected}, given {given}{remedy}") from None
+            return parser.parse_object({name: value})[name]
+        except ArgumentError as error:
+            remedy = f"; put {self._words.upper()} before it" * (self._words != "" and self._takes(name) == MANY)
+            raise UsageError(f"{explain(str(error))}{remedy}") from None
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -189,13 +179,11 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 
 def _bare(kind: Any) -> Any:
     """A type without its None."""
-    if get_origin(kind) not in (Union, UnionType):
-        return kind
-    return next(part for part in get_args(kind) if part is not NoneType)
+    return get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
 
 
 def _is(kind: Any, origin: type) -> bool:
-    container = get_origin(_bare(kind))
+    container = get_origin(kind)
     return isinstance(container, type) and issubclass(container, origin)
 
 

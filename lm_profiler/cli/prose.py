@@ -17,7 +17,10 @@ _UNKNOWN = re.compile(r"[Oo]ption '([^']+)' is not accepted|does not accept opti
 _UNKNOWN_WITHIN = re.compile(r"unknown option --(\S+);")
 _MISSING = re.compile(r"argument (?:-\w/)?--(\S+): (expected .+)")
 _OWN = re.compile(r"[\w.]+: expected .+")
-_TYPE = re.compile(r"Expected an? (?P<type><class .+?>|typing\.Literal\[.+?\]|[\w.]+)(?:\. Got value: (?P<given>.*))?$")
+_TYPE = re.compile(
+    r"Expected an? (?:tuple with )?(?P<type><class .+?>|typing\.Literal\[.+?\]|\d+ elements|[\w.]+)"
+    r"(?:\. Got value: (?P<given>.*))?$"
+)
 _GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
 _CLASS_PATH = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>.*)")
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
@@ -79,7 +82,7 @@ def _types(lines: Sequence[str], message: str) -> str | None:
         return None
     names = dict.fromkeys(name for match in types for name in _names(match["type"]))
     given = types[0]["given"]
-    return f"expected {either(list(names))}, given {_given(message) if given is None else repr(given.strip())}"
+    return f"expected {either(list(names))}, given {_given(message) if given is None else repr(given.strip()[:200])}"
 
 
 def _names(text: str) -> Iterator[str]:

@@ -19,11 +19,6 @@ _RANKS = (
 )
 """Lightning reads them, some while it is imported, as numbers."""
 
-_CUDA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia", "/dev/nvhost-gpu", "/dev/dxg", "/dev/kfd")
-"""Where Linux has a device that torch calls CUDA, one of them is there: of the driver, a Jetson, WSL, or ROCm."""
-
-_NEEDS_CUDA = ("memory.history", "trace.nvtx")
-
 _CHECKPOINT_WORDS = ("best", "last", "hpc")
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 """How a file of torch.save begins; the second before torch 1.6."""
@@ -84,9 +79,6 @@ def check_surroundings(call: Call) -> None:
         if re.fullmatch(r"\s*-?[0-9]{1,9}\s*", given) is None:
             raise UsageError(f"{name}: expected a number in this variable, given {given[:100]!r}; unset it")
     _check_checkpoint(call.says("ckpt_path"))
-    for option in _NEEDS_CUDA:
-        if call.says(option) in (True, 1) and _has_no_cuda(call):
-            raise UsageError(f"{option}: expected a CUDA device, given none; leave the option out")
 
 
 def _check_checkpoint(path: object) -> None:
@@ -103,9 +95,3 @@ def _check_checkpoint(path: object) -> None:
         raise UsageError(f"ckpt_path: expected a checkpoint, given {str(path)[:200]} ({why})") from None
     if not begin.startswith((_ZIP, _PICKLE)):
         raise UsageError(f"ckpt_path: expected a checkpoint, given {path}, which torch.save did not write")
-
-
-def _has_no_cuda(call: Call) -> bool:
-    """Whether that is certain without asking torch."""
-    absent = sys.platform.startswith("linux") and not any(Path(path).exists() for path in _CUDA_FILES)
-    return absent or call.says("trainer.accelerator") == "cpu"

@@ -23,6 +23,7 @@ class Baking:
     Then eat it.
 
     Args:
+        config: A YAML file of these options.
         loaves: What goes into the oven.
         flours: By name.
         minutes: Of each try.
@@ -37,6 +38,7 @@ class Baking:
     WORDS: ClassVar[str] = "loaves"
     FILE: ClassVar[str] = "config"
 
+    config: str | None = None
     loaves: Sequence[Path] = ()
     flours: Sequence[str] = ()
     minutes: Sequence[int] = ()
@@ -87,10 +89,10 @@ def test_a_file_gives_the_same_options_and_the_line_goes_first(tmp_path: Path) -
     [
         (["--minuts=3"], "unknown option --minuts; did you mean --minutes?"),
         (["--kind=oat"], "kind: expected rye or wheat, given 'oat'"),
-        (["--degrees=hot"], "degrees: expected a number, given 'hot'"),
-        (["--minutes", "1", "x.dough"], "minutes: expected a whole number, given '1', 'x.dough'; put LOAVES before it"),
+        (["--degrees=hot"], "degrees: expected float, given 'hot'"),
+        (["--minutes", "1", "x.dough"], "minutes: expected int, given 'x.dough'; put LOAVES before it"),
         (["--minutes"], "minutes: expected a value, given none"),
-        (["--fan=maybe"], "fan: expected true or false, given 'maybe'"),
+        (["--fan=maybe"], "fan: expected bool, given 'maybe'"),
         (["--degrees=1", "--degrees=2"], "degrees: expected once, given twice"),
         (["--spices=salt"], "spices: expected a key with it, as in --spices.KEY VALUE, given none"),
         (["--fan", "--degrees=300"], "degrees: expected at most 250 with fan, given more"),

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from lm_profiler.cli import surroundings
-from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
-from lm_profiler.cli.surroundings import check_surroundings
-from lm_profiler.cli.usage import UsageError
 
 PROGRAM = f"{sys.executable} -m lm_profiler"
 
@@ -26,35 +21,6 @@ def test_a_rank_that_is_no_number_is_named(
     assert main(["fit"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"lm_profiler: {name}: expected a number in this variable, given {given[:100]!r}; unset it"
-
-
-@pytest.mark.parametrize("option", ["memory.history", "trace.nvtx"])
-@pytest.mark.parametrize("written", ["--{}=true", "--{} true", "FILE"])
-def test_what_needs_cuda_is_refused_before_torch_is_loaded(
-    option: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    section, _, name = option.partition(".")
-    config = tmp_path / "x.yaml"
-    config.write_text(f"{section}: {{{name}: true}}")
-    words = [f"--config={config}"] if written == "FILE" else written.format(option).split()
-    monkeypatch.setattr(surroundings, "_CUDA_FILES", (str(tmp_path / "nothing"),))
-    told = rf"^{option}: expected a CUDA device, given none; leave the option out$"
-    with pytest.raises(UsageError, match=told):
-        check_surroundings(Call(["fit", *words]))
-    check_surroundings(Call(["fit", *words, f"--{option}=false"]))
-    monkeypatch.setattr(surroundings, "_CUDA_FILES", (str(config),))  # a device: torch will say
-    check_surroundings(Call(["fit", *words]))
-    with pytest.raises(UsageError, match=told):
-        check_surroundings(Call(["fit", *words, "--trainer.accelerator=cpu"]))
-
-
-def test_that_refusal_takes_no_import_of_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from lm_profiler.cli.main import main;"
-        "code = main(['fit', '--trainer.accelerator=cpu', '--memory.history=true']);"
-        "sys.exit(code + 10 * ('torch' in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 2
 
 
 @pytest.mark.parametrize(

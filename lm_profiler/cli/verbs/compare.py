@@ -35,6 +35,7 @@ class Options:
     Each has a ratio, how sure it is, and a word: FASTER, SLOWER, SAME or UNCLEAR. Several runs on a side are repeats.
 
     Args:
+        config: A YAML file of these options.
         folders: Two folders, A and B: of a run, its repeats, or a sweep's cell.
         a: The runs of A, where they lie in several folders.
         b: The runs of B, where they lie in several folders.
@@ -47,6 +48,7 @@ class Options:
     WORDS: ClassVar[str] = "folders"
     FILE: ClassVar[str] = "config"
 
+    config: str | None = None
     folders: Sequence[Path] = ()
     a: Sequence[Path] = ()
     b: Sequence[Path] = ()

@@ -23,6 +23,7 @@ class Options:
     table. CSV, JSON and Parquet carry SI values and every fact; the others are for people.
 
     Args:
+        config: A YAML file of these options.
         runs: Folders of runs or sweeps, or a folder above them.
         columns: Facts and figures by name, or options such as data.batch_size; `help` lists the names.
         group_by: One row for all runs that have these facts in common; `folder` gives each run its own.
@@ -41,6 +42,7 @@ class Options:
     WORDS: ClassVar[str] = "runs"
     FILE: ClassVar[str] = "config"
 
+    config: str | None = None
     runs: Sequence[Path] = ()
     columns: Sequence[str] = ()
     group_by: Sequence[str] = ()

@@ -253,7 +253,7 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
         (["--warmup", "0", "{logs}"], "put RUNS before it"),
         (["{logs}", "--kernels", "--warmup", "0"], "warmup: expected one way to show the runs, given --kernels too"),
         (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),
-        (["{logs}", "--pivot", "size"], "pivot: expected 2 values"),
+        (["{logs}", "--pivot", "size"], "pivot: expected 2 elements"),
         (["{logs}", "--value", "mfu"], "value: expected --pivot"),
         (["{logs}", "--plot", "phases"], "plot: expected --output FILE"),
     ],
