@@ -22,6 +22,8 @@ import torch
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.run import read_run
+from lm_profiler.report.tables.formats import markdown
+from lm_profiler.report.tables.table import text_table
 from lm_profiler.sweep.server import CellEnded, CellServer
 
 TINY = (
@@ -60,14 +62,15 @@ def main() -> None:
     cpu = device_name(torch.device("cpu"))
     print(f"{cpu}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}")
     print(f"{cells} cells one after the other; medians\n")
-    print("| | once (s) | a cell (s) | its own run (s) | overhead a cell (s) | min ... max |")
-    print("|:--|--:|--:|--:|--:|--:|")
+    rows = []
     for name, server in (("fork server", FORKING), ("a plain subprocess each", SPAWNING)):
         once, walls, runs = time_cells(server, cells)
         added = [wall - run for wall, run in zip(walls, runs, strict=True)]
         figures = (once, statistics.median(walls), statistics.median(runs), statistics.median(added))
         spread = f"{min(added):.2f} ... {max(added):.2f}"
-        print(f"| {name} | {' | '.join(f'{figure:.2f}' for figure in figures)} | {spread} |")
+        rows.append([name, *(f"{figure:.2f}" for figure in figures), spread])
+    titles = ("", "once (s)", "a cell (s)", "its own run (s)", "overhead a cell (s)", "min ... max")
+    print(markdown(text_table(titles, rows)), end="")
 
 
 if __name__ == "__main__":

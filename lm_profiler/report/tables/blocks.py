@@ -12,7 +12,7 @@ from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.layouts import names
 from lm_profiler.report.tables.merged import WORDS, distinct, fact, rank
-from lm_profiler.report.tables.rows import told
+from lm_profiler.report.tables.rows import fact_cell, told
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _PASSES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
@@ -93,8 +93,7 @@ def _mean_std(time: TimeSummary, sign: str) -> str:
 
 
 def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
-    parameters = COLUMNS["parameters"].get(entry)
-    cells = [TableCell(name, name), TableCell(parameters, "" if parameters is None else f"{parameters:,}")]
+    cells = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
     for part in ("forward", "backward"):
         if steps is None:
             cells.append(TableCell(text=WORDS.get(entry.status, entry.status), word=entry.status))

@@ -101,6 +101,10 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
+def _measured(run: RunRecord) -> int | None:
+    return run.steps.get("measure")
+
+
 def _bound_by(run: RunRecord) -> str | None:
     return None if run.verdict is None else run.verdict.bound_by
 
@@ -133,13 +137,7 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
     ),
     "What came of it": (
-        Column(
-            "benchmark_steps",
-            "steps",
-            _of_record(lambda run: run.steps.get("measure")),
-            "steps that were measured",
-            place=Place.ASKED,
-        ),
+        Column("benchmark_steps", "steps", _of_record(_measured), "steps that were measured", place=Place.ASKED),
         Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
         Column("bound_by", "bound by", _of_record(_bound_by), "its bottleneck", place=Place.ASKED),
     ),
@@ -151,9 +149,7 @@ def _of_figure(of: Quantity) -> Column:
     return Column(of.name, of.title, _of_record(of.get), of.meaning, of.group, of.place, quantity=quantity)
 
 
-COLUMNS: dict[str, Column] = {
-    **{fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts},
-}
+COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
 COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not in COLUMNS}
 """Every column that has a name of its own: facts first, then figures."""
 

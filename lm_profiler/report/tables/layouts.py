@@ -142,14 +142,11 @@ def devices(entries: Sequence[Entry]) -> Table:
         Heading("num_params", "num_params"),
         *(Heading(f"{title} {part}", f"{title} {part}", True) for title in titles for part in _DEVICE_TIMES),
     ]
-    body = [
-        [
-            *(fact_cell(group, of) for of in down),
-            _parameters(group),
-            *(_milliseconds(cells.get((*row, *key), ()), of) for key in across for of in _DEVICE_TIMES.values()),
-        ]
-        for row, group in rows.items()
-    ]
+    body = []
+    for row, group in rows.items():
+        of_device = (cells.get((*row, *key), ()) for key in across)
+        times = (_milliseconds(runs, of) for runs in of_device for of in _DEVICE_TIMES.values())
+        body.append([*(fact_cell(group, of) for of in down), _parameters(group), *times])
     groups = list(cells.values())
     shown = [*down, COLUMNS["device"]]
     how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "medians"]

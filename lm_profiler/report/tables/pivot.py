@@ -22,13 +22,10 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
     named = [heading(of, list(rows.values())) for of in down]
     taken = _apart([*(of.name for of in named), *titles])[len(named) :]
     headings = [*named, *(Heading(title, title, figures=True) for title in taken)]
-    body = [
-        [
-            *(fact_cell(group, of) for of in down),
-            *(value_cell(cells.get((*row, *key), ()), value) for key in columns),
-        ]
-        for row, group in rows.items()
-    ]
+    body = []
+    for row, group in rows.items():
+        values = (value_cell(cells.get((*row, *key), ()), value) for key in columns)
+        body.append([*(fact_cell(group, of) for of in down), *values])
     shown = heading(value, []).title
     merged = any(len(group) > 1 for group in cells.values())
     above = [f"{shown}: {HOW_MERGED}" if merged else f"{shown}: median [95 % interval]" if value.quantity else shown]

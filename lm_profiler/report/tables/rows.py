@@ -136,14 +136,8 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
         if differ := unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
     lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
-    reasons = list(
-        dict.fromkeys(
-            f"{label(group, apart)}: {WORDS.get(entry.status, entry.status)}: {entry.reason}"
-            for group in groups
-            for entry in group
-            if entry.reason is not None
-        )
-    )
+    ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
+    reasons = list(dict.fromkeys(f"{row}: {WORDS.get(of.status, of.status)}: {of.reason}" for row, of in ended))
     if len(reasons) > _MOST_REASONS:
         more = len(reasons) - _MOST_REASONS
         reasons[_MOST_REASONS:] = [f"and {more} more; --columns name,status,reason shows all"]
@@ -200,6 +194,5 @@ def _known(groups: Sequence[Merged], of: Column) -> bool:
 def _how(groups: Sequence[Merged], table: Table) -> list[str]:
     if any(len(group) > 1 for group in groups):
         return [HOW_MERGED]
-    return ["[ ]: 95 % interval of the median"] * any(
-        "[" in cell.text and cell.low for row in table.rows for cell in row
-    )
+    intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)
+    return ["[ ]: 95 % interval of the median"] * intervals
