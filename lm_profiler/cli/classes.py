@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
-from inspect import signature
 from types import TracebackType
 from typing import Any, get_type_hints
 
@@ -44,19 +43,6 @@ def _returns(function: Any) -> Any:
         return get_type_hints(function).get("return")
     except (NameError, TypeError):
         return None
-
-
-def has_own_loader(kind: Any, loader: str) -> bool:
-    """Whether modules of the class ``kind`` bring their own data."""
-    return isinstance(kind, type) and getattr(kind, loader, None) is not getattr(LightningModule, loader)
-
-
-def takes(kind: Any) -> set[str]:
-    """The names of the parameters of a class."""
-    try:
-        return set(signature(kind).parameters)
-    except (TypeError, ValueError):
-        return set()
 
 
 def _broken(path: str, key: str, error: BaseException) -> UsageError:

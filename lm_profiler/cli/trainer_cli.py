@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -25,7 +26,7 @@ from lm_profiler.cli.checks import (
     memory_refusal,
     trainer_error,
 )
-from lm_profiler.cli.classes import class_at, has_own_loader, takes
+from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.prose import explain, says_what_was_expected
 from lm_profiler.cli.usage import UsageError, wrong_call
@@ -35,6 +36,7 @@ from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
 
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+_INSTRUMENTS = {"stages": StageOptions, "memory": MemoryOptions, "trace": TraceOptions, "numerics": NumericsOptions}
 _TITLES = {
     "trainer": "Lightning's Trainer",
     "model": "The model: any LightningModule; the options of ours are at the end",
@@ -100,10 +102,8 @@ class ProfilerCLI(LightningCLI):
             type=float | None,
             help="Dense peak of one device in TFLOP/s, where the built-in table does not know it.",
         )
-        parser.add_class_arguments(StageOptions, "stages")
-        parser.add_class_arguments(MemoryOptions, "memory")
-        parser.add_class_arguments(TraceOptions, "trace")
-        parser.add_class_arguments(NumericsOptions, "numerics")
+        for key, kind in _INSTRUMENTS.items():
+            parser.add_class_arguments(kind, key)
         super().add_core_arguments_to_parser(parser)
         for key, title in _TITLES.items():
             (parser.groups or {})[key].title = title
@@ -115,13 +115,14 @@ class ProfilerCLI(LightningCLI):
     def _find_classes(self) -> None:
         """Import what the call names, and see whether the module brings its own data."""
         self._classes = {key: made for key in OURS if (made := class_at(self.call.class_of(key), key)) is not None}
-        loader = LOADERS[cast(Verb, self.call.arguments[0])]
-        self._leave_data = self.call.leaves_data_out() and has_own_loader(self._classes.get("model"), loader)
+        model, loader = self._classes.get("model"), LOADERS[cast(Verb, self.call.arguments[0])]
+        own_data = isinstance(model, type) and getattr(model, loader, None) is not getattr(LightningModule, loader)
+        self._leave_data = own_data and self.call.leaves_data_out()
         for key, file, options in self.call.passed_over(self._leave_data) if rank() == 0 else ():
             if self._leave_data and key == "data":
                 say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is ignored")
-            elif shared := [name for name in options if name in takes(self._classes.get(key))]:
-                options_said = ", ".join(shared)
+            elif key in self._classes and (shared := {*options} & {*signature(self._classes[key]).parameters}):
+                options_said = ", ".join(sorted(shared))
                 say(f"{key}: {self.call.class_of(key)} ignores {options_said} of {file}, which are for another class")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -203,20 +204,15 @@ class ProfilerCLI(LightningCLI):
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
             kwargs["limit_val_batches"] = 0
-        stages, memory, trace = (self._get(self.config_init, key) for key in ("stages", "memory", "trace"))
         peak = self._get(self.config, "peak_tflops")
         if peak is not None and not 0 < peak < math.inf:
             raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
-        peak_flops_per_s = None if peak is None else peak * 1e12
         attempt.profiler = TrainingProfiler(
-            stages,
-            memory,
-            trace,
-            replace(attempt.launch, folder=attempt.folder),
-            peak_flops_per_s,
-            numerics=self._get(self.config_init, "numerics"),
+            launch=replace(attempt.launch, folder=attempt.folder),
+            peak_flops_per_s=None if peak is None else peak * 1e12,
             verb=self.verb,
             log_dir=log_dir,
+            **{key: self._get(self.config_init, key) for key in _INSTRUMENTS},
         )
         callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})

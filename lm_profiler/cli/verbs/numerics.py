@@ -29,27 +29,17 @@ class Addition(NamedTuple):
 
 def sums() -> list[Addition]:
     """The same sum in each combination of precisions."""
-    half, cast = np.float16(_ADDEND), np.float32(np.float16(_ADDEND))
-    return [
-        Addition(
-            "float32 += float32",
-            _add(np.float32(0), np.float32(_ADDEND)),
-            "24 bits: each addition rounds by at most 5e-7",
-        ),
-        Addition(
-            "float16 += float16",
-            _add(np.float16(0), half),
-            "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078",
-        ),
-        Addition("float32 += float16", _add(np.float32(0), half), _OF_ADDEND),
-        Addition(
-            "float32 += float32(float16)",
-            _add(np.float32(0), cast),
-            "the same: the addend is cast up before it is added",
-        ),
+    whole, half, cast = np.float32(_ADDEND), np.float16(_ADDEND), np.float32(np.float16(_ADDEND))
+    additions: list[tuple[str, np.floating, np.floating, str]] = [
+        ("float32 += float32", np.float32(0), whole, "24 bits: each addition rounds by at most 5e-7"),
+        ("float16 += float16", np.float16(0), half, _OF_SUM),
+        ("float32 += float16", np.float32(0), half, _OF_ADDEND),
+        ("float32 += float32(float16)", np.float32(0), cast, "the same: the addend is cast up before it is added"),
     ]
+    return [Addition(how, _add(total, addend), why) for how, total, addend, why in additions]
 
 
+_OF_SUM = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
 _OF_ADDEND = f"the sum is kept well; the addend is not: 0.01 in float16 is {float(np.float16(_ADDEND)):.8f}"
 
 
