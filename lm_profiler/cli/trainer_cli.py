@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import yaml
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -214,8 +214,7 @@ class ProfilerCLI(LightningCLI):
             log_dir=log_dir,
             **{key: self._get(self.config_init, key) for key in _INSTRUMENTS},
         )
-        callbacks: list[Callback] = [*_listed(config["callbacks"]), attempt.profiler]
-        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
+        return self._instantiate_trainer({**config, **kwargs}, [attempt.profiler])
 
     def build(self, key: str) -> Any:
         """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
@@ -233,9 +232,3 @@ class ProfilerCLI(LightningCLI):
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
         return self.parser.instantiate(config)
-
-
-def _listed(callbacks: Any) -> list[Callback]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

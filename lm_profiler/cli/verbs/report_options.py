@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lm_profiler.cli.usage import either
 from lm_profiler.cli.verbs.report_output import format_of
 from lm_profiler.report.pictures.plots import KINDS
 from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
-
-LAYOUTS = ("blocks", "wide", "devices", "warmups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +46,7 @@ class Options:
     group_by: Sequence[str] = ()
     pivot: tuple[str, str] | None = None
     value: str | None = None
-    layout: str | None = None
+    layout: Literal["blocks", "wide", "devices", "warmups"] | None = None
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
@@ -61,7 +59,7 @@ class Options:
         for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
             if number is not None and number < least:
                 raise ValueError(f"{name}: expected {least} or more, given {number}")
-        for name, known in (("format", [*SUFFIXES.values()]), ("layout", LAYOUTS), ("plot", KINDS)):
+        for name, known in (("format", [*SUFFIXES.values()]), ("plot", KINDS)):
             if getattr(self, name) not in (None, *known):
                 raise ValueError(f"{name}: expected {either(known)}, given {getattr(self, name)!r}")
         if self.plot is None:
