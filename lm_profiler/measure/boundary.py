@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from inspect import CO_VARARGS
 from io import TextIOWrapper
 from itertools import pairwise
@@ -26,6 +27,7 @@ def _nothing() -> None:
     """Nothing has to be undone."""
 
 
+@dataclass(eq=False)
 class Guard:
     """One instrument, as training sees it.
 
@@ -39,19 +41,12 @@ class Guard:
     ``try: ... except BaseException as error: part.failed(error)``, which costs nothing while all goes well.
     """
 
-    def __init__(
-        self,
-        name: str,
-        tell: Callable[[str], object],
-        leave: Callable[[], object] = _nothing,
-        outcome: str = "failed and was taken out",
-    ) -> None:
-        self.name = name
-        self.out = False
-        self.error: BaseException | None = None
-        self.tell = tell
-        self._leave = leave
-        self._outcome = outcome
+    name: str
+    tell: Callable[[str], object]
+    leave: Callable[[], object] = _nothing
+    outcome: str = "failed and was taken out"
+    out: bool = field(default=False, init=False)
+    error: BaseException | None = field(default=None, init=False)
 
     def failed(self, error: BaseException) -> None:
         """Take the part out, unless ``error`` is not its own but came from outside: Ctrl-C or a signal's handler.
@@ -64,7 +59,7 @@ class Guard:
         if self.out:
             return
         self.out, self.error = True, error
-        text = f"{self.name} {self._outcome}: {said(error)}"
+        text = f"{self.name} {self.outcome}: {said(error)}"
         # Twice: it may be undoing what failed, and would leave a part of it behind.
         if self.undo() is not None and (another := self.undo()) is not None:
             text += f"; taking it out failed: {said(another)}"
@@ -73,7 +68,7 @@ class Guard:
     def undo(self) -> BaseException | None:
         """Undo what was done to training's objects, as far as that is left; returns what went wrong."""
         try:
-            self._leave()
+            self.leave()
         except BaseException as error:
             if comes_from_outside(error):
                 raise

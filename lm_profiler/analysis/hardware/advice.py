@@ -112,10 +112,7 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_devi
     return _first(
         [
             *_lighter_optimizer(s, optimizer_share),
-            (
-                on_device and s.full_precision and s.tf32 is False,
-                "Allow TF32 products: torch.set_float32_matmul_precision('high').",
-            ),
+            (on_device and s.full_precision and s.tf32 is False, _TF32),
             (on_device and s.can_halve, f"Try precision {s.half_precision}: it runs on tensor cores."),
             (s.compiled is False, "Try torch.compile."),
             (s.checkpointing is True and spare, "Switch activation checkpointing off: memory is free for it."),

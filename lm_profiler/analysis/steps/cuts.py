@@ -86,13 +86,8 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
         "steadiness": None,  # what was said of the run's own cut
         "verdict": None,
     }
-    return replace_record(new, record.model_copy(update=facts))
-
-
-def replace_record(entry: Entry, record: RunRecord) -> Entry:
-    """``entry`` with another record, and the rows that it has read."""
-    new = replace(entry, record=record)
-    new.__dict__.update({name: value for name, value in entry.__dict__.items() if name == "rows"})
+    new = replace(new, record=record.model_copy(update=facts))
+    new.__dict__["rows"] = entry.rows
     return new
 
 

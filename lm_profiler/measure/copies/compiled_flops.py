@@ -43,6 +43,11 @@ Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
 """(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
 
 
+def loss_of(result: Tensor | Mapping[str, Any] | None) -> Any:
+    """Of what a ``Step`` returned."""
+    return result.get("loss") if isinstance(result, Mapping) else result
+
+
 @dataclass(frozen=True)
 class MethodStep:
     """The step that a method of the module runs; unlike a lambda it can be sent to another process."""
@@ -103,12 +108,11 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
         copy, shapes = copies(module), copies(batch)
         counter = FlopCounter()
         with counter:
-            result = step(copy, shapes)
-            loss = result.get("loss") if isinstance(result, Mapping) else result
+            loss = loss_of(step(copy, shapes))
             if backward and not isinstance(loss, Tensor):
                 raise UncountableError("on a copy the step gave no loss")
             if backward:
-                loss.backward()  # type: ignore[union-attr]
+                loss.backward()
         return counter.flops()
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lm_profiler.measure.copies.compiled_flops import Step
+from lm_profiler.measure.copies.compiled_flops import Step, loss_of
 from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.measure.device.precision import Switches, operators_with_precision
 from lm_profiler.record.run import NumericsFacts, NumericsKind
@@ -97,8 +97,7 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
     hooks = [part.register_forward_hook(partial(_see_output, seen, name)) for name, part in module.named_modules()]
     seed()
     with precision:
-        result = step(module, batch)
-        loss = result.get("loss") if isinstance(result, Mapping) else result
+        loss = loss_of(step(module, batch))
     for hook in hooks:  # activation checkpointing would run them again
         hook.remove()
     if not isinstance(loss, Tensor) or not loss.requires_grad:

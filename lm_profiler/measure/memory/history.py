@@ -5,17 +5,19 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lm_profiler.measure.boundary import message_of
-from lm_profiler.measure.memory.peaks import allocator_of, available_bytes
+from lm_profiler.measure.memory.peaks import allocator_of, available_bytes, free_and_total
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import AllocatorReading, OutOfMemory
 
 
+@dataclass(eq=False)
 class MemoryHistory:
     """CUDA's record of every allocation, with Python stacks, for https://pytorch.org/memory_viz.
 
@@ -28,20 +30,14 @@ class MemoryHistory:
         max_entries: how many of the last events are kept, several KB of the host's memory each.
     """
 
-    def __init__(
-        self,
-        record: Callable[..., object] = torch.cuda.memory._record_memory_history,
-        snapshot: Callable[[], object] = torch.cuda.memory._snapshot,
-        max_entries: int = 100_000,
-    ) -> None:
-        self._record = record
-        self._snapshot = snapshot
-        self._max_entries = max_entries
-        self._running = False
+    record: Callable[..., object] = torch.cuda.memory._record_memory_history
+    snapshot: Callable[[], object] = torch.cuda.memory._snapshot
+    max_entries: int = 100_000
+    _running: bool = field(default=False, init=False)
 
     def start(self) -> None:
         """Record from here on."""
-        self._record(enabled="all", context="all", stacks="python", max_entries=self._max_entries)
+        self.record(enabled="all", context="all", stacks="python", max_entries=self.max_entries)
         self._running = True
 
     def dump(self, path: Path) -> None:
@@ -50,13 +46,13 @@ class MemoryHistory:
         Raises:
             OSError: the folder cannot be written to.
         """
-        write_whole(path, pickle.dumps(self._snapshot()))
+        write_whole(path, pickle.dumps(self.snapshot()))
 
     def stop(self) -> None:
         """Record no longer, and forget: dump before."""
         if self._running:
             self._running = False
-            self._record(enabled=None)
+            self.record(enabled=None)
 
 
 def memory_history_of(device: torch.device) -> MemoryHistory | None:
@@ -72,11 +68,8 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
         stats = allocator_of(device).memory_stats(device)
     except (AttributeError, RuntimeError):
         return None
-    try:
-        free, total = torch.get_device_module(device).mem_get_info(device)
-    except (AttributeError, RuntimeError):
-        return facts_of(stats, None)
-    return facts_of(stats, total - free)
+    free, total = free_and_total(device) or (0, None)
+    return facts_of(stats, None if total is None else total - free)
 
 
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:

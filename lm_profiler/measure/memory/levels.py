@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
 from lm_profiler.measure.memory.holdings import storages, storages_by_cause
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryLevels
 
 
@@ -44,31 +45,24 @@ class LevelsReader:
     def __post_init__(self) -> None:
         self._saved = SavedTensors(self.part) if self.held() is None else None
         self._part: int | None = None
-        self._start: int | None = None
-        self._forward: int | None = None
-        self._backward: int | None = None
+        self._known: dict[str, int] = {}
         self.levels: MemoryLevels | None = None
         """Of the last step that ended."""
 
     def __call__(self, code: int) -> None:
         if self._part is None and self._saved is not None:
             self._saved.watch()
-        if self._part == FORWARD:
-            self._forward = _most(self._forward, self._now())
-        elif self._part == BACKWARD:
-            self._backward = _most(self._backward, self._now())
-        if code == FORWARD and self._start is None:
-            self._start = self._now()
+        if self._part in (FORWARD, BACKWARD):
+            part = PARTS[self._part]
+            self._known[part] = max(self._known.get(part, 0), self._now())
+        if code == FORWARD and "start" not in self._known:
+            self._known["start"] = self._now()
         self._part = code
 
     def step_ended(self) -> None:
         """Keep the step's levels; what comes until the next mark is in no part."""
-        self.levels = MemoryLevels(
-            start=self._start,
-            forward=self._forward,
-            backward=self._backward,
-            source="allocator" if self._saved is None else "counted",
-        )
+        known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
+        self.levels = MemoryLevels(**known, source="allocator" if self._saved is None else "counted")
         self._begin_step()
 
     def stop(self) -> None:
@@ -83,7 +77,7 @@ class LevelsReader:
     def _begin_step(self) -> None:
         if self._saved is not None:
             self._saved.unwatch()
-        self._part = self._start = self._forward = self._backward = None
+        self._part, self._known = None, {}
 
     def _now(self) -> int:
         if self._saved is None:
@@ -92,10 +86,6 @@ class LevelsReader:
         for cause in storages_by_cause(self.module, self.optimizers, self.device):
             held.update(cause)
         return sum(held.values())
-
-
-def _most(known: int | None, now: int) -> int:
-    return now if known is None else max(known, now)
 
 
 class _SavedTensor:

@@ -150,10 +150,17 @@ def available_bytes(device: torch.device) -> int | None:
     """Bytes that a run could take on ``device`` now; of the CPU, what this machine and its control group have left."""
     if device.type == "cpu":
         return _available_host_bytes()
+    known = free_and_total(device)
+    return None if known is None else known[0]
+
+
+def free_and_total(device: torch.device) -> tuple[int, int] | None:
+    """Bytes of ``device`` as its driver says; None where it does not."""
     try:
-        return int(torch.get_device_module(device).mem_get_info(device)[0])
+        free, total = torch.get_device_module(device).mem_get_info(device)
     except (AttributeError, RuntimeError):
         return None
+    return free, total
 
 
 def _available_host_bytes() -> int | None:
