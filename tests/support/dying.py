@@ -76,6 +76,7 @@ def train(folder: Path, die: Callable[[], Any]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by whatever nohup started
     torch.set_num_threads(1)
     children = []
     for way, die in WAYS.items():
