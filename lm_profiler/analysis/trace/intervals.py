@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -17,21 +18,18 @@ class Busy:
     """The union of intervals that come by their start, within a window; ``busy`` and ``idle`` are by phase."""
 
     def __init__(self, begin: int) -> None:
-        self.busy: dict[str, int] = {}
-        self.idle: dict[str, int] = {}
+        self.busy: Counter[str] = Counter()
+        self.idle: Counter[str] = Counter()
         self._reached = begin
 
     def add(self, start: int, end: int, phase: str) -> None:
         """Time before ``start`` that nothing covered was idle, and is ``phase``'s."""
         if start > self._reached:
-            self.idle[phase] = self.idle.get(phase, 0) + start - self._reached
+            self.idle[phase] += start - self._reached
             self._reached = start
         if end > self._reached:
-            self.busy[phase] = self.busy.get(phase, 0) + end - self._reached
+            self.busy[phase] += end - self._reached
             self._reached = end
-
-    def total(self) -> int:
-        return sum(self.busy.values())
 
 
 class Phases:
@@ -56,9 +54,9 @@ def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -
     return zip(map(int, start[first]), map(int, reached[np.roll(first, -1)]), strict=True)
 
 
-def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> dict[str, int]:
+def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> Counter[str]:
     """How much of ``union`` lies in each phase, and outside all of them."""
-    covered: dict[str, int] = {}
+    covered: Counter[str] = Counter()
     first = 0
     for start, stop in union:
         outside = stop - start
@@ -66,7 +64,7 @@ def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> dict[str,
             first += 1
         for phase in phases[first : bisect_right(phases, stop, key=lambda p: p.start)]:
             shared = max(min(stop, phase.end) - max(start, phase.start), 0)
-            covered[phase.name] = covered.get(phase.name, 0) + shared
+            covered[phase.name] += shared
             outside -= shared
-        covered[NO_PHASE] = covered.get(NO_PHASE, 0) + outside
+        covered[NO_PHASE] += outside
     return covered

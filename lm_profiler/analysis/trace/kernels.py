@@ -81,8 +81,8 @@ def _of_device(packed: Packed) -> KernelTable:
         all_.busy,
         all_.idle,
         window,
-        memory_bound_share=(all_.total() - computing.total()) / window,
-        communication_share=(all_.total() - local.total()) / window,
+        memory_bound_share=(all_.busy.total() - computing.busy.total()) / window,
+        communication_share=(all_.busy.total() - local.busy.total()) / window,
     )
 
 
@@ -114,7 +114,7 @@ def _of_operators(packed: Packed) -> KernelTable:
                 ends.append(call.start + call.length)
     covered = by_phase(union_of(starts, ends, begin, end), packed.phases)
     lasted = by_phase([(begin, end)], packed.phases)
-    idle = {phase: length - covered.get(phase, 0) for phase, length in lasted.items()}
+    idle = {phase: length - covered[phase] for phase, length in lasted.items()}
     return _table(packed, totals, covered, idle, end - begin, None, None)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic  # not by its module: whoever replaces the clock there counts its calls
 
@@ -30,13 +31,6 @@ class CpuReading:
     switches: int
 
 
-@dataclass(frozen=True)
-class _Process:
-    parent: int
-    cpu_s: float
-    children: list[int] = field(default_factory=list)
-
-
 def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> CpuReading | None:
     """The counts now; None off Linux. It reads a small file of each process, and one of each thread of ours."""
     if not hasattr(os, "sched_getaffinity"):
@@ -44,7 +38,7 @@ def cpu_reading(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     cpus, tick_s = frozenset(os.sched_getaffinity(0)), 1.0 / os.sysconf("SC_CLK_TCK")
     try:
         busy, stolen = _system((proc / "stat").read_text(), cpus)
-        family = _family(_processes(proc, tick_s), os.getpid())
+        family = _family(proc, tick_s)
     except (OSError, ValueError, IndexError):  # no such file, or another format
         return None
     group = _group(proc, cgroups)
@@ -69,27 +63,21 @@ def _system(text: str, cpus: frozenset[int]) -> tuple[int, int]:
     return sum(sum(row[:3]) for row in counts), sum(row[7] for row in counts if len(row) > 7)
 
 
-def _processes(proc: Path, tick_s: float) -> dict[int, _Process]:
-    processes = {}
+def _family(proc: Path, tick_s: float) -> dict[int, float]:
+    """CPU seconds of this process and of all that descend from it."""
+    cpu_s, children = dict[int, float](), defaultdict[int, list[int]](list)
     for entry in os.scandir(proc):
         if entry.name.isdigit() and (text := _text(proc / entry.name / "stat")) is not None:
             # The name, in brackets, may hold anything; what follows it is state, parent, then 9 more up to the times:
             # its own (user, system), and those of the processes that it has waited for.
             rest = text.rpartition(")")[2].split()
-            processes[int(entry.name)] = _Process(int(rest[1]), sum(map(int, rest[11:15])) * tick_s)
-    for pid, process in processes.items():
-        if process.parent in processes:
-            processes[process.parent].children.append(pid)
-    return processes
-
-
-def _family(processes: dict[int, _Process], pid: int) -> dict[int, float]:
-    """CPU seconds of ``pid`` and all that descend from it."""
-    own, left = {}, [pid]
+            children[int(rest[1])].append(int(entry.name))
+            cpu_s[int(entry.name)] = sum(map(int, rest[11:15])) * tick_s
+    own, left = {}, [os.getpid()]
     while left:
-        each = left.pop()
-        own[each] = processes[each].cpu_s
-        left += processes[each].children
+        pid = left.pop()
+        own[pid] = cpu_s[pid]
+        left += children[pid]
     return own
 
 

@@ -55,6 +55,7 @@ class _Log:
     power_limit_mw: int | None = None
 
 
+@dataclass(eq=False)
 class TelemetrySampler:
     """Samples one GPU in the background between ``start`` and ``stop``. Neither raises.
 
@@ -64,10 +65,11 @@ class TelemetrySampler:
         clock: seconds, for the samples.
     """
 
-    def __init__(self, gpu: Gpu, period_s: float = 0.1, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._gpu = gpu
-        self._period_s = period_s
-        self._clock = clock
+    gpu: Gpu
+    period_s: float = 0.1
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
         self._log = _Log()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -91,14 +93,14 @@ class TelemetrySampler:
         self._stopping.set()
         thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
         reading = _reading(self._log)
-        uuid = self._gpu.uuid
+        uuid = self.gpu.uuid
         return reading if reading is None or uuid is None else reading.model_copy(update={"gpus": [uuid]})
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
         log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
         log.power_limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         log.samples.append(self._sample())
-        while not stopping.wait(self._period_s):
+        while not stopping.wait(self.period_s):
             log.samples.append(self._sample())
         log.samples.append(self._sample())
 
@@ -107,7 +109,7 @@ class TelemetrySampler:
         if reasons is None:  # drivers before 535 know it by its old name only
             reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return _Sample(
-            at_s=self._clock(),
+            at_s=self.clock(),
             sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
             temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
             power_mw=self._ask("nvmlDeviceGetPowerUsage"),
@@ -116,7 +118,7 @@ class TelemetrySampler:
         )
 
     def _ask(self, function: str, *arguments: Any) -> int | None:
-        answer = self._gpu.ask(function, *arguments)
+        answer = self.gpu.ask(function, *arguments)
         return None if answer is None else int(answer)
 
 
