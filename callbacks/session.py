@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.measured import Measured
@@ -27,6 +28,7 @@ _Pending = tuple[int, str, StepMarks, int | None, Peaks]
 """Step, stage, marks, tokens and memory of a step that was not read yet."""
 
 
+@dataclass(eq=False)
 class Session:
     """Drives the instruments from step to step. Between two steps, and only there, it works.
 
@@ -39,43 +41,35 @@ class Session:
         rank: global rank of this process.
         stopping: whether enough was measured before the stage's steps are done.
         tell: is told what a reader must know before using the figures.
-        keep: keeps rows where the end of the process cannot reach them; called every second at most.
+        keep_rows: keeps rows where the end of the process cannot reach them; called every second at most.
 
     ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        stream: EventStream | None,
-        schedule: StageCounter,
-        instruments: Instruments,
-        progress: Progress | None,
-        rank: int,
-        stopping: StoppingRule | None = None,
-        tell: Callable[[str], object] | None = None,
-        keep: Callable[[Sequence[StepRow]], None] | None = None,
-    ) -> None:
-        self.timeline = timeline
-        self.schedule = schedule
-        self.instruments = instruments
-        self.notes: list[str] = []
-        self.tokens: int | None = None
-        self.steps = 0
-        self._stream = stream
-        self._progress = progress
-        self._rank = rank
-        self._stopping = stopping
-        tell = tell if tell is not None else self.notes.append
-        self._drawing = Guard("progress", tell)
-        self._keeping = Guard("writing the steps while they come", tell)
-        self._keep = keep
-        self._kept, self._kept_ns = 0, timeline.clock()
-        self._pending: deque[_Pending] = deque()
-        self._rows: list[StepRow] = []
-        self._measured_ns: list[int] = []
-        self._asked = self._idle = 0
-        self._finished = False
+    timeline: Timeline
+    stream: EventStream | None
+    schedule: StageCounter
+    instruments: Instruments
+    progress: Progress | None
+    rank: int
+    stopping: StoppingRule
+    tell: Callable[[str], object]
+    keep_rows: Callable[[Sequence[StepRow]], None] | None = None
+    notes: list[str] = field(default_factory=list)
+    tokens: int | None = None
+    steps: int = 0
+    _kept: int = 0
+    _pending: deque[_Pending] = field(default_factory=deque)
+    _rows: list[StepRow] = field(default_factory=list)
+    _measured_ns: list[int] = field(default_factory=list)
+    _asked: int = 0
+    _idle: int = 0
+    _finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._drawing = Guard("progress", self.tell)
+        self._keeping = Guard("writing the steps while they come", self.tell)
+        self._kept_ns = self.timeline.clock()
         self._begin_stage()
 
     def step_ended(self, marks: StepMarks) -> int:
@@ -89,7 +83,7 @@ class Session:
         finally:  # Ctrl-C would lose the step
             self._pending.append((self.steps, stage, marks, self.tokens, peaks))
         self.tokens = None
-        if self._stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
+        if self.stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
             self._read(self._pending.popleft())
         if marks.host_ns[-1] - self._kept_ns >= _KEEP_NS:
             self.keep()
@@ -105,16 +99,16 @@ class Session:
         """Hand on the rows that are known and were not handed on yet."""
         self._kept_ns = self.timeline.clock()
         self._read_reached()
-        if self._keep is not None and self._kept < len(self._rows):
-            self._keeping.run(self._keep, self._rows[self._kept :])
+        if self.keep_rows is not None and self._kept < len(self._rows):
+            self._keeping.run(self.keep_rows, self._rows[self._kept :])
             self._kept = len(self._rows)
 
     def _measured_enough(self) -> bool:
-        if self._stopping is None or not self._stopping.asks(self.schedule.done):
+        if not self.stopping.asks(self.schedule.done):
             return False
         self._read_reached()
         elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
-        if not self._stopping.reached(self.schedule.done, self._measured_s(), elapsed_s):
+        if not self.stopping.reached(self.schedule.done, self._measured_s(), elapsed_s):
             return False
         self.schedule.end_stage()
         return True
@@ -131,8 +125,8 @@ class Session:
             self._finished = True
             self._end_stage(self.schedule.stage)
         self._read_all()
-        if self._progress is not None:
-            self._drawing.run(self._progress.clear)
+        if self.progress is not None:
+            self._drawing.run(self.progress.clear)
 
     def measured(self) -> Measured:
         """What there is to record, of this rank."""
@@ -158,17 +152,17 @@ class Session:
         if stage == "measure":
             self._read_all()
             went_on = self.schedule.stage != "measure"
-            if self._stopping is not None and went_on and self._rank == 0:  # whose answer was everybody's
-                self.notes += self._stopping.missed(self._measured_s())
+            if went_on and self.rank == 0:  # whose answer was everybody's
+                self.notes += self.stopping.missed(self._measured_s())
         self.instruments.end(stage)
         self.keep()
 
     def _draw(self) -> None:
-        if self._progress is not None and (stage := self.schedule.stage) is not None:
-            self._drawing.run(self._progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
+        if self.progress is not None and (stage := self.schedule.stage) is not None:
+            self._drawing.run(self.progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
     def _is_reached(self, pending: _Pending) -> bool:
-        return self._stream is None or self._stream.reached(pending[2].instants[-1])
+        return self.stream is None or self.stream.reached(pending[2].instants[-1])
 
     def _read_reached(self) -> None:
         while self._pending and self._is_reached(self._pending[0]):
@@ -177,9 +171,9 @@ class Session:
     def _read_all(self) -> None:
         """Wait for the device, once; on one that is dead the host's times are what is left."""
         alive = True
-        if self._stream is not None:
+        if self.stream is not None:
             try:
-                self._stream.wait()
+                self.stream.wait()
             except Exception:
                 alive = False
         while self._pending:
@@ -189,10 +183,10 @@ class Session:
         step, stage, marks, tokens, memory = pending
         host = marks.host_seconds()
         seconds: tuple[float, ...] | None = host
-        if self._stream is not None:
-            seconds = marks.stream_seconds(self._stream) if alive else None
-            self._stream.release(marks.instants)
-        self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self._rank))
+        if self.stream is not None:
+            seconds = marks.stream_seconds(self.stream) if alive else None
+            self.stream.release(marks.instants)
+        self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked

@@ -52,6 +52,11 @@ class StageOptions:
         return self.measure_steps if self.until_ci is None else self.max_steps
 
 
+_EVERY = 5
+"""Steps from one look to the next, at most."""
+
+
+@dataclass
 class StoppingRule:
     """Whether enough was measured: the answer to ``until_ci``.
 
@@ -60,29 +65,26 @@ class StoppingRule:
         agree: makes rank 0's answer, the steps until the next look, everybody's; a collective call.
     """
 
-    _EVERY = 5
-
-    def __init__(self, options: StageOptions, agree: Callable[[int], int]) -> None:
-        self._options = options
-        self._agree = agree
-        self._enough = options.until_ci is None
-        self._over = False
-        self._look_at = 1
+    options: StageOptions
+    agree: Callable[[int], int]
+    _enough: bool = False
+    _over: bool = False
+    _look_at: int = 1
 
     def asks(self, steps: int) -> bool:
         """Whether to look after ``steps`` measured steps."""
-        return self._options.until_ci is not None and steps >= self._look_at
+        return self.options.until_ci is not None and steps >= self._look_at
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Whether ``steps`` measured ones are enough; ``step_s`` are their seconds, as far as they are known."""
-        assert self._options.until_ci is not None
-        self._enough = precise_enough(step_s[steady_from(step_s) :], self._options.until_ci)
-        left_s = self._options.max_seconds - elapsed_s
+        assert self.options.until_ci is not None
+        self._enough = precise_enough(step_s[steady_from(step_s) :], self.options.until_ci)
+        left_s = self.options.max_seconds - elapsed_s
         more = 0
         if not self._enough and left_s > 0:
             # To look costs the ranks a collective call, so not at every step; but steps may take minutes.
             fitting = steps * left_s / max(elapsed_s, 1e-9)
-            more = max(1, int(min(fitting, self._EVERY - steps % self._EVERY)))
+            more = max(1, int(min(fitting, _EVERY - steps % _EVERY)))
         return self._hear(steps, more)
 
     def follow(self, steps: int) -> bool:
@@ -90,18 +92,18 @@ class StoppingRule:
         return self._over or (self.asks(steps) and self._hear(steps, 0))
 
     def _hear(self, steps: int, more: int) -> bool:
-        more = self._agree(more)
+        more = self.agree(more)
         self._look_at, self._over = steps + more, more == 0
         return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:
         """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""
-        if self._enough or self._options.until_ci is None:
+        if self._enough or self.options.until_ci is None:
             return []
         width = relative_half_width(step_s[steady_from(step_s) :])
         known = "unknown" if width is None else f"known to ±{width:.1%}"
         reached = (
-            f"after {counted(len(step_s), 'step')} the median is {known}, asked for was ±{self._options.until_ci:.1%}"
+            f"after {counted(len(step_s), 'step')} the median is {known}, asked for was ±{self.options.until_ci:.1%}"
         )
         return [f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -31,6 +32,7 @@ class Instrument(Protocol):
         """Stop, and leave training's objects as they were."""
 
 
+@dataclass(eq=False)
 class Watch:
     """An instrument that looks from the begin of one ``stage`` to its end.
 
@@ -42,30 +44,24 @@ class Watch:
         stop: ends it where nobody wants to know any more; may be called twice.
     """
 
+    name: str
+    stage: str
+    start: Callable[[], object]
+    finish: Callable[[], Mapping[str, Any]]
+    stop: Callable[[], object] = lambda: None
+    facts: Mapping[str, Any] = field(default_factory=dict)
     part: Guard = UNGUARDED
 
-    def __init__(
-        self,
-        name: str,
-        stage: str,
-        start: Callable[[], object],
-        finish: Callable[[], Mapping[str, Any]],
-        stop: Callable[[], object] = lambda: None,
-    ) -> None:
-        self.name = name
-        self.facts: Mapping[str, Any] = {}
-        self._stage, self._start, self._finish, self._stop = stage, start, finish, stop
-
     def begin(self, stage: str) -> None:
-        if stage == self._stage:
-            self._start()
+        if stage == self.stage:
+            self.start()
 
     def end(self, stage: str) -> None:
-        if stage == self._stage:
-            self.facts = self._finish()
+        if stage == self.stage:
+            self.facts = self.finish()
 
     def discard(self) -> None:
-        self._stop()
+        self.stop()
 
 
 class Instruments:

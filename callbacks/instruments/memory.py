@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class MemoryOptions:
             raise ValueError("memory.history: expected a CUDA device, given none; leave the option out")
 
 
+@dataclass(eq=False)
 class MemoryReader:
     """Reads peaks once a step, between steps; in the ``memory`` stage at every mark, with what they consist of.
 
@@ -50,45 +51,43 @@ class MemoryReader:
         parties: the module and the optimizers whose tensors count, asked for when they exist.
     """
 
-    name = "memory"
+    probe: Probe
+    timeline: Timeline
+    device: torch.device
+    parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
     part: Guard = UNGUARDED
+    facts: dict[str, Any] = field(default_factory=dict)
+    _readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
+    _observers: tuple[Callable[[int], None], ...] = ()
+    name: str = "memory"
 
-    def __init__(
-        self,
-        probe: Probe,
-        timeline: Timeline,
-        device: torch.device,
-        parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]],
-    ) -> None:
-        self._probe = probe
-        self._timeline = timeline
-        self._device = device
-        self._parties = parties
-        self._readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
-        self._observers: tuple[Callable[[int], None], ...] = ()
-        self.step_peaks: Callable[[], Peaks] = probe.peaks
+    def step_peaks(self) -> Peaks:
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
-        self.facts: dict[str, Any] = {}
+        if self._readers is None or not self._observers:
+            return self.probe.peaks()
+        holdings, levels, parts = self._readers
+        holdings.step_ended()
+        levels.step_ended()
+        return parts.take_step()
 
     def begin(self, stage: str) -> None:
-        self._probe.reset()
+        self.probe.reset()
         if stage != "memory":
             return
-        module, optimizers = self._parties()
+        module, optimizers = self.parties()
         # In this order: the last resets the peak that the first reads.
         self._readers = (
-            HoldingsReader(module, optimizers, lambda: self._probe.peaks()[0], self._device, self.part),
-            LevelsReader(module, optimizers, self._probe.held, self._device, self.part),
-            PartPeaks(self._probe),
+            HoldingsReader(module, optimizers, lambda: self.probe.peaks()[0], self.device, self.part),
+            LevelsReader(module, optimizers, self.probe.held, self.device, self.part),
+            PartPeaks(self.probe),
         )
         self._readers[0].start()
-        self.step_peaks = self._take_step
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
-        self._timeline.observers += self._observers
+        self.timeline.observers += self._observers
 
     def end(self, stage: str) -> None:
         if stage == "measure":
-            self.facts["allocator"] = allocator_facts(self._device)
+            self.facts["allocator"] = allocator_facts(self.device)
         if self._readers is None:
             return
         holdings, levels, parts = self._readers
@@ -96,19 +95,12 @@ class MemoryReader:
         self.facts |= {"part_peaks": parts.by_part(), "held": holdings.by_part(), "levels": levels.levels}
 
     def discard(self) -> None:
-        self.step_peaks = self._probe.peaks
         if self._readers is None:
             return
         holdings, levels, _ = self._readers
-        self._timeline.observers = tuple(o for o in self._timeline.observers if o not in self._observers)
+        self.timeline.observers = tuple(o for o in self.timeline.observers if o not in self._observers)
+        self._observers = ()
         holdings.stop()
         levels.stop()
         if not levels.watching:
             self._readers = None  # last: what could not be undone now is undone by the next call
-
-    def _take_step(self) -> Peaks:
-        assert self._readers is not None
-        holdings, levels, parts = self._readers
-        holdings.step_ended()
-        levels.step_ended()
-        return parts.take_step()

@@ -19,6 +19,13 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""
 
 
+class _Open(threading.local):
+    """The ranges that are open: the autograd engine recomputes checkpointed modules in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.open: list[tuple[nn.Module, record_function]] = []
+
+
 class ModuleRanges:
     """Opens a range ``module: <path> (<class>)`` around every forward pass below ``module``.
 
@@ -28,7 +35,7 @@ class ModuleRanges:
     def __init__(self, part: Guard = UNGUARDED) -> None:
         self._part = part
         self._handles: list[RemovableHandle] = []
-        self._threads = threading.local()  # the autograd engine recomputes checkpointed modules in a thread of its own
+        self._threads = _Open()
 
     def attach(self, module: nn.Module) -> None:
         """Until ``detach``."""
@@ -45,25 +52,19 @@ class ModuleRanges:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        for _, range_ in reversed(self._open_here()):
+        for _, range_ in reversed(self._threads.open):
             range_.__exit__(None, None, None)
-        self._open_here().clear()
-
-    def _open_here(self) -> list[tuple[nn.Module, record_function]]:
-        stack: list[tuple[nn.Module, record_function]] | None = getattr(self._threads, "stack", None)
-        if stack is None:
-            stack = self._threads.stack = []
-        return stack
+        self._threads.open.clear()
 
     def _open(self, name: str, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
             return
         range_ = record_function(name)
         range_.__enter__()
-        self._open_here().append((module, range_))
+        self._threads.open.append((module, range_))
 
     def _close(self, module: nn.Module, args: Any, output: Any) -> None:
-        stack = self._open_here()
+        stack = self._threads.open
         if torch.compiler.is_compiling() or not any(opened is module for opened, _ in stack):
             return
         opened = None

@@ -33,34 +33,28 @@ class NumericsAudit:
     """Keeps the run's first batch on the host, and audits the module with it when the run is over.
 
     Args:
-        wanted: False does neither.
         verb: What runs.
     """
 
-    def __init__(self, wanted: bool, verb: Verb) -> None:
-        self.wanted = wanted
+    def __init__(self, verb: Verb) -> None:
         self._verb: Verb = verb
         self._batch: Any = None
         self._unlike_others: Exception | None = None
 
     def see(self, batch: Any) -> None:
         """Remember ``batch``, off the device."""
-        if not self.wanted:
-            return
         try:
             self._batch = tree_map(_on_host, batch)
         except Exception as error:  # a tensor type of somebody's own; training goes on
             self._unlike_others = error
 
-    def facts(self, trainer: Trainer, module: LightningModule) -> NumericsFacts | None:
-        """What the audit finds; None where it is not wanted.
+    def facts(self, trainer: Trainer, module: LightningModule) -> NumericsFacts:
+        """What the audit finds.
 
         Raises:
             ValueError: this run cannot be audited.
             Exception: whatever the module's own code raises.
         """
-        if not self.wanted:
-            return None
         if self._unlike_others is not None:
             raise self._unlike_others
         if self._verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -68,7 +68,7 @@ class _Ranges:
 
 
 class NvtxRanges:
-    """An observer of marks that puts each phase into an NVTX range."""
+    """An observer of marks that puts each phase into an NVTX range. It runs in timed steps too: no context managers."""
 
     def __init__(self) -> None:
         self._open = False
@@ -81,6 +81,7 @@ class NvtxRanges:
             torch.cuda.nvtx.range_push(PARTS[code])
 
 
+@dataclass(eq=False)
 class Tracer:
     """Runs torch.profiler over whole steps and keeps the trace as ``trace/rank<n>.pt.trace.json.gz``.
 
@@ -96,57 +97,51 @@ class Tracer:
         taken: whether the user has a profiler of torch's own, which may begin at any time.
     """
 
-    name = "trace"
+    options: TraceOptions
+    device: torch.device
+    timeline: Timeline
+    folder: Path
+    rank: int
+    module: Callable[[], nn.Module]
+    taken: bool = False
     part: Guard = UNGUARDED
-    facts: Mapping[str, Any] = {}  # they are in the trace's own files
+    _profile: profile | None = None
+    _ranges: Callable[[int], None] | None = None
+    _modules: ModuleRanges | None = None
+    _warm: bool = False
+    _alone: ExitStack = field(default_factory=ExitStack)
+    name: str = "trace"
+    facts: ClassVar[Mapping[str, Any]] = {}  # they are in the trace's own files
 
-    def __init__(
-        self,
-        options: TraceOptions,
-        device: torch.device,
-        timeline: Timeline,
-        folder: Path,
-        rank: int,
-        module: Callable[[], nn.Module],
-        taken: bool = False,
-    ) -> None:
-        self._options = options
-        self._device = device
-        self._timeline = timeline
-        self._path = folder / "trace" / f"rank{rank}.pt.trace.json.gz"
-        self._module = module
-        self._taken = taken
-        self._profile: profile | None = None
-        self._ranges: Callable[[int], None] | None = None
-        self._modules: ModuleRanges | None = None
-        self._warm = False
-        self._alone = ExitStack()
+    @property
+    def _path(self) -> Path:
+        return self.folder / "trace" / f"rank{self.rank}.pt.trace.json.gz"
 
     def begin(self, stage: str) -> None:
         if stage != "trace":
             return
-        if self._taken or autograd_profiler._is_profiler_enabled:
+        if self.taken or autograd_profiler._is_profiler_enabled:
             # torch has one session a process: a second one would end the user's, or the process.
             self.part.leave_out("the profiler of torch's that runs in this process keeps its events")
             return
         activities = [ProfilerActivity.CPU]
-        if self._device.type in TRACED:
-            activities.append(TRACED[self._device.type])
+        if self.device.type in TRACED:
+            activities.append(TRACED[self.device.type])
         tracing = profile(
             activities=activities,
-            schedule=schedule(wait=0, warmup=1, active=self._options.steps, repeat=1),
-            record_shapes=self._options.record_shapes,
-            with_stack=self._options.with_stack,
-            profile_memory=self._options.profile_memory,
+            schedule=schedule(wait=0, warmup=1, active=self.options.steps, repeat=1),
+            record_shapes=self.options.record_shapes,
+            with_stack=self.options.with_stack,
+            profile_memory=self.options.profile_memory,
             acc_events=True,
         )
         tracing.start()
         self._profile = tracing
         self._give_way_to_others()
         self._ranges = self.part.guard(_Ranges())
-        self._timeline.observers += (self._ranges,)
+        self.timeline.observers += (self._ranges,)
         self._modules = ModuleRanges(self.part)
-        self._modules.attach(self._module())
+        self._modules.attach(self.module())
 
     def _give_way_to_others(self) -> None:
         """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
@@ -169,9 +164,9 @@ class Tracer:
         """A step of the stage has ended and another follows."""
         if self._profile is None:
             return
-        if not self._warm and self._device.type in TRACED:
+        if not self._warm and self.device.type in TRACED:
             # What the profiler's own step left in the queue would run in the first traced one.
-            torch.accelerator.synchronize(self._device)
+            torch.accelerator.synchronize(self.device)
         self._warm = True
         self._profile.step()
 
@@ -209,7 +204,7 @@ class Tracer:
         if running is None:
             return None
         try:
-            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._ranges)
+            self.timeline.observers = tuple(o for o in self.timeline.observers if o is not self._ranges)
             if self._modules is not None:
                 self._modules.detach()
         finally:

@@ -19,18 +19,14 @@ from lm_profiler.measure.memory.history import memory_history_of
 def watches_of(device: torch.device, history: Path | None = None) -> list[Watch]:
     """All that have a meaning on ``device``, in the order in which they begin; ``history`` is a snapshot's file."""
     watches = [recompilations_watch()]
-    if (syncs := sync_detector_of(device)) is not None:
-        detector = syncs
-        watches.append(
-            Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": detector.end()}, detector.end)
-        )
+    if (detector := sync_detector_of(device)) is not None:
+        finish = detector.end
+        watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
     if history is not None:
         watches.append(history_watch(device, history))
-    if (telemetry := telemetry_of(device)) is not None:
-        sampler = telemetry
-        watches.append(
-            Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": sampler.stop()}, sampler.stop)
-        )
+    if (sampler := telemetry_of(device)) is not None:
+        stop = sampler.stop
+        watches.append(Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": stop()}, stop))
     # The last to begin and the first to end: it counts the CPU time of all that runs in between.
     cpu = CpuUseReader(device)
     return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]

@@ -117,18 +117,16 @@ def _has_cuda_graphs() -> bool:
 
 
 class Work:
-    """Keeps the shape of the run's first batch, once it was ``seen``, and tells what a step asks for."""
+    """Keeps the shape of the run's first batch, and tells what a step asks for."""
 
     def __init__(self, verb: Verb) -> None:
         self._verb: Verb = verb
         self._batch: Any = None
         self._samples: int | None = None
         self._unlike_others: Exception | None = None
-        self.seen = False
 
     def see(self, trainer: Trainer, batch: Any) -> None:
         """Remember what ``batch`` looks like, but none of its memory."""
-        self.seen = True
         try:
             combined = self._verb == "fit" and isinstance(trainer.train_dataloader, (dict, list, tuple))
             self._samples = samples_in(batch, combined)

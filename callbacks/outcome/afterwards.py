@@ -49,7 +49,7 @@ class Afterwards:
     """
 
     def __init__(self, verb: Verb, audit: bool, peak_flops_per_s: float | None) -> None:
-        self._work, self._audit = Work(verb), NumericsAudit(audit, verb)
+        self._work, self._audit = Work(verb), NumericsAudit(verb) if audit else None
         self._peak_flops_per_s = peak_flops_per_s
         self.seen = False
 
@@ -57,12 +57,13 @@ class Afterwards:
         """Remember ``batch``."""
         self.seen = True
         self._work.see(trainer, batch)
-        self._audit.see(batch)
+        if self._audit is not None:
+            self._audit.see(batch)
 
     def look(self, trainer: Trainer, measured: Measured, tracer: Tracer) -> LateFacts:
         """On rank 0, after the run; what fails leaves a note."""
         notes: list[str] = []
-        module, device = trainer.lightning_module, trainer.strategy.root_device
+        device, audit = trainer.strategy.root_device, self._audit
         dtype = torch_dtype(run_dtype(trainer))
         kernels = try_or_note("kernels", tracer.kernels, notes)
         notes += without_kernels(device, kernels)
@@ -74,7 +75,9 @@ class Afterwards:
             peak_flops_per_s=self._peak_flops_per_s,
             samples=try_or_note("samples", lambda: self._work.samples_per_step(trainer), notes),
             kernels=kernels,
-            numerics=try_or_note("numerics", lambda: self._audit.facts(trainer, module), notes),
+            numerics=None
+            if audit is None
+            else try_or_note("numerics", lambda: audit.facts(trainer, trainer.lightning_module), notes),
             notes=notes,
         )
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RunRecord, Status, Verb
+from lm_profiler.record.run import Failure, RunRecord, Status
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
@@ -30,28 +31,24 @@ class Ending:
 
     Args:
         trainer: of the run.
+        options: what it was to do.
         launch: how it was started.
-        verb: what it runs.
-        planned: the steps of each stage.
         core: the instruments as a whole; where they failed the run failed.
         take_out: leaves the loop as it was.
         tell: is told what goes wrong, and adds it to ``notes``.
         notes: what was told so far.
-        quiet: print no table.
 
     ``part`` guards what is called of it, and gives it up with ``abandon``. When it is ``over`` there is nothing left to
     do; ``record`` is what was written last.
     """
 
     trainer: Trainer
+    options: ProfilingOptions
     launch: Launch
-    verb: Verb
-    planned: Mapping[str, int]
     core: Guard
     take_out: Callable[[], None]
     tell: Callable[[str], object]
     notes: list[str]
-    quiet: bool
     part: Guard = UNGUARDED
     exchange: Exchange | None = None
     session: Session | None = None
@@ -122,7 +119,7 @@ class Ending:
             last.run(session.finish, failure is None)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
-            measured = Measured((), self.planned)
+            measured = Measured((), self.options.steps)
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
@@ -136,7 +133,7 @@ class Ending:
             if failure is None and measured.rows and self.session is not None and self.afterwards is not None:
                 late = self.afterwards.look(self.trainer, measured, self.session.instruments.tracer)
             self.record = recorder.complete(measured, self.record, late)
-        if not self.quiet:
+        if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 
     def _show(self) -> None:
@@ -152,7 +149,7 @@ class Ending:
 
     def recorder_in(self, folder: Path) -> Recorder:
         """One that writes the run's files into ``folder``."""
-        return Recorder(folder, self.launch, self.trainer, self.trainer.lightning_module, self.verb)
+        return Recorder(folder, self.launch, self.trainer, self.trainer.lightning_module, self.options.verb)
 
     def _save(self, measured: Measured, record: RunRecord) -> None:
         self.record = record

@@ -48,7 +48,7 @@ def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     return PARTS[code] if code < len(PARTS) else "other"
 
 
-def failure_of(error: BaseException, phase: str, step: int, device: torch.device) -> Failure:
+def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device) -> Failure:
     """The failure for the record, with what an out-of-memory error says of its cause."""
     return Failure(
         phase=phase,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
 from typing import Any, TypeVar
@@ -33,6 +33,7 @@ _RUNS = count()
 Value = TypeVar("Value")
 
 
+@dataclass(eq=False)
 class Exchange:
     """Between the ranks of one run. To be made by all of them; alone, it hands everything back at once.
 
@@ -43,13 +44,12 @@ class Exchange:
         patience_s: how long one rank waits for another.
     """
 
-    def __init__(self, store: Any = None, rank: int = 0, ranks: int = 1, patience_s: float = _PATIENCE_S) -> None:
-        self._store = store
-        self._rank = rank
-        self._ranks = ranks
-        self._patience_s = patience_s
-        self._run = next(_RUNS)
-        self._asked = count()
+    store: Any = None
+    rank: int = 0
+    ranks: int = 1
+    patience_s: float = _PATIENCE_S
+    _run: int = field(default_factory=_RUNS.__next__)
+    _asked: Iterator[int] = field(default_factory=count)
 
     @staticmethod
     def of_process_group() -> Exchange:
@@ -68,31 +68,31 @@ class Exchange:
             RuntimeError: it raised there, or rank 0 never said anything.
             Exception: on rank 0, what ``find`` raises.
         """
-        if self._store is None:
+        if self.store is None:
             return find()
         key = f"lm_profiler/{self._run}/{what}/{next(self._asked)}"
-        if self._rank > 0:
-            known, value = pickle.loads(self._get(key, self._patience_s))
+        if self.rank > 0:
+            known, value = pickle.loads(self._get(key, self.patience_s))
             if not known:
                 raise RuntimeError(f"rank 0 has no {what}: {value}")
             return value  # type: ignore[no-any-return]
         try:
             value = find()
         except BaseException as error:
-            self._store.set(key, pickle.dumps((False, said(error))))
+            self.store.set(key, pickle.dumps((False, said(error))))
             raise
-        self._store.set(key, pickle.dumps((True, value)))
+        self.store.set(key, pickle.dumps((True, value)))
         return value
 
     def gather(self, measured: Measured) -> Measured:
         """On rank 0, what every rank measured, with a note on each that did not say in time; elsewhere its own."""
-        if self._store is None:
+        if self.store is None:
             return measured
-        if self._rank > 0:
-            self._store.set(self._key(self._rank), pickle.dumps(measured))
+        if self.rank > 0:
+            self.store.set(self._key(self.rank), pickle.dumps(measured))
             return measured
-        everyone, missing, until = [measured], [], time.monotonic() + self._patience_s
-        for rank in range(1, self._ranks):
+        everyone, missing, until = [measured], [], time.monotonic() + self.patience_s
+        for rank in range(1, self.ranks):
             try:
                 everyone.append(pickle.loads(self._get(self._key(rank), max(until - time.monotonic(), 0.01))))
             except RuntimeError:
@@ -104,8 +104,8 @@ class Exchange:
         return f"lm_profiler/{self._run}/measured/{rank}"
 
     def _get(self, key: str, patience_s: float) -> bytes:
-        self._store.wait([key], timedelta(seconds=patience_s))
-        value: bytes = self._store.get(key)
+        self.store.wait([key], timedelta(seconds=patience_s))
+        value: bytes = self.store.get(key)
         return value
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.callbacks.instruments.work import batches_per_step
+from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.judgement import (
@@ -34,7 +33,6 @@ from lm_profiler.callbacks.outcome.judgement import (
     settings_of,
     why_unsure,
 )
-from lm_profiler.callbacks.outcome.logger import write_scalars
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
@@ -58,53 +56,27 @@ from lm_profiler.record.run import (
     write_run,
 )
 from lm_profiler.record.steps import Peaks, StepRow, append_steps, largest, write_steps
-from lm_profiler.tensorboard.summary import write_hparams
+from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
-@dataclass(frozen=True)
-class Launch:
-    """How the run was started: what a reader needs to start it again."""
-
-    name: str = "lm_profiler"
-    command: str = ""
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
-    config_yaml: str | None = None
-    folder: Path | None = None
-    """Claimed for the run already."""
-    started: float = field(default_factory=time.time)
-
-    def facts(self) -> dict[str, Any]:
-        """What every record says of it; the duration is up to now."""
-        return {
-            "name": self.name,
-            "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
-            "duration_s": max(time.time() - self.started, 0.0),
-            "command": self.command,
-            "overrides": dict(self.overrides),
-            "config": dict(self.config) if self.config is not None else None,
-        }
-
-
+@dataclass(eq=False)
 class Recorder:
     """Writes one run's files into ``folder``; on rank 0 only."""
 
-    def __init__(self, folder: Path, launch: Launch, trainer: Trainer, module: LightningModule, verb: Verb) -> None:
-        self.folder = folder
-        self._launch = launch
-        self._trainer = trainer
-        self._module = module
-        self._verb: Verb = verb
-        self._steps: list[StepRow] = []
-        self._cut = 0
+    folder: Path
+    launch: Launch
+    trainer: Trainer
+    module: LightningModule
+    verb: Verb
+    _steady: Sequence[StepRow] = ()
+    _steps: Sequence[StepRow] = ()
 
     def begin(self, planned: Mapping[str, int]) -> None:
         """Write what a killed process leaves: a record that says ``unfinished``, and no step yet."""
-        if self._launch.config_yaml is not None:
-            write_whole(self.folder / "config.yaml", self._launch.config_yaml)
+        if self.launch.config_yaml is not None:
+            write_whole(self.folder / "config.yaml", self.launch.config_yaml)
         write_steps(self.folder / "steps.csv", ())
-        facts: dict[str, Any] = {"status": "unfinished", "failure": None, "verb": self._verb}
-        write_run(self.folder, RunRecord(**self._launch.facts(), **facts, steps_planned=dict(planned)))
+        write_run(self.folder, self.bare(Measured((), planned), "unfinished", None))
 
     def keep(self, rows: Sequence[StepRow]) -> None:
         """Add rows that came since."""
@@ -115,15 +87,15 @@ class Recorder:
         timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
         steps = self._steps = mean_over_ranks(timed)
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
-        self._cut = 0 if level is None else level.cut
-        steady, notes = steps[self._cut :], list(measured.notes)
+        steady = self._steady = steps if level is None else steps[level.cut :]
+        notes = list(measured.notes)
         times = summaries(steady, "device")
         tokens = throughput(steady, times)
         return RunRecord(
-            **self._launch.facts(),
+            **self.launch.facts(),
             status=status,
             failure=failure,
-            verb=self._verb,
+            verb=self.verb,
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
             first_step_s=max((row.host_time("step") for row in measured.rows if row.step == 1), default=None),
@@ -156,8 +128,8 @@ class Recorder:
         notes = [*record.notes, *late.notes]
         step_s = record.time["step"].median
         facts: dict[str, Any] = {
-            "duration_s": self._launch.facts()["duration_s"],
-            "model": try_or_note("model", lambda: model_facts(self._trainer, self._module), notes),
+            "duration_s": self.launch.facts()["duration_s"],
+            "model": try_or_note("model", lambda: model_facts(self.trainer, self.module), notes),
             "environment": try_or_note("environment", lambda: environment(self._device, self._world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
             "numerics": late.numerics,
@@ -176,31 +148,37 @@ class Recorder:
 
     def bare(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
         """The record without any figure."""
-        notes = list(measured.notes)
-        return RunRecord(**self._launch.facts(), status=status, failure=failure, verb=self._verb, notes=notes)
+        return RunRecord(
+            **self.launch.facts(),
+            status=status,
+            failure=failure,
+            verb=self.verb,
+            steps_planned=dict(measured.planned),
+            notes=list(measured.notes),
+        )
 
     @property
     def _device(self) -> torch.device:
-        return self._trainer.strategy.root_device
+        return self.trainer.strategy.root_device
 
     @property
     def _world_size(self) -> int:
-        return self._trainer.world_size
+        return self.trainer.world_size
 
     def _utilisation(self, step_s: float | None, late: LateFacts) -> Utilisation | None:
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if self._device.type == "cpu" else self._world_size
-        name, dtype = device_name(self._device), run_dtype(self._trainer)
+        name, dtype = device_name(self._device), run_dtype(self.trainer)
         return judge_utilisation(late.flops, step_s, name, dtype, devices, late.ceiling, late.peak_flops_per_s)
 
     def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
-        trainer, steady, utilisation = self._trainer, self._steps[self._cut :], record.utilisation
+        trainer, steady, utilisation = self.trainer, self._steady, record.utilisation
         per_step = record.throughput.tokens_per_step if record.throughput is not None else None
-        per_batch = None if per_step is None else per_step // batches_per_step(trainer, self._verb)
+        per_batch = None if per_step is None else per_step // batches_per_step(trainer, self.verb)
         recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
         peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
         free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
-        settings = settings_of(trainer, self._module, per_batch, recomputes, free)
+        settings = settings_of(trainer, self.module, per_batch, recomputes, free)
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = self._device.type != "cpu"
         return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
@@ -208,7 +186,7 @@ class Recorder:
     def _log_scalars(self, record: RunRecord) -> None:
         if self._steps:
             ideal_s = ideal_step_s(record)
-            write_scalars(self.folder, ((row.step, scalars(row, ideal_s)) for row in self._steps))
+            write_events(self.folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in self._steps))
 
 
 def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:

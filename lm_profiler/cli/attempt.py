@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.callbacks.outcome.recorder import Launch
 from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK
 from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note

@@ -15,8 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.logger import EventsLogger
-from lm_profiler.callbacks.outcome.recorder import Launch
 from lm_profiler.cli.attempt import Attempt, rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (

@@ -154,7 +154,7 @@ def test_a_device_that_dies_in_a_phase_takes_its_own_times_alone(
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(torch, "Event", Device.Event)
-    monkeypatch.setattr("lm_profiler.callbacks.profiling.stream_of", Device)
+    monkeypatch.setattr("lm_profiler.callbacks.attachment.stream_of", Device)
     profiler, _ = die(GivesUp(phase, device_side_assert), tmp_path, RuntimeError)
     assert_recorded(profiler, "failed", phase, steps=3, step=4, kind="RuntimeError")
     assert profiler.record is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fake_device import Clock, FakeStream
 
-from lm_profiler.callbacks import TraceOptions
+from lm_profiler.callbacks import StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.trace import Tracer
@@ -17,7 +17,7 @@ from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.session import Session
-from lm_profiler.callbacks.stages import StageCounter
+from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.steps import Peaks
@@ -78,6 +78,8 @@ class Loop:
                 print,
             ),
             rank=0,
+            stopping=StoppingRule(StageOptions(), int),
+            tell=print,
             **options,
         )
 

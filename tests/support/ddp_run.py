@@ -40,7 +40,7 @@ def break_on_rank_1() -> None:
     whole = Session.step_ended
 
     def broken(session: Session, marks: StepMarks) -> int:
-        if session.steps == 2 and session._rank == 1:
+        if session.steps == 2 and session.rank == 1:
             raise ValueError("rank 1 measures no more")
         return whole(session, marks)
 

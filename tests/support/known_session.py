@@ -41,6 +41,7 @@ class Loop:
             progress=None,
             rank=0,
             stopping=StoppingRule(options, agree),
+            tell=print,
         )
 
     def step(self, ms: float) -> None:

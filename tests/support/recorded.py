@@ -9,9 +9,10 @@ from typing import Any
 from known_loop import trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Flops, RunRecord, read_run

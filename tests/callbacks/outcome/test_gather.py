@@ -127,7 +127,7 @@ def test_nobody_waits_so_long_that_the_groups_own_limit_runs_out(tmp_path: Path)
     where = {"init_method": (tmp_path / "group").as_uri(), "rank": 0, "world_size": 1}
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=10), **where)
     try:
-        assert Exchange.of_process_group()._patience_s == 5
+        assert Exchange.of_process_group().patience_s == 5
     finally:
         torch.distributed.destroy_process_group()
 

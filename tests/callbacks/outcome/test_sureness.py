@@ -17,9 +17,10 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from recorded import FLOPS, LEVEL, ceiling_of, lines
 
+from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.recorder import Launch, Recorder
+from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.device.cpu_reading import CpuReading
 from lm_profiler.record.collection import Entry

@@ -1,0 +1,199 @@
+"""What a run puts into its Trainer: it stands there from the loop's beginning until the record is made."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from lightning.pytorch import Callback, Trainer
+
+from lm_profiler.callbacks.instruments.instrument import Instruments
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
+from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.work import FlopsWatch
+from lm_profiler.callbacks.launch import ProfilingOptions
+from lm_profiler.callbacks.marks.batches import Tokens
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.outcome.afterwards import Afterwards
+from lm_profiler.callbacks.outcome.ending import Ending
+from lm_profiler.callbacks.outcome.failures import phase_of
+from lm_profiler.callbacks.outcome.folder import run_folder, snapshot_file
+from lm_profiler.callbacks.progress import Progress
+from lm_profiler.callbacks.session import Session
+from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
+from lm_profiler.measure.clocks.stream import stream_of
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.memory.peaks import probe_of
+
+
+@dataclass(eq=False)
+class Attachment:
+    """Of one run, from its set-up on. Making one calls nothing that could fail.
+
+    Args:
+        callback: whose run it is.
+        trainer: of the run.
+        options: what is to be done.
+        max_steps: the Trainer's own, which it gets back.
+
+    ``part`` guards what is called of it. ``notes`` is what it has told so far.
+    """
+
+    callback: Callback
+    trainer: Trainer
+    options: ProfilingOptions
+    max_steps: int
+    part: Guard = UNGUARDED
+    ending: Ending = field(init=False)
+    notes: list[str] = field(default_factory=list)
+    begun: bool = False
+    tokens: Guard = UNGUARDED
+    tokens_in: Tokens | None = None
+    _phases: PhaseProfiler | None = None
+    _optimizers: OptimizerMarks | None = None
+    _stopping: StoppingRule | None = None
+
+    def start(self) -> None:
+        """The loop begins."""
+        self.begun = True
+        trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
+        assert exchange is not None
+        folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
+        recorder = ending.recorder = ending.recorder_in(folder)
+        self.tokens = Guard("tokens_in", self.tell)
+        self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
+        ending.afterwards = Afterwards(options.verb, options.numerics.audit, options.peak_flops_per_s)
+        stream = stream_of(trainer.strategy.root_device)
+        timeline = Timeline(options.clock, stream, self.part)
+        if options.trace.nvtx:
+            timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
+        progress, keep = None, None
+        if trainer.is_global_zero:
+            keep = recorder.keep
+            if not options.quiet:
+                until_sure = bool(options.stages.until_ci)
+                progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
+        self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
+        self._optimizers = OptimizerMarks(timeline)
+        session = Session(
+            timeline,
+            stream,
+            StageCounter(options.steps),
+            self._instruments(timeline, folder),
+            progress,
+            trainer.global_rank,
+            self._stopping,
+            self.tell,
+            keep,
+        )
+        ending.session = session
+        if trainer.is_global_zero:
+            Guard("writing an unfinished record", self.tell).run(recorder.begin, options.steps)
+        self._stand_in(timeline, session)
+        if options.verb == "fit":
+            self._optimizers.attach(trainer, trainer.lightning_module)
+
+    def tell(self, text: str) -> None:
+        """Into the record, and at once to whoever watches: there may be no record."""
+        rank = self.trainer.global_rank
+        text = f"rank {rank}: {text}" if rank else text
+        self.notes.append(text)
+        say(text)
+
+    def leave(self) -> None:
+        """The core of the instruments failed: count steps, and nothing else."""
+        if self._phases is None:
+            self._stand_in(Timeline(part=self.part), None)
+        assert self._phases is not None
+        self._phases.count_only()
+        if self.ending.session is not None:
+            self._unmark_optimizers()
+            self.ending.session.instruments.discard()
+
+    def detach(self) -> None:
+        """Give the Trainer back what is its own."""
+        if self._phases is not None:
+            self._phases.restore()
+        self._unmark_optimizers()
+
+    def end_evaluation(self) -> None:
+        """The loop is over, if it is an evaluation that is profiled."""
+        if self.options.verb == "fit" or self.ending.over:
+            return
+        if self._phases is not None:
+            self.part.run(self._phases.close_step)
+        self.ending.early()
+
+    def died(self, exception: BaseException) -> None:
+        """``exception`` ended the run."""
+        phase, step, session = "other", 1, self.ending.session
+        if session is not None and self._phases is not None:
+            phase = phase_of(exception, session.timeline, session.steps)
+            self.part.run(self._phases.close_step)  # one that was done before the run died counts
+            step = session.steps + 1
+        if not self.ending.over:  # that step was the last
+            self.ending.died(exception, phase, step)
+
+    def end(self) -> None:
+        """The Trainer is done."""
+        if not self.begun and is_a(sys.exc_info()[1], "_TunerExitException"):
+            self.ending.over = True  # a Tuner's fit ends before it begins
+            return
+        if not self.ending.over:
+            if not self.begun:
+                self.part.run(self.start)
+            self.ending.early()  # a loop that had nothing to do told nobody that it ended
+        self.ending.take_out()
+
+    def _instruments(self, timeline: Timeline, folder: Path) -> Instruments:
+        trainer, trace = self.trainer, self.options.trace
+        device, rank = trainer.strategy.root_device, trainer.global_rank
+        parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
+        taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
+        return Instruments(
+            MemoryReader(probe_of(device), timeline, device, parties),
+            Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
+            [
+                FlopsWatch(timeline, lambda: trainer.lightning_module),
+                *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None),
+            ],
+            self.tell,
+        )
+
+    def _stand_in(self, timeline: Timeline, session: Session | None) -> None:
+        following, recording = Guard("stages.until_ci", self.tell), self.ending.part
+        self._phases = PhaseProfiler(
+            self.trainer,
+            timeline,
+            sum(self.options.steps.values()),
+            (lambda marks: 0) if session is None else session.step_ended,
+            lambda left: following.run(self._follow, left, otherwise=left),
+            partial(recording.run, self.ending.finish, "ok"),
+            self.options.stages.stop_when_done,
+            partial(recording.run, self.died),
+            self.callback,
+            self._no_step_in,
+        )
+        self.trainer.profiler = self._phases  # type: ignore[attr-defined]
+
+    def _unmark_optimizers(self) -> None:
+        if self._optimizers is not None:
+            self._optimizers.detach()
+
+    def _follow(self, left: int) -> int:
+        """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
+        steps = self.options.steps
+        later = steps["memory"] + steps["trace"]
+        measured = steps["measure"] - (left - later)
+        if self._stopping is None or left <= later or measured < 1:
+            return left
+        return later if self._stopping.follow(measured) else left
+
+    def _no_step_in(self, what: str) -> None:
+        self.tell(f"{what} had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")

@@ -1,0 +1,67 @@
+"""How a run was started, and with which options."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.numerics import NumericsOptions
+from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.record.run import Verb
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the run was started: what a reader needs to start it again."""
+
+    name: str = "lm_profiler"
+    command: str = ""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    config_yaml: str | None = None
+    folder: Path | None = None
+    """Claimed for the run already."""
+    started: float = field(default_factory=time.time)
+
+    def facts(self) -> dict[str, Any]:
+        """What every record says of it; the duration is up to now."""
+        return {
+            "name": self.name,
+            "started": datetime.fromtimestamp(self.started, timezone.utc).isoformat(timespec="seconds"),
+            "duration_s": max(time.time() - self.started, 0.0),
+            "command": self.command,
+            "overrides": dict(self.overrides),
+            "config": dict(self.config) if self.config is not None else None,
+        }
+
+
+@dataclass(frozen=True)
+class ProfilingOptions:
+    """The options of a ``TrainingProfiler``, which says what each means."""
+
+    stages: StageOptions
+    memory: MemoryOptions
+    trace: TraceOptions
+    launch: Launch | None
+    peak_flops_per_s: float | None
+    clock: Callable[[], int]
+    quiet: bool
+    numerics: NumericsOptions
+    verb: Verb
+    log_dir: Path
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """Of each stage, in their order."""
+        return {
+            "warmup": self.stages.warmup_steps,
+            "measure": self.stages.planned_steps,
+            "memory": self.memory.steps,
+            "trace": self.trace.stage_steps,
+        }
