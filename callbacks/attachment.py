@@ -1,4 +1,4 @@
-"""What a run puts into its Trainer: it stands there from the loop's beginning until the record is made."""
+"""What a run adds to its Trainer when the loop starts, and removes when the record is made."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lm_profiler.measure.memory.peaks import probe_of
 
 @dataclass(eq=False)
 class Attachment:
-    """Of one run, from its set-up on. Making one calls nothing that could fail.
+    """The instruments of one run, from ``setup`` on. The constructor calls nothing that could fail.
 
     Args:
         callback: whose run it is.
@@ -42,7 +42,7 @@ class Attachment:
         options: what is to be done.
         max_steps: the Trainer's own, which it gets back.
 
-    ``part`` guards what is called of it. ``notes`` is what it has told so far.
+    ``part`` guards every call. ``notes`` is what was reported so far.
     """
 
     callback: Callback
@@ -100,14 +100,14 @@ class Attachment:
             self._optimizers.attach(trainer, trainer.lightning_module)
 
     def tell(self, text: str) -> None:
-        """Into the record, and at once to whoever watches: there may be no record."""
+        """Add a note to the record, and print it at once: there may be no record."""
         rank = self.trainer.global_rank
         text = f"rank {rank}: {text}" if rank else text
         self.notes.append(text)
         say(text)
 
     def leave(self) -> None:
-        """The core of the instruments failed: count steps, and nothing else."""
+        """The profiler itself failed: only count steps from here on."""
         if self._phases is None:
             self._stand_in(Timeline(part=self.part), None)
         assert self._phases is not None
@@ -117,7 +117,7 @@ class Attachment:
             self.ending.session.instruments.discard()
 
     def detach(self) -> None:
-        """Give the Trainer back what is its own."""
+        """Remove what was added to the Trainer."""
         if self._phases is not None:
             self._phases.restore()
         self._unmark_optimizers()
@@ -135,9 +135,9 @@ class Attachment:
         phase, step, session = "other", 1, self.ending.session
         if session is not None and self._phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
-            self.part.run(self._phases.close_step)  # one that was done before the run died counts
+            self.part.run(self._phases.close_step)  # a step that was complete before the error counts
             step = session.steps + 1
-        if not self.ending.over:  # that step was the last
+        if not self.ending.over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
@@ -148,7 +148,7 @@ class Attachment:
         if not self.ending.over:
             if not self.begun:
                 self.part.run(self.start)
-            self.ending.early()  # a loop that had nothing to do told nobody that it ended
+            self.ending.early()  # Lightning calls no end hook for a loop without work
         self.ending.take_out()
 
     def _instruments(self, timeline: Timeline, folder: Path) -> Instruments:
@@ -196,4 +196,6 @@ class Attachment:
         return later if self._stopping.follow(measured) else left
 
     def _no_step_in(self, what: str) -> None:
-        self.tell(f"{what} had no step, and the Trainer has no other end: the loader ran dry, or all is skipped")
+        self.tell(
+            f"{what} had no step, and the Trainer has no other limit: the loader is empty, or every batch is skipped"
+        )

@@ -101,7 +101,7 @@ class TrainingProfiler(Callback):
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         if sum(isinstance(callback, TrainingProfiler) for callback in callbacks) > 1:
-            raise MisconfigurationException("expected one of lm_profiler's callbacks in a Trainer, given more")
+            raise MisconfigurationException("expected one TrainingProfiler in a Trainer, given more")
         if options.memory.history:
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
         for hook in _NO_HOOKS:
@@ -117,7 +117,7 @@ class TrainingProfiler(Callback):
             ending.exchange = run.part.run(Exchange.of_process_group)
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Not before: what is tried out earlier, for a batch size or a learning rate, is not the run."""
+        """The run starts here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
         if (run := self._run) is not None and verb == self._options.verb and not run.begun:
             run.part.run(run.start)
 
@@ -178,7 +178,7 @@ class TrainingProfiler(Callback):
             trainer.fit_loop.epoch_loop.max_steps = run.max_steps
 
     def _take_out(self) -> None:
-        """Leave the loop as it was; what is left of training pays nothing."""
+        """Restore the Trainer; the rest of training costs nothing more."""
         if self._run is not None:
             self._run.detach()
         if not self._options.stages.stop_when_done:
@@ -186,5 +186,5 @@ class TrainingProfiler(Callback):
 
 
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
-"""Of a profiler that is done: it stays in the Trainer's list, which is the user's, and Lightning passes it over. It can
-still be told that its record's writing was interrupted."""
+"""For a profiler that is done: it stays in the user's list of callbacks, and Lightning skips its hooks.
+``on_exception`` stays, because writing the record may be interrupted."""

@@ -19,7 +19,7 @@ _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
 
 _KEEP_NS = 1_000_000_000
-"""The most that a killed process loses."""
+"""Rows are written this often: a killed process loses no more."""
 
 _NAMED = 3
 """Recompilations that are named in full."""
@@ -30,18 +30,18 @@ _Pending = tuple[int, str, StepMarks, int | None, Peaks]
 
 @dataclass(eq=False)
 class Session:
-    """Drives the instruments from step to step. Between two steps, and only there, it works.
+    """Drives the instruments from step to step. It works between steps only.
 
     Args:
         timeline: takes the marks.
         stream: the device's clock of ``timeline``, or None.
         schedule: the stages and their steps.
-        instruments: what is looked at beside time.
-        progress: tells the person who waits; None on every rank but one.
+        instruments: everything but the times.
+        progress: the progress line; None on every rank but one.
         rank: global rank of this process.
         stopping: whether enough was measured before the stage's steps are done.
-        tell: is told what a reader must know before using the figures.
-        keep_rows: keeps rows where the end of the process cannot reach them; called every second at most.
+        tell: reports a problem.
+        keep_rows: appends rows to the file; called once a second at most.
 
     ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
     """
@@ -96,7 +96,7 @@ class Session:
         return self.schedule.left
 
     def keep(self) -> None:
-        """Hand on the rows that are known and were not handed on yet."""
+        """Write the rows that are complete and were not written yet."""
         self._kept_ns = self.timeline.clock()
         self._read_reached()
         if self.keep_rows is not None and self._kept < len(self._rows):

@@ -1,4 +1,4 @@
-"""What looks at the loop beside the clock: memory, trace, kernels' modules, FLOPs, dtypes.
+"""What is measured besides time: memory, trace, modules of kernels, FLOPs, dtypes.
 
 May use Lightning, torch, ``marks``, ``measure``, ``analysis.trace`` and ``record``. Never changes what training
 computes.

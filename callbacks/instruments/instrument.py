@@ -1,4 +1,4 @@
-"""What is looked at beside time: each instrument is told when a stage begins and ends, and keeps its facts."""
+"""What is measured besides time: each instrument is told when a stage begins and ends, and keeps its facts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Instrument(Protocol):
 
 @dataclass(eq=False)
 class Watch:
-    """An instrument that looks from the begin of one ``stage`` to its end.
+    """An instrument that works from the beginning of one ``stage`` to its end.
 
     Args:
         name: what messages call it.
-        stage: the one in which it looks.
-        start: begins to look.
-        finish: ends it; returns the facts.
-        stop: ends it where nobody wants to know any more; may be called twice.
+        stage: the stage in which it works.
+        start: begins.
+        finish: ends; returns the facts.
+        stop: ends without a result; may be called twice.
     """
 
     name: str

@@ -19,7 +19,7 @@ _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
 """What strategies and wrappers put into a module's path."""
 
 
-class _Open(threading.local):
+class _OpenRanges(threading.local):
     """The ranges that are open: the autograd engine recomputes checkpointed modules in a thread of its own."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class ModuleRanges:
     def __init__(self, part: Guard = UNGUARDED) -> None:
         self._part = part
         self._handles: list[RemovableHandle] = []
-        self._threads = _Open()
+        self._threads = _OpenRanges()
 
     def attach(self, module: nn.Module) -> None:
         """Until ``detach``."""

@@ -1,4 +1,4 @@
-"""The audit of the run's precision: a step on copies of the module, after everything else."""
+"""The audit of the run's precision: one step on copies of the module, after everything else."""
 
 from __future__ import annotations
 

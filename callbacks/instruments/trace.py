@@ -122,7 +122,7 @@ class Tracer:
             return
         if self.taken or autograd_profiler._is_profiler_enabled:
             # torch has one session a process: a second one would end the user's, or the process.
-            self.part.leave_out("the profiler of torch's that runs in this process keeps its events")
+            self.part.leave_out("torch.profiler already runs in this process, which can have one session only")
             return
         activities = [ProfilerActivity.CPU]
         if self.device.type in TRACED:
@@ -158,7 +158,7 @@ class Tracer:
 
     def _give_way(self) -> None:
         self._stop()
-        self.part.leave_out("a profiler of torch's that began meanwhile keeps its events")
+        self.part.leave_out("another session of torch.profiler began, and a process can have one only")
 
     def step(self) -> None:
         """A step of the stage has ended and another follows."""

@@ -1,4 +1,4 @@
-"""The instruments that only look, from the begin of a stage to its end."""
+"""Instruments that read something at the beginning and the end of one stage."""
 
 from __future__ import annotations
 

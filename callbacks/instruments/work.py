@@ -1,4 +1,4 @@
-"""How much arithmetic a step asks for: counted while an untimed step runs, and where that sees nothing, on a copy."""
+"""FLOPs of a step: counted while an untimed step runs, or on a copy of the module where the step is compiled."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SeenFlops:
     unknown: str | None = None
     """Why they are unknown; None where nothing was looked at, because no step of that stage ran."""
     compiled: bool = False
-    """Whether the step could not be looked into, so that a copy has to tell."""
+    """Whether the step is compiled, so that FLOPs have to be counted on a copy."""
 
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
@@ -56,8 +56,8 @@ def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
 class FlopsWatch:
     """An instrument: counts the FLOPs of the ``memory`` stage's steps.
 
-    Where compiled code may run it looks at nothing: a dispatch mode would have torch.compile run the step otherwise, or
-    compile it again.
+    Where compiled code may run it counts nothing: a dispatch mode would make torch.compile recompile the step, or run
+    it differently.
 
     Args:
         timeline: whose marks tell forward and backward.
@@ -84,7 +84,7 @@ class FlopsWatch:
         if _compiled(self._module()):
             self.seen = SeenFlops(unknown="the step is compiled", compiled=True)
         elif _has_cuda_graphs():
-            self.seen = SeenFlops(unknown="the step may replay CUDA graphs, whose work is not seen")
+            self.seen = SeenFlops(unknown="the step may replay CUDA graphs, whose FLOPs cannot be counted")
         else:
             self._step = StepFlops(self._timeline)
             self._observer = self.part.guard(self._step)

@@ -1,4 +1,4 @@
-"""What is looked at when all timing is over: a step's FLOPs, the machine's own ceiling, kernels, the precision."""
+"""What is determined after all timing: FLOPs of a step, the machine's matmul rate, kernels, numerics."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Afterwards:
             self._audit.see(batch)
 
     def look(self, trainer: Trainer, measured: Measured, tracer: Tracer) -> LateFacts:
-        """On rank 0, after the run; what fails leaves a note."""
+        """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, audit = trainer.strategy.root_device, self._audit
         dtype = torch_dtype(run_dtype(trainer))
@@ -94,5 +94,6 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
     """The note that a trace of ``device`` shows the host alone; none where it shows the device, or there is none."""
     if kernels is None or kernels.source == "kernels" or device.type not in TRACED:
         return []
-    text = f"the trace has PyTorch's operators and no kernel: the driver of this {device.type} device lets nobody look "
+    driver = f"the driver of this {device.type} device does not permit profiling"
+    text = f"the trace has PyTorch's operators but no kernels: {driver} "
     return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]

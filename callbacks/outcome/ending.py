@@ -1,4 +1,4 @@
-"""How a run ends: what was measured becomes a record, whatever fails on the way."""
+"""The end of a run: what was measured becomes a record, also where something fails."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from lm_profiler.report.tables.formats import render
 
 @dataclass(eq=False)
 class Ending:
-    """Of one run, from its set-up on: it may end before it began. Making one calls nothing that could fail.
+    """The end of one run; it may come before the loop starts. The constructor calls nothing that could fail.
 
     Args:
         trainer: of the run.
         options: what it was to do.
         launch: how it was started.
-        core: the instruments as a whole; where they failed the run failed.
-        take_out: leaves the loop as it was.
-        tell: is told what goes wrong, and adds it to ``notes``.
-        notes: what was told so far.
+        core: the guard of the profiler as a whole; if it failed, so did the run.
+        take_out: restores the Trainer.
+        tell: reports a problem, and adds it to ``notes``.
+        notes: what was reported so far.
 
-    ``part`` guards what is called of it, and gives it up with ``abandon``. When it is ``over`` there is nothing left to
-    do; ``record`` is what was written last.
+    ``part`` guards every call, and calls ``abandon`` on an error. ``over``: nothing is left to do. ``record`` is what
+    was written last.
     """
 
     trainer: Trainer
@@ -59,7 +59,7 @@ class Ending:
     _gathered: Measured | None = None
 
     def early(self) -> None:
-        """The loop was left before its stages were done."""
+        """The loop ended before all stages were done."""
         if not self.over:
             self.finish("ok", early=True)
 
@@ -87,17 +87,17 @@ class Ending:
             elif not measured.rows:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
-            # The other ranks may never answer again: each keeps what it has.
+            # The other ranks may not answer any more, so each saves its own steps.
             write_steps(self._a_recorder().folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif failure is None and session is not None:
-            try_or_note("kernels", session.instruments.tracer.kernels, [])  # rank 0 alone writes notes
+            try_or_note("kernels", session.instruments.tracer.kernels, [])  # only rank 0 writes notes
         self.over = True
         self.session = None
 
     def abandon(self) -> None:
-        """What was to be recorded could not be: leave the loop as it was, and keep what can be kept."""
+        """Recording failed: restore the Trainer, and save what can be saved."""
         error = self.part.error
         self.take_out()
         if self.session is not None:
@@ -111,7 +111,7 @@ class Ending:
         self.over = True
 
     def _measured(self, failure: Failure | None) -> Measured:
-        """What there is: of instruments that failed, what they had by then."""
+        """What was measured; of an instrument that failed, what it had by then."""
         session = self.session
         measured = None
         if session is not None:
@@ -123,7 +123,7 @@ class Ending:
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
-        """First what is certain: neither an error nor a signal in what is looked at afterwards can lose it."""
+        """Save the measurements first, so that no error or signal in the later analysis can lose them."""
         recorder, notes = self._a_recorder(), list(measured.notes)
         record = try_or_note("figures", lambda: recorder.first(measured, status, failure), notes)
         self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))

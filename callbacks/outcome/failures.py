@@ -1,4 +1,4 @@
-"""What an exception means for the record."""
+"""How an exception is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run's files go: a folder of our own, away from the user's checkpoints and from his logger's folder."""
+"""Where a run's files go: a folder of its own, apart from the user's checkpoints and logger."""
 
 from __future__ import annotations
 

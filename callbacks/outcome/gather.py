@@ -1,4 +1,4 @@
-"""What the ranks tell each other, and what every rank measured, brought together.
+"""What the ranks send each other, and the merging of what they measured.
 
 Nothing here is a collective call: those of training come in an order that every rank must keep, and a rank whose
 instruments failed would leave the others waiting for ever. The store in which torch's process group was set up has no
@@ -96,7 +96,7 @@ class Exchange:
             try:
                 everyone.append(pickle.loads(self._get(self._key(rank), max(until - time.monotonic(), 0.01))))
             except RuntimeError:
-                missing.append(f"rank {rank} did not say what it measured: its steps are missing")
+                missing.append(f"rank {rank} sent no measurements in time: its steps are missing")
         merged = merge(everyone)
         return replace(merged, notes=[*merged.notes, *missing])
 

@@ -1,4 +1,4 @@
-"""What the figures of a run mean: steady or not, how close to the hardware, bound by what."""
+"""The verdict on a run: whether it is steady, how much of the hardware it uses, what binds it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _TORCH_DTYPES = {
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
 
-_NO_TIME = 1e-12  # seconds: a clock that stood still
+_NO_TIME = 1e-12  # seconds: avoids a division by zero
 
 _BEYOND = 1.05
-"""More of the machine's own matrix product than noise explains."""
+"""A share of the measured matmul rate that noise cannot explain."""
 
 
 def run_dtype(trainer: Trainer) -> str | None:
@@ -73,7 +73,7 @@ def judge_utilisation(
     own = None if ceiling is None else ceiling.flops_per_s
     reached = share_of_peak(flops.all, step_s, own, devices)
     if reached is not None and reached > _BEYOND:
-        own = reached = None  # a step cannot beat the machine: something else was using it meanwhile
+        own = reached = None  # no step beats the machine: something else used it while it was measured
     return Utilisation(
         flops=flops,
         dtype=dtype,

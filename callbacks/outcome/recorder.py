@@ -72,7 +72,7 @@ class Recorder:
     _steps: Sequence[StepRow] = ()
 
     def begin(self, planned: Mapping[str, int]) -> None:
-        """Write what a killed process leaves: a record that says ``unfinished``, and no step yet."""
+        """Write a record with the status ``unfinished`` and no steps: what a killed process leaves."""
         if self.launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", self.launch.config_yaml)
         write_steps(self.folder / "steps.csv", ())
@@ -83,7 +83,7 @@ class Recorder:
         append_steps(self.folder / "steps.csv", rows)
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
-        """The record of what was measured, to which ``complete`` adds what module, drivers and git are asked for."""
+        """The record of what was measured; ``complete`` adds what module, drivers and git say."""
         timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
         steps = self._steps = mean_over_ranks(timed)
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
@@ -124,7 +124,7 @@ class Recorder:
         write_run(self.folder, record)
 
     def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
-        """``record`` with all that was learnt since; written once more, and told to TensorBoard."""
+        """``record`` with what was determined since; written again, also for TensorBoard."""
         notes = [*record.notes, *late.notes]
         step_s = record.time["step"].median
         facts: dict[str, Any] = {

@@ -78,8 +78,8 @@ def test_a_cap_that_ends_it_is_noted(tmp_path: Path) -> None:
     capped = StageOptions(warmup_steps=0, until_ci=0.005, max_steps=33)
     (note,) = notes(tmp_path, capped, [10.0, 20.0] * 100)
     # Of 17 times 10 and 16 times 20 the median is 10, its interval 10 to 20.
-    reached = "after 33 steps the median is known to ±50.0%, asked for was ±0.5%"
-    assert note == f"measuring ended at its cap: {reached}; raise stages.max_steps or stages.max_seconds"
+    reached = "after 33 steps the median is known to ±50.0%, the target was ±0.5%"
+    assert note == f"measuring stopped at its limit: {reached}; raise stages.max_steps or stages.max_seconds"
     assert notes(tmp_path, capped, [10.0] * 100) == []
     assert notes(tmp_path, StageOptions(warmup_steps=0, measure_steps=12), [10.0, 20.0] * 100) == []
 

@@ -192,7 +192,7 @@ def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> Non
 
 def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:
     (note,) = without_kernels(torch.device("cuda", 0), table)
-    assert note.startswith("the trace has PyTorch's operators and no kernel: the driver of this cuda device")
+    assert note.startswith("the trace has PyTorch's operators but no kernels: the driver of this cuda device")
     assert without_kernels(torch.device("cpu"), table) == []
     assert without_kernels(torch.device("cuda", 0), None) == []
     assert without_kernels(torch.device("cuda", 0), table.model_copy(update={"source": "kernels"})) == []

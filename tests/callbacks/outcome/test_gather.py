@@ -115,7 +115,7 @@ def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
     assert [row.rank for row in second.gather(measured(1, 7)).rows] == [1]
     merged = first.gather(measured(0, 5))
     assert [row.rank for row in merged.rows] == [0, 1]
-    assert merged.notes[-1] == "rank 2 did not say what it measured: its steps are missing"
+    assert merged.notes[-1] == "rank 2 sent no measurements in time: its steps are missing"
 
 
 def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:
