@@ -47,8 +47,8 @@ def test_without_extras_training_is_profiled_and_a_call_that_needs_one_is_told_w
     assert [int(code) for code, _ in answers] == [0, 0, 0, 2, 2, 2, 2, 2], answers
     told = "lm_profiler: {}: expected {}, which is not installed; pip install 'lm_profiler[{}]'"
     assert [text for _, text in answers[3:]] == [
-        told.format("format", "plotly", "report"),
-        told.format("format", "pyarrow", "parquet"),
+        told.format("output", "plotly", "report"),
+        told.format("output", "pyarrow", "parquet"),
         told.format("plot", "matplotlib", "report"),
         told.format("compare", "scipy", "report"),
         told.format("launcher", "submitit", "slurm"),

@@ -26,14 +26,14 @@ OTHER_VERBS = {
 """Each is a module of ``lm_profiler.cli.verbs`` with ``Options``, a dataclass, and ``run(options) -> exit code``."""
 
 _HELP = """\
-usage: python -m lm_profiler <verb> [options]
+usage: lm_profiler <verb> [options]
 
 {verbs}
 
   --version   print the version
   --help      print this; `<verb> --help` lists a verb's options
 
-for example: python -m lm_profiler fit --config demo"""
+for example: lm_profiler fit --config demo"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -68,7 +68,7 @@ class OptionsReader(Generic[T]):
         words = f" [{self._words.upper()}]" * bool(self._words)
         rest = " [options of fit]" * (_REST in self._has)
         parser = ArgumentParser(
-            usage=f"python -m lm_profiler {self._verb}{words} [options]{rest}",
+            usage=f"lm_profiler {self._verb}{words} [options]{rest}",
             description=cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0],
             epilog=examples,
             formatter_class=_Formatter,

@@ -68,7 +68,7 @@ class ProfilerCLI(LightningCLI):
                 "enable_model_summary": False,
             },
             seed_everything_default=0,
-            parser_kwargs={verb: {"usage": f"python -m lm_profiler {verb} [options]"} for verb in get_args(Verb)},
+            parser_kwargs={verb: {"usage": f"lm_profiler {verb} [options]"} for verb in get_args(Verb)},
             parser_class=Parser,
             subclass_mode_model=True,
             auto_configure_optimizers=False,

@@ -23,9 +23,9 @@ from lm_profiler.report.tables.formats import render
 
 EXAMPLES = """\
 for example:
-  python -m lm_profiler compare logs/before logs/after
-  python -m lm_profiler compare --a logs/main/version_0 logs/main/version_1 --b logs/new/version_0 logs/new/version_1
-  python -m lm_profiler compare logs/main logs/new --fail_on slower"""
+  lm_profiler compare logs/before logs/after
+  lm_profiler compare --a logs/main/version_0 logs/main/version_1 --b logs/new/version_0 logs/new/version_1
+  lm_profiler compare logs/main logs/new --fail_on slower"""
 
 
 @dataclass(frozen=True, kw_only=True)

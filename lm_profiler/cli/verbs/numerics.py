@@ -13,7 +13,7 @@ from lm_profiler.report.tables.terminal import terminal
 
 EXAMPLES = """\
 for your own model under your own precision:
-  python -m lm_profiler fit --numerics.audit=true"""
+  lm_profiler fit --numerics.audit=true"""
 
 _ADDEND, _TIMES = 0.01, 1000
 _EXACT = _ADDEND * _TIMES

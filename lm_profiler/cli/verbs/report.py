@@ -26,18 +26,18 @@ from lm_profiler.training.fits.remedies import remedies
 
 EXAMPLES = """\
 for example:
-  python -m lm_profiler report logs
-  python -m lm_profiler report logs --columns name,device,data.batch_size,step_s,allocated_peak_bytes --output runs.csv
-  python -m lm_profiler report logs/sweep --group_by size,precision
-  python -m lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
-  python -m lm_profiler report logs/small --warmup 0 1 2 5
-  python -m lm_profiler report logs --layout wide --warmup 0 5 --steps 10
-  python -m lm_profiler report --columns help            the name of every column
-  python -m lm_profiler report logs --layout blocks      each step, then Model, Params, Forward (s), Backward (s)
-  python -m lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
-  python -m lm_profiler report logs --layout devices     sizes down, devices across
-  python -m lm_profiler report logs --layout warmups     a row for each pass and warm-up
-  python -m lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
+  lm_profiler report logs
+  lm_profiler report logs --columns name,device,data.batch_size,step_s,allocated_peak_bytes --output runs.csv
+  lm_profiler report logs/sweep --group_by size,precision
+  lm_profiler report logs/sweep --pivot size precision --value tokens_per_s --format markdown
+  lm_profiler report logs/small --warmup 0 1 2 5
+  lm_profiler report logs --layout wide --warmup 0 5 --steps 10
+  lm_profiler report --columns help            the name of every column
+  lm_profiler report logs --layout blocks      each step, then Model, Params, Forward (s), Backward (s)
+  lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
+  lm_profiler report logs --layout devices     sizes down, devices across
+  lm_profiler report logs --layout warmups     a row for each pass and warm-up
+  lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
 _OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
 """Options that ask for a table, of a single run, too; so do formats for programs."""
@@ -67,7 +67,7 @@ def _collect(paths: Sequence[Path]) -> Collection:
     if not runs.entries and not runs.problems:
         raise UsageError(
             f"RUNS: expected folders with runs, found none below {', '.join(map(str, paths))}; "
-            "`python -m lm_profiler fit` makes one"
+            "`lm_profiler fit` makes one"
         )
     return runs
 

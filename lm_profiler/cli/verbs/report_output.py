@@ -26,6 +26,7 @@ def format_of(given: str | None, output: Path | None) -> str | None:
         ValueError: no format has that suffix, or the format needs a file and none is given.
         MissingExtra: the format needs what is not installed.
     """
+    asked = "output" if given is None else "format"
     if given is None and output is not None:
         given = formats.SUFFIXES.get(output.suffix.lower())
         if given is None:
@@ -34,7 +35,7 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     if given in _NEEDS:
         if output is None:
             raise ValueError(f"format: expected --output FILE for {given}, given none")
-        require(_NEEDS[given], "format")
+        require(_NEEDS[given], asked)
     return given
 
 

@@ -28,8 +28,8 @@ from lm_profiler.record.steps import read_steps
 
 EXAMPLES = """\
 for example:
-  python -m lm_profiler selftest
-  python -m lm_profiler selftest --config demo --stages.measure_steps=50"""
+  lm_profiler selftest
+  lm_profiler selftest --config demo --stages.measure_steps=50"""
 
 _TOY = (
     "--model.d_model=256",

@@ -36,8 +36,8 @@ from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
 Options = Request
 EXAMPLES = """\
 for example:
-  python -m lm_profiler sweep demo
-  python -m lm_profiler sweep --config demo --grid.data.context_length 64,128,256 --repeats 3"""
+  lm_profiler sweep demo
+  lm_profiler sweep --config demo --grid.data.context_length 64,128,256 --repeats 3"""
 
 SPAWNING = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")

@@ -442,7 +442,7 @@ def test_the_config_can_be_printed(here: Path, capsys: pytest.CaptureFixture[str
 def test_help_explains_our_options_and_those_of_our_modules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("usage: python -m lm_profiler fit [options]\n")
+    assert text.startswith("usage: lm_profiler fit [options]\n")
     for option in ("--stages.warmup_steps", "--model.size", "--data.context_length", "--trainer.precision"):
         assert f"\n  {option} " in text
     assert "Steps before the measured ones" in text
