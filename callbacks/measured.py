@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.measure.memory.holdings import HeldAtPeak
+from lm_profiler.measure.memory.causes import HeldAtPeak
 from lm_profiler.record.run import AllocatorReading, MemoryLevels, Sync, Telemetry
 from lm_profiler.record.steps import Peaks, StepRow
 

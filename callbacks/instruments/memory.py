@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.measure.memory.history import allocator_facts
-from lm_profiler.measure.memory.holdings import HoldingsReader
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.record.steps import Peaks

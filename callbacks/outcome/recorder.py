@@ -37,7 +37,7 @@ from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
-from lm_profiler.measure.memory.holdings import by_cause
+from lm_profiler.measure.memory.causes import by_cause
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable

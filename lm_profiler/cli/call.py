@@ -16,7 +16,7 @@ import yaml
 from lm_profiler.cli.configs import is_text, read_config
 from lm_profiler.cli.line import Option, options_in
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.record.shipped import config_file
+from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.yaml_text import read_text, too_large, without
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}

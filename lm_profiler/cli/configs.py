@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.cli.usage import UsageError
-from lm_profiler.record.shipped import config_file, instead_of
+from lm_profiler.record.shipped_configs import config_file, instead_of
 from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
 
 _EXPECTED = "config: expected a YAML file of options"

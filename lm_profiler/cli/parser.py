@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lm_profiler.cli.prose import explain
-from lm_profiler.record.shipped import names
+from lm_profiler.record.shipped_configs import names
 from lm_profiler.training import FakeTokens, LanguageModel
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.command import command_line
-from lm_profiler.record.shipped import config_file
+from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 

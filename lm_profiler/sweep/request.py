@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 
 from lm_profiler.record.run import Verb
-from lm_profiler.record.shipped import config_file
+from lm_profiler.record.shipped_configs import config_file
 
 _NOT_SWEPT = ("name", "log_dir")
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")

@@ -204,7 +204,7 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeyp
     def gone(self: object, code: int) -> None:
         raise OSError("no such probe")
 
-    monkeypatch.setattr("lm_profiler.measure.memory.holdings.HoldingsReader.__call__", gone)
+    monkeypatch.setattr("lm_profiler.measure.memory.causes.HoldingsReader.__call__", gone)
     ours = profiler()
     train(tmp_path, [ours])
     assert ours.record is not None

@@ -13,7 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, OPTIMIZER, OTHER, OUTSIDE, ZERO_GRAD
 from lm_profiler.measure.counts.recompiles import recompilations
-from lm_profiler.measure.memory.holdings import Holdings, HoldingsReader, by_cause, holdings
+from lm_profiler.measure.memory.causes import Holdings, HoldingsReader, by_cause, holdings
 from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks
 
 CPU = torch.device("cpu")

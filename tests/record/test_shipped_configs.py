@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.shipped import config_file, names
+from lm_profiler.record.shipped_configs import config_file, names
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -32,11 +32,16 @@ def test_a_file_of_that_name_goes_first() -> None:
 
 
 @pytest.mark.parametrize("verb", [["fit", "--config=dmeo"], ["sweep", "--config", "dmeo", "--repeats", "2"]])
-def test_a_misspelt_name_is_told_the_shipped_ones(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(verb) == 2
     said = capsys.readouterr().err
     assert "given dmeo" in said
-    assert f"shipped are {', '.join(names())}" in said
+    assert said.rstrip().endswith("; did you mean demo?")
+
+
+def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=quite-another"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith(f"; shipped are {', '.join(names())}")
 
 
 def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,8 +49,8 @@ def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> 
     assert "shipped" not in capsys.readouterr().err
 
 
-def test_misspelt_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "attenton"]) == 2
+def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "quite-another"]) == 2
     assert capsys.readouterr().err.rstrip().endswith("shipped are attention, context_lengths, demo, sizes")
 
 
