@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -145,8 +146,8 @@ class ProfilerCLI(LightningCLI):
             raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
 
     def _launch(self) -> Launch:
-        text = self.parser.dump(self.config, format="yaml", skip_unset=False)
-        config = yaml.safe_load(text)[self.verb]
+        text = self.parser.dump(self.config, format="json", skip_unset=False, skip_validation=True)
+        config = json.loads(text)[self.verb]
         name = config["name"] or (Path(self.call.file).stem if self.call.file else "lm_profiler")
         for option, text in (("name", name), ("log_dir", config["log_dir"])):
             if not isinstance(text, str) or not text.isprintable():

@@ -404,6 +404,7 @@ def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -
     "options,folder",
     [
         (["--trainer.callbacks=LearningRateMonitor"], "logs/tiny/version_0"),
+        (["--trainer.callbacks=Timer"], "logs/tiny/version_0"),  # whose text option has an enumeration as its default
         (["--trainer.logger=false"], "logs/tiny/version_0"),
         (["--trainer.fast_dev_run=2"], "logs/tiny/version_0"),
         (["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=csv"], "logs/tiny/version_0"),
