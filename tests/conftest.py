@@ -32,3 +32,11 @@ def _keep_nothing() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled_yet() -> None:
+    """As in a fresh process: a graph that another test compiled may be called by no step of this one."""
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()

@@ -385,7 +385,7 @@ def test_a_loop_that_has_nothing_to_do_is_recorded(tmp_path: Path) -> None:
 
 def test_two_of_ours_are_refused(tmp_path: Path) -> None:
     """They would share torch's one profiler, and time each other."""
-    with pytest.raises(MisconfigurationException, match="expected one of lm_profiler's callbacks"):
+    with pytest.raises(MisconfigurationException, match="expected one TrainingProfiler in a Trainer"):
         trainer_with([short(), short()], tmp_path).fit(BoringModel())
 
 

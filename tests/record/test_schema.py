@@ -18,7 +18,7 @@ from lm_profiler.record.schema import schemas
 STORED = Path(__file__).parents[1] / "stored"
 SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
 KINDS = {"run.json": "run", "rank0.kernels.json": "kernels", "sweep.json": "sweep", "outcome.json": "outcome"}
-OBJECTS = ("time", "host_time", "memory", "utilisation", "steadiness", "verdict", "contention", "throughput")
+OBJECTS = ("time", "host_time", "memory", "utilisation", "steadiness", "verdict", "throughput")
 
 
 def files(folder: Path) -> list[Path]:

@@ -76,7 +76,8 @@ def train(folder: Path, die: Callable[[], Any]) -> None:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by whatever nohup started
+    for ignored in (signal.SIGHUP, signal.SIGQUIT):  # by whatever nohup, or a shell in the background, started
+        signal.signal(ignored, signal.SIG_DFL)
     torch.set_num_threads(1)
     children = []
     for way, die in WAYS.items():
