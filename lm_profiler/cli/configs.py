@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from lm_profiler.cli.usage import UsageError
-from lm_profiler.record.shipped_configs import config_file, instead_of
+from lm_profiler.cli.usage import UsageError, nearest
+from lm_profiler.record.shipped_configs import config_file, names
 from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
 
 _EXPECTED = "config: expected a YAML file of options"
@@ -34,7 +34,7 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
         text = path if is_text(path) else read_text(Path(config_file(path, shipped)))
         node = compose(text)
     except OSError as error:
-        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){instead_of(path, shipped)}") from None
+        raise UsageError(f"{_EXPECTED}, given {path[:200]} ({error.strerror}){_instead_of(path, shipped)}") from None
     except YamlTextError as error:
         raise UsageError(f"{_EXPECTED}, given {path[:200]}, which {error}") from None
     if isinstance(node, yaml.MappingNode):
@@ -42,3 +42,11 @@ def read_config(path: str, shipped: str = "") -> tuple[yaml.MappingNode, str]:
     content = None if node is None else yaml.safe_load(text)
     what = "nothing" if content is None else f"a {type(content).__name__}"
     raise UsageError(f"{_EXPECTED}, given {path[:200]}, which holds {what}; write for example `model: {{size: small}}`")
+
+
+def _instead_of(path: str, shipped: str) -> str:
+    """The shipped config that was probably meant, else all of them; nothing where ``path`` looks like a file."""
+    if "/" in path or path.endswith((".yaml", ".yml", ".json")):
+        return ""
+    known = names(shipped)
+    return f"; did you mean {close}?" if (close := nearest(path, known)) else f"; shipped are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""How a call ends: its exit code, and the signals that end it early. Imports no torch: it watches over that import."""
+"""The signals that end a call early. Imports no torch: it watches over that import."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
-
-OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
 
 class Terminated(KeyboardInterrupt):

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.cli.endings import signals_as_exceptions
 from lm_profiler.measure.boundary import say
+from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 
 TRAINER_VERBS = {
     "fit": "profile training steps",

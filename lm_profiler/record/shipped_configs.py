@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,11 +22,3 @@ def config_file(given: str, below: str = "") -> str:
     if given not in names(below) or Path(given).is_file():
         return given
     return str(files("lm_profiler") / "configs" / below / f"{given}{_SUFFIX}")
-
-
-def instead_of(given: str, below: str = "") -> str:
-    """What to add where there is no file ``given``: the shipped names, if it may be a misspelt one."""
-    misspelt = "/" not in given and not given.endswith((_SUFFIX, ".yml", ".json"))
-    if close := get_close_matches(given, names(below), n=1) if misspelt else []:
-        return f"; did you mean {close[0]}?"
-    return f"; shipped are {', '.join(names(below))}" if misspelt else ""

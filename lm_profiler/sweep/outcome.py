@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from lm_profiler.record.collection import Entry
+from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
 from lm_profiler.sweep.server import how_ended
@@ -17,7 +18,6 @@ from lm_profiler.tensorboard.summary import write_hparams
 OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
 """In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""
 _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-_INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
 
     A record that says ``ok`` is completed after the run; of a process that was stopped it is not the last word.
     """
-    stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == _INTERRUPTED
+    stopped = ended.code is None or ended.code in _FROM_OUTSIDE or ended.code == INTERRUPTED
     # An interrupted run does not say who stopped it, and an unfinished one says nothing.
     told = None if record is None or record.status in ("interrupted", "unfinished") else record
     if told is not None and not (told.status == "ok" and stopped):
@@ -85,7 +85,7 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
     if ended.code == -signal.SIGKILL and ended.memory_kills:
         return "oom", "killed by the OOM killer" + _where(record)
     if stopped:
-        how = "interrupted" if ended.code == _INTERRUPTED else f"killed by {how_ended(ended.code)} from outside"
+        how = "interrupted" if ended.code == INTERRUPTED else f"killed by {how_ended(ended.code)} from outside"
         return "interrupted", how + _where(record)
     return "failed", _last_words(output, ended.code)
 
@@ -97,15 +97,13 @@ def _failure(record: RunRecord) -> str | None:
     message = "; ".join(failure.message.splitlines())
     if record.status == "refused":
         return message
-    at = f" of step {failure.step}" if failure.step is not None else ""
-    return f"{failure.type} in {failure.phase}{at}" + (f": {message}" if message else "")
+    return f"{failure.type} in {failure.where}" + (f": {message}" if message else "")
 
 
 def _where(record: RunRecord | None) -> str:
     if record is None or record.failure is None:
         return "; left no record" if record is None else ""
-    at = f" of step {record.failure.step}" if record.failure.step is not None else ""
-    return f", in {record.failure.phase}{at}"
+    return f", in {record.failure.where}"
 
 
 def _last_words(output: Path, code: int | None) -> str:

@@ -58,7 +58,7 @@ def test_each_phase_of_a_plain_loop(
         monkeypatch.setattr(known_loop, "CLOCK", clock)
     profiler = profiled_fit(KnownModule(), tmp_path)
     record = assert_times(profiler, TRUTH_S)
-    rows = measured_rows(profiler)
+    rows = measured_rows(profiler)[record.steps_left_out :]
     assert record.time["forward_backward"].max == pytest.approx(
         max(row.time("forward") + row.time("backward") for row in rows), abs=2e-9
     )

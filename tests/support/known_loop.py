@@ -249,7 +249,7 @@ def assert_times(
 
 def assert_summaries(record: RunRecord, rows: Sequence[StepRow]) -> None:
     """run.json sums up the rows, without those that it says it left out, and the parts of each add up."""
-    kept = rows[record.steadiness.cut if record.steadiness is not None else 0 :]
+    kept = rows[record.steps_left_out :]
     for part in TIMED:
         assert record.time[part].n == len(kept)
         assert record.time[part].median == pytest.approx(statistics.median(r.time(part) for r in kept), abs=2e-9)

@@ -115,8 +115,7 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
     if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
         return []
     steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
-    cut = entry.record.steadiness.cut if entry.record.steadiness is not None else 0
-    steps = [row for row in steps[cut:] if row.seconds is not None]
+    steps = [row for row in steps[entry.record.steps_left_out :] if row.seconds is not None]
     if not all(math.isfinite(value) for row in steps for value in row.seconds or ()):
         raise RecordError(f"{entry.folder / 'steps.csv'}: holds times that are no number")
     return steps

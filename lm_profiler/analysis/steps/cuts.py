@@ -46,8 +46,8 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
 
 
 def _own_warmup(entry: Entry, rows: Sequence[StepRow]) -> int:
-    steadiness = entry.record.steadiness if entry.record is not None else None
-    return sum(row.stage == "warmup" for row in rows) + (steadiness.cut if steadiness is not None else 0)
+    left_out = entry.record.steps_left_out if entry.record is not None else 0
+    return sum(row.stage == "warmup" for row in rows) + left_out
 
 
 def cut_anew(

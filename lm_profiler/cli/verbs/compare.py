@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_output import writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Entry, collect
+from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line

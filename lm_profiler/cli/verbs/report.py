@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.endings import FAILED, OK
 from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_kernels import table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
@@ -16,6 +15,7 @@ from lm_profiler.cli.verbs.report_output import writable, write
 from lm_profiler.cli.verbs.report_table import make_table
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, collect
+from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.pictures.plots import save_plot
 from lm_profiler.report.pictures.series import unreadable
 from lm_profiler.report.run.terminal import run_page

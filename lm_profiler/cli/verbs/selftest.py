@@ -21,8 +21,8 @@ from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_de
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.cli.endings import FAILED, OK, WRONG_CALL
 from lm_profiler.cli.usage import TOLD_IN, UsageError
+from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 
@@ -137,8 +137,7 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, li
     _python("-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
     record = read_run(folder / name / "version_0")
     rows = [row for row in read_steps(folder / name / "version_0" / "steps.csv") if row.stage == "measure"]
-    cut = record.steadiness.cut if record.steadiness is not None else 0
-    return record, [row.time("step") for row in mean_over_ranks(rows)][cut:]
+    return record, [row.time("step") for row in mean_over_ranks(rows)][record.steps_left_out :]
 
 
 def _cost(record: RunRecord) -> tuple[list[float], list[float]]:

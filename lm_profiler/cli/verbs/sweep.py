@@ -15,11 +15,11 @@ from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.endings import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.cli.usage import TOLD_IN, UsageError, wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
+from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together

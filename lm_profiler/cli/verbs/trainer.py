@@ -12,11 +12,12 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.cli.attempt import rank
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.endings import OK, WRONG_CALL, signals_as_exceptions
+from lm_profiler.cli.endings import signals_as_exceptions
 from lm_profiler.cli.prose import explain, says_what_was_expected
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.usage import UsageError
+from lm_profiler.record.exit_codes import OK, WRONG_CALL
 
 _PATIENCE_S = 5.0
 

@@ -36,6 +36,11 @@ class Failure(Part):
     out_of_memory: OutOfMemory | None = None
     remedies: tuple[str, ...] = ()
 
+    @property
+    def where(self) -> str:
+        """``backward of step 5``; the phase alone where no step is known."""
+        return self.phase + (f" of step {self.step}" if self.step is not None else "")
+
 
 class NumericsKind(Part):
     """All modules of one class: the dtypes of their own parameters, of their outputs, and of their gradients.

@@ -73,6 +73,11 @@ class RunRecord(Part):
         shared = ["shared"] if self.contention is not None and self.contention.shared else []
         return ([] if self.steadiness is None else self.steadiness.words) + shared
 
+    @property
+    def steps_left_out(self) -> int:
+        """The first so many measured steps are in no figure: they were not level yet."""
+        return 0 if self.steadiness is None else self.steadiness.cut
+
     @field_validator("time", "host_time")
     @classmethod
     def _whole(cls, times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:

@@ -21,8 +21,8 @@ def series(entry: Entry) -> tuple[list[StepRow], int, int]:
     """
     timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
     rows = [row for row in mean_over_ranks(timed) if row.seconds is not None]
-    steadiness = entry.record.steadiness if entry.record is not None else None
-    return rows, sum(row.stage == "warmup" for row in rows), steadiness.cut if steadiness is not None else 0
+    left_out = entry.record.steps_left_out if entry.record is not None else 0
+    return rows, sum(row.stage == "warmup" for row in rows), left_out
 
 
 def unreadable(entries: Iterable[Entry]) -> list[str]:

@@ -45,7 +45,7 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
         axes.remove()
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("time of the step (ms)", fontsize=9)
-    cut = any(e.record is not None and e.record.steadiness is not None and e.record.steadiness.cut for _, e in runs)
+    cut = any(entry.record is not None and entry.record.steps_left_out for _, entry in runs)
     legend(figure, [("warm-up", _WARMUP), *([("also left out: not steady yet", _CUT)] * cut)])
     return figure
 

@@ -132,9 +132,8 @@ def failure_lines(record: RunRecord) -> list[str]:
     failure = record.failure
     if failure is None:
         return []
-    at = f" of step {failure.step}" if failure.step is not None else ""
     said = f": {failure.message}" if failure.message else ""
-    return [f"{record.status} in {failure.phase}{at}: {failure.type}{said}"]
+    return [f"{record.status} in {failure.where}: {failure.type}{said}"]
 
 
 def _rates(record: RunRecord) -> list[str]:
