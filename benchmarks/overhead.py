@@ -40,6 +40,7 @@ def ours(steps: int, folder: str) -> Callback:
         MemoryOptions(),
         TraceOptions(steps=0),
         log_dir=folder,
+        quiet=True,
     )
 
 
@@ -98,8 +99,6 @@ def main() -> None:
         for name in names:
             with tempfile.TemporaryDirectory() as folder:
                 options = contenders(arguments.steps)[name](folder)
-                if "callbacks" in options and isinstance(options["callbacks"][0], TrainingProfiler):
-                    options["callbacks"][0]._quiet = True
                 results[name].append(time_one(options, arguments.steps, arguments.accelerator))
     device = torch.device(arguments.accelerator if arguments.accelerator != "gpu" else "cuda")
     print(

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from lm_profiler.analysis.steps.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
 from lm_profiler.analysis.steps.steadiness import steady_from
 from lm_profiler.record.quantities import counted
+from lm_profiler.usage_error import UsageError
 
 
 def require(condition: bool, subject: str, expected: str, given: object) -> None:
     """Raise the ValueError that every option of the instruments uses."""
     if not condition:
-        raise ValueError(f"{subject}: expected {expected}, given {given!r}")
+        raise UsageError(f"{subject}: expected {expected}, given {given!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

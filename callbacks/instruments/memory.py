@@ -18,6 +18,7 @@ from lm_profiler.measure.memory.history import allocator_facts
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.record.steps import Peaks
+from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class MemoryOptions:
         require(self.steps >= 0, "memory.steps", "0 or more", self.steps)
         require(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
         if self.history and not torch.cuda.is_available():
-            raise ValueError("memory.history: expected a CUDA device, given none; leave the option out")
+            raise UsageError("memory.history: expected a CUDA device, given none; leave the option out")
 
 
 @dataclass(eq=False)

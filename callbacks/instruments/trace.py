@@ -21,6 +21,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
 from lm_profiler.record.quantities import PARTS, PHASES
+from lm_profiler.usage_error import UsageError
 
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
@@ -47,7 +48,7 @@ class TraceOptions:
     def __post_init__(self) -> None:
         require(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         if self.nvtx and not torch.cuda.is_available():
-            raise ValueError("trace.nvtx: expected a CUDA device, given none; leave the option out")
+            raise UsageError("trace.nvtx: expected a CUDA device, given none; leave the option out")
 
     @property
     def stage_steps(self) -> int:
@@ -185,7 +186,7 @@ class Tracer:
         """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
 
         Raises:
-            ValueError: the trace has no whole step.
+            UsageError: the trace has no whole step.
             OSError: it cannot be read, or the table not be written.
         """
         if not self._path.exists():

@@ -14,6 +14,7 @@ from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
 from lm_profiler.measure.device.telemetry import telemetry_of
 from lm_profiler.measure.memory.history import memory_history_of
+from lm_profiler.usage_error import UsageError
 
 
 def watches_of(device: torch.device, history: Path | None = None) -> list[Watch]:
@@ -50,11 +51,11 @@ def history_watch(device: torch.device, path: Path) -> Watch:
     """The allocator's history of the ``memory`` stage, in ``path``.
 
     Raises:
-        ValueError: the allocator of ``device`` keeps none.
+        UsageError: the allocator of ``device`` keeps none.
     """
     history = memory_history_of(device)
     if history is None:
-        raise ValueError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
+        raise UsageError(f"memory.history: expected a CUDA device, given {device.type}; leave the option out")
 
     def facts() -> Mapping[str, Any]:
         try:

@@ -11,7 +11,6 @@ from pathlib import Path
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
@@ -19,6 +18,7 @@ from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.training.fits.states import Refusal
+from lm_profiler.usage_error import UsageError
 
 
 def rank() -> int:

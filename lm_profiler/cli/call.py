@@ -15,9 +15,9 @@ import yaml
 
 from lm_profiler.cli.configs import is_text, read_config
 from lm_profiler.cli.line import Option, options_in
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.yaml_text import read_text, too_large, without
+from lm_profiler.usage_error import UsageError
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 """What is taken where no class is named."""

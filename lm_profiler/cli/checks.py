@@ -12,13 +12,13 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lm_profiler.cli.prose import explain, says_what_was_expected
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.cli.prose import explain
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.training.fits.batch import batch_refusal
 from lm_profiler.training.fits.states import Plan, Refusal, refusal
+from lm_profiler.usage_error import UsageError
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
@@ -64,8 +64,8 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
     """Lightning's message in a line, with the Trainer options that it names as they were given."""
     message = str(error)
-    if says_what_was_expected(message):
-        return UsageError(message)
+    if isinstance(error, UsageError):
+        return error
     if "\n  " in message:  # the parser's
         return explain(message, prefix="trainer")
     message = " ".join(message.split())
@@ -75,10 +75,10 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:
-    """Raise ValueError for options that this Trainer would trip over before or in its first step."""
+    """Raise UsageError for options that this Trainer would trip over before or in its first step."""
     if data is None and not is_overridden(LOADERS[verb], model):
         name = type(model).__name__
-        raise ValueError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
+        raise UsageError(f"data: expected a LightningDataModule, because {name} has no {LOADERS[verb]}, given null")
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()

@@ -10,8 +10,8 @@ from typing import Any, get_type_hints
 
 from lightning.pytorch import LightningDataModule, LightningModule
 
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import said
+from lm_profiler.usage_error import UsageError
 
 _BASES = {"model": LightningModule, "data": LightningDataModule}
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from lm_profiler.cli.endings import signals_as_exceptions
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.usage_error import UsageError
 
 TRAINER_VERBS = {
     "fit": "profile training steps",
@@ -40,7 +41,7 @@ for example: lm_profiler fit --config demo"""
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
     from lm_profiler.cli.surroundings import all_printed, check_text, mute, open_standard_streams
-    from lm_profiler.cli.usage import UsageError, answer
+    from lm_profiler.cli.usage import answer
     from lm_profiler.record.extras import MissingExtra
 
     arguments = list(sys.argv[1:] if argv is None else argv)

@@ -22,9 +22,10 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.line import MANY, options_in
 from lm_profiler.cli.prose import explain
-from lm_profiler.cli.usage import UnknownOption, UsageError, nearest, wrong_call
+from lm_profiler.cli.usage import UnknownOption, nearest
 from lm_profiler.record.command import command_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
+from lm_profiler.usage_error import UsageError
 
 _REST, _COMMAND = "options", "command"
 
@@ -37,7 +38,7 @@ class OptionsReader(Generic[T]):
 
     Args:
         verb: Its name.
-        kind: A dataclass whose fields have defaults. It raises ValueError for values that do not go together. It may
+        kind: A dataclass whose fields have defaults. It raises UsageError for values that do not go together. It may
             have ``WORDS``, the field whose option may be left out; ``FILE``, the field that names a file of options;
             and ``SHIPPED``, the folder of such files in the package.
     """
@@ -60,8 +61,7 @@ class OptionsReader(Generic[T]):
         file = given.get(self._file)
         settings = {**(self._in_file(file) if file is not None else {}), **given}
         aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
-        with wrong_call(ValueError):
-            return self._kind(**self._typed(settings), **{name: aside[name] for name in self._has})
+        return self._kind(**self._typed(settings), **{name: aside[name] for name in self._has})
 
     def help(self, examples: str) -> str:
         """What ``--help`` prints."""

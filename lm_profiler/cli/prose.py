@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from lm_profiler.cli.usage import UnknownOption, UsageError, either
+from lm_profiler.cli.usage import UnknownOption, either
+from lm_profiler.usage_error import UsageError
 
 _KEY = re.compile(r'Parser key "([^"]+)":')
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (\S+)")
@@ -24,11 +25,6 @@ _TYPE = re.compile(
 _GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
 _CLASS_PATH = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>.*)")
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
-
-
-def says_what_was_expected(message: str) -> bool:
-    """Whether ``message`` already has the form of this program's own: ``subject: expected …``."""
-    return _OWN.match(message) is not None
 
 
 def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.measure.boundary import say
+from lm_profiler.usage_error import UsageError
 
 _RANKS = (
     *("LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"),

@@ -29,12 +29,11 @@ from lm_profiler.cli.checks import (
 )
 from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
-from lm_profiler.cli.prose import explain, says_what_was_expected
-from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
+from lm_profiler.usage_error import UsageError
 
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 _INSTRUMENTS = {"stages": StageOptions, "memory": MemoryOptions, "trace": TraceOptions, "numerics": NumericsOptions}
@@ -173,8 +172,7 @@ class ProfilerCLI(LightningCLI):
         self.trainer = self._build_trainer()
         self.datamodule = self.build("data")
         self.model = self.build("model")
-        with wrong_call(ValueError):
-            check_together(self.model, self.datamodule, self.trainer, self.verb)
+        check_together(self.model, self.datamodule, self.trainer, self.verb)
         if self._get(self.config, "check_memory"):
             refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
             if refusal is not None:
@@ -207,7 +205,7 @@ class ProfilerCLI(LightningCLI):
             kwargs["limit_val_batches"] = 0
         peak = self._get(self.config, "peak_tflops")
         if peak is not None and not 0 < peak < math.inf:
-            raise ValueError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
+            raise UsageError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
         attempt.profiler = TrainingProfiler(
             launch=replace(attempt.launch, folder=attempt.folder),
             peak_flops_per_s=None if peak is None else peak * 1e12,
@@ -224,8 +222,8 @@ class ProfilerCLI(LightningCLI):
         except _OPTION_ERRORS as error:
             # Around it stands the parser's account of everything else that the option could have been.
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            if says_what_was_expected(str(cause)):
-                raise explain(str(cause), prefix=key) from None
+            if isinstance(cause, UsageError):
+                raise UsageError(f"{key}.{cause}") from None
             raise cause from None
 
     def _instantiate(self, keys: Iterable[str]) -> Any:

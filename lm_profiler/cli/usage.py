@@ -5,18 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lm_profiler.record.files import write_whole
+from lm_profiler.usage_error import UsageError
 
 TOLD_IN = "LM_PROFILER_WRONG_CALL"
 """Names a file in which whoever starts a call finds what is wrong with it: ``message``, and ``unknown_option``."""
-
-
-class UsageError(Exception):
-    """A wrong call; the message is one or two lines for the terminal."""
 
 
 class UnknownOption(UsageError):
@@ -52,15 +48,6 @@ def either(names: Sequence[object]) -> str:
     """``a``, ``a or b``, or ``one of a, b, c or d``."""
     start = "one of " if len(names) > 3 else ""
     return start + ", ".join(map(str, names[:-1])) + " or " * (len(names) > 1) + str(names[-1])
-
-
-@contextmanager
-def wrong_call(*kinds: type[Exception], of: str = "") -> Iterator[None]:
-    """Within, an exception of these ``kinds`` says what is wrong with the call, with ``of`` it."""
-    try:
-        yield
-    except kinds as error:
-        raise UsageError(f"{of}{error}") from None
 
 
 def answer(error: Exception) -> None:

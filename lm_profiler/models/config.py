@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+from lm_profiler.usage_error import UsageError
+
 AttentionName = Literal["sdpa", "math"]
 
 
@@ -13,7 +15,7 @@ class TransformerConfig:
     """The dimensions of a decoder-only Transformer; not the context length, which is the data's.
 
     Raises:
-        ValueError: a dimension is not positive, the heads do not divide the width into even parts, or the
+        UsageError: a dimension is not positive, the heads do not divide the width into even parts, or the
             attention's name is unknown.
     """
 
@@ -38,11 +40,11 @@ class TransformerConfig:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
             given = getattr(self, name)
             if not given > 0:
-                raise ValueError(f"{name}: expected a positive number, given {given}")
+                raise UsageError(f"{name}: expected a positive number, given {given}")
         self._check_heads()
         if self.attention not in get_args(AttentionName):
             names = ", ".join(get_args(AttentionName))
-            raise ValueError(f"attention: expected one of {names}, given {self.attention!r}")
+            raise UsageError(f"attention: expected one of {names}, given {self.attention!r}")
 
     def _check_heads(self) -> None:
         if self.d_model % self.num_heads:
@@ -50,11 +52,11 @@ class TransformerConfig:
             fitting = [h for h in range(1, self.d_model // 2 + 1) if self.d_model % (2 * h) == 0]
             nearest = sorted(sorted(fitting, key=lambda h: abs(h - self.num_heads))[:2])
             remedy = f"; take {' or '.join(map(str, nearest))} heads" if nearest else "; change d_model"
-            raise ValueError(
+            raise UsageError(
                 f"num_heads: expected a divisor of d_model ({self.d_model}), given {self.num_heads}{remedy}"
             )
         if self.head_dim % 2:
-            raise ValueError(
+            raise UsageError(
                 f"num_heads: expected an even width per head, because RoPE turns pairs, "
                 f"given {self.d_model} / {self.num_heads} = {self.head_dim}; change num_heads or d_model"
             )
@@ -92,8 +94,8 @@ def preset(size: str, **overrides: Any) -> TransformerConfig:
     """The named size with the given fields changed; a field given as None keeps the preset's value.
 
     Raises:
-        ValueError: there is no such size, or the fields do not fit together.
+        UsageError: there is no such size, or the fields do not fit together.
     """
     if size not in PRESETS:
-        raise ValueError(f"size: expected one of {', '.join(PRESETS)}, given {size!r}")
+        raise UsageError(f"size: expected one of {', '.join(PRESETS)}, given {size!r}")
     return replace(PRESETS[size], **{name: value for name, value in overrides.items() if value is not None})

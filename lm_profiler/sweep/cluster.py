@@ -19,6 +19,7 @@ from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import GRACE_S, Schedule, Watcher
 from lm_profiler.sweep.server import CellServer
+from lm_profiler.usage_error import UsageError
 
 _FOLDER = "submitit"
 _MARGIN_S = 120.0
@@ -26,10 +27,6 @@ _MARGIN_S = 120.0
 _POLL_S = 1.0
 _BY_ITSELF = {"SLURM_JOB_NAME": "interactive"}
 """Lightning starts a run's ranks itself, as it does everywhere else, where it takes the job for an interactive one."""
-
-
-class ClusterError(ValueError):
-    """The cluster cannot be used so; the message is a line for the terminal."""
 
 
 class Jobs:
@@ -43,7 +40,7 @@ class Jobs:
         request: Its launcher is a cluster that submitit knows; its timeout and options are that cluster's, too.
 
     Raises:
-        ClusterError: submitit does not take these options.
+        UsageError: submitit does not take these options.
         MissingExtra: it is not installed.
     """
 
@@ -104,13 +101,13 @@ def _executor(folder: Path, request: Request) -> Any:
     try:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
     except RuntimeError as error:
-        raise ClusterError(
+        raise UsageError(
             f"launcher: expected a machine of the cluster, given another ({error}); try --launcher local"
         ) from None
     try:
         executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
     except (NameError, ValueError, TypeError, AssertionError) as error:
-        raise ClusterError(f"launcher: {str(error).splitlines()[0][:300]}") from None
+        raise UsageError(f"launcher: {str(error).splitlines()[0][:300]}") from None
     return executor
 
 

@@ -17,13 +17,10 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan, write_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
 from lm_profiler.sweep.plan import CONFIGS, run_order
+from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"
 _PATIENCE_S = 5.0
-
-
-class FolderError(ValueError):
-    """The folder is not to be had for this sweep; the message is a line for the terminal."""
 
 
 class SweepFolder:
@@ -33,7 +30,7 @@ class SweepFolder:
     folder must have it.
 
     Raises:
-        FolderError: it is another sweep's, another process has it, or it cannot be made.
+        UsageError: it is another sweep's, another process has it, or it cannot be made.
     """
 
     def __init__(self, path: Path, plan: SweepPlan, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -44,14 +41,14 @@ class SweepFolder:
             path.mkdir(parents=True, exist_ok=True)
             self.lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise FolderError(
+            raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
         self._take(sleep)
         try:
             _check_plan(path, plan)  # another sweep may have begun here meanwhile
-        except FolderError:
+        except UsageError:
             os.close(self.lock)
             raise
         self._keep_configs()
@@ -102,7 +99,7 @@ class SweepFolder:
             except OSError:
                 if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
                     os.close(self.lock)
-                    raise FolderError(
+                    raise UsageError(
                         f"name: expected a sweep that is not running, given {self.path}, where one is; "
                         "wait for it, or name another with --name"
                     ) from None
@@ -137,14 +134,14 @@ def clear(folder: Path, cell: Cell) -> Path:
 def _check_plan(path: Path, plan: SweepPlan) -> None:
     if not (path / PLAN_FILE).exists():
         if path.is_dir() and any(child.name not in (LOCK_FILE, CONFIGS) for child in path.iterdir()):
-            raise FolderError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
+            raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
         return
     try:
         other = read_plan(path)
     except RecordError as error:
-        raise FolderError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
+        raise UsageError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
     if difference := _difference(other, plan):
-        raise FolderError(
+        raise UsageError(
             f"name: expected the sweep that was started in {path}, given one with {difference}; "
             "name another with --name, or remove that folder"
         )

@@ -16,6 +16,7 @@ from lm_profiler.record.command import command_line
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
+from lm_profiler.usage_error import UsageError
 
 MOST_CELLS = 10_000
 CONFIGS = "configs"
@@ -37,13 +38,13 @@ def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None
 
     Raises:
         OSError: a config file cannot be read.
-        ValueError: a cell is listed twice, or there are more than anybody waits for.
+        UsageError: a cell is listed twice, or there are more than anybody waits for.
     """
     _check_count(request)
     points = [dict(point) for point in _points(request)]
     for items, count in Counter(tuple(point.items()) for point in points).items():
         if count > 1:
-            raise ValueError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
+            raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
     folder = sweep_folder(request)
     kept = {} if texts is None else _kept_as(request.configs)
     called = {path: str(folder / CONFIGS / name) for path, name in kept.items()}
@@ -73,7 +74,7 @@ def _text(path: str) -> str:
 def _check_count(request: Request) -> None:
     count = request.repeats * max(len(request.list), 1) * math.prod(map(len, request.grid.values()))
     if count > MOST_CELLS:
-        raise ValueError(
+        raise UsageError(
             f"grid: expected at most {MOST_CELLS:,} cells, given {count:,.0f}; take fewer values or repeats"
         )
 

@@ -13,6 +13,7 @@ import yaml
 
 from lm_profiler.record.run import Verb
 from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.usage_error import UsageError
 
 _NOT_SWEPT = ("name", "log_dir")
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
@@ -46,7 +47,7 @@ class Request:
         command: The whole call.
 
     Raises:
-        ValueError: these do not go together; the message is a line.
+        UsageError: these do not go together; the message is a line.
     """
 
     WORDS: ClassVar[str] = "file"
@@ -78,11 +79,11 @@ class Request:
             object.__setattr__(self, "name", Path(self.file).stem if self.file else of_config)
         object.__setattr__(self, "devices", [device.strip("[]").replace(" ", "") for device in self.devices])
         if Path(self.name).is_absolute() or ".." in Path(self.name).parts:
-            raise ValueError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
+            raise UsageError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
             if value is not None and not least <= value < math.inf:
-                raise ValueError(f"{name}: expected {least} or more, given {value}")
+                raise UsageError(f"{name}: expected {least} or more, given {value}")
         self._check_swept()
         self._check_cluster()
 
@@ -102,26 +103,26 @@ class Request:
         fixed = {option[2:].partition("=")[0] for option in self.options}
         listed = {name for entry in self.list for name in entry}
         if not self.grid and not self.list and self.repeats == 1:
-            raise ValueError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
+            raise UsageError("grid: expected options to sweep, given none; add, say, --grid.model.size small,medium")
         for name in (*self.grid, *listed):
             if not _OPTION.fullmatch(name):
-                raise ValueError(f"{name[:100]!r}: expected an option such as model.size, given another name")
+                raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
             if name in _NOT_SWEPT:
-                raise ValueError(f"{name}: expected an option of a run, given one that the sweep itself sets")
+                raise UsageError(f"{name}: expected an option of a run, given one that the sweep itself sets")
             if name in fixed:
-                raise ValueError(f"{name}: expected either swept or the same for all cells, given both")
+                raise UsageError(f"{name}: expected either swept or the same for all cells, given both")
             if name in self.grid and name in listed:
-                raise ValueError(f"{name}: expected in grid or in list, given in both")
+                raise UsageError(f"{name}: expected in grid or in list, given in both")
         for name, values in (*((f"grid.{name}", self.grid[name]) for name in self.grid), ("devices", self.devices)):
             if len(set(values)) < len(values):
                 remedy = "run cells again with repeats" if name != "devices" else "each runs one cell at a time"
-                raise ValueError(f"{name}: expected each value once, given {', '.join(values)}; {remedy}")
+                raise UsageError(f"{name}: expected each value once, given {', '.join(values)}; {remedy}")
 
     def _check_cluster(self) -> None:
         if self.launcher is None:
             for name in self.cluster:
-                raise ValueError(f"{name.replace('_', '.', 1)}: expected only with --launcher, given without")
+                raise UsageError(f"{name.replace('_', '.', 1)}: expected only with --launcher, given without")
         elif self.timeout_s is None:
-            raise ValueError("timeout_s: expected with --launcher, given none; a cluster needs a job's longest time")
+            raise UsageError("timeout_s: expected with --launcher, given none; a cluster needs a job's longest time")
         elif self.devices:
-            raise ValueError("devices: expected without --launcher, given with it; the cluster hands out devices")
+            raise UsageError("devices: expected without --launcher, given with it; the cluster hands out devices")

@@ -14,6 +14,7 @@ from lm_profiler.models.attention import ATTENTION, AttentionFunction
 from lm_profiler.models.config import AttentionName
 from lm_profiler.training.fake_tokens import ENDLESS
 from lm_profiler.training.fits.attention import AttentionFootprint
+from lm_profiler.usage_error import UsageError
 
 
 class AttentionAlone(LightningModule):
@@ -29,7 +30,7 @@ class AttentionAlone(LightningModule):
         compile: Compile it with torch.compile.
 
     Raises:
-        ValueError: an argument is out of range.
+        UsageError: an argument is out of range.
     """
 
     model: LoneAttention
@@ -42,9 +43,9 @@ class AttentionAlone(LightningModule):
     ) -> None:
         super().__init__()
         if d_model < 1:
-            raise ValueError(f"d_model: expected 1 or more, given {d_model}")
+            raise UsageError(f"d_model: expected 1 or more, given {d_model}")
         if attention not in ATTENTION:
-            raise ValueError(f"attention: expected one of {', '.join(get_args(AttentionName))}, given {attention!r}")
+            raise UsageError(f"attention: expected one of {', '.join(get_args(AttentionName))}, given {attention!r}")
         self.d_model = d_model
         self.attention: AttentionName = attention
         self.compile_model = compile  # `compile` is a method of nn.Module
@@ -53,7 +54,7 @@ class AttentionAlone(LightningModule):
         """Refuse a precision that would fail at the first step."""
         plugin = self.trainer.precision_plugin
         if stage == "fit" and getattr(plugin, "scaler", None) is not None:
-            raise ValueError(
+            raise UsageError(
                 "trainer.precision: expected one without a gradient scaler, which needs an optimizer, "
                 f"given {plugin.precision}; take bf16-mixed or 16-true"
             )
@@ -118,14 +119,14 @@ class EmptyBatches(LightningDataModule):
         context_length: Tokens in a sequence (T).
 
     Raises:
-        ValueError: an argument is out of range.
+        UsageError: an argument is out of range.
     """
 
     def __init__(self, batch_size: int = 8, context_length: int = 1024) -> None:
         super().__init__()
         for name, given in (("batch_size", batch_size), ("context_length", context_length)):
             if given < 1:
-                raise ValueError(f"{name}: expected 1 or more, given {given}")
+                raise UsageError(f"{name}: expected 1 or more, given {given}")
         self.batch_size = batch_size
         self.context_length = context_length
 
@@ -155,10 +156,10 @@ def batches_of(data: object) -> tuple[int, int]:
     """Sequences in a batch and tokens in a sequence, as ``data`` says.
 
     Raises:
-        ValueError: it does not say.
+        UsageError: it does not say.
     """
     if not isinstance(data, EmptyBatches):
-        raise ValueError(
+        raise UsageError(
             f"data: expected lm_profiler.training.EmptyBatches for attention alone, given {type(data).__name__}"
         )
     return data.batch_size, data.context_length

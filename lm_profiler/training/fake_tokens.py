@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from lm_profiler.usage_error import UsageError
+
 Batch = tuple[Tensor, Tensor]
 Distribution = Literal["uniform", "zipf"]
 
@@ -91,7 +93,7 @@ class FakeTokens(LightningDataModule):
         vocab_size: Number of token ids; if not given, that of the trained module.
 
     Raises:
-        ValueError: an argument is out of range.
+        UsageError: an argument is out of range.
     """
 
     def __init__(
@@ -109,10 +111,10 @@ class FakeTokens(LightningDataModule):
         for name, least in smallest.items():
             given = locals()[name]
             if given is not None and given < least:
-                raise ValueError(f"{name}: expected {least} or more, given {given}")
+                raise UsageError(f"{name}: expected {least} or more, given {given}")
         if distribution not in get_args(Distribution):
             names = ", ".join(get_args(Distribution))
-            raise ValueError(f"distribution: expected one of {names}, given {distribution!r}")
+            raise UsageError(f"distribution: expected one of {names}, given {distribution!r}")
         self.batch_size = batch_size
         self.context_length = context_length
         self.distribution: Distribution = distribution
@@ -154,12 +156,12 @@ class FakeTokens(LightningDataModule):
         if self.vocab_size is None:
             if isinstance(known, int):
                 return known
-            raise ValueError(
+            raise UsageError(
                 f"data.vocab_size: expected a number, because {type(module).__name__} has no vocab_size, "
                 "given none; set data.vocab_size, or give data of your own with --data"
             )
         if isinstance(known, int) and self.vocab_size > known:
-            raise ValueError(
+            raise UsageError(
                 f"data.vocab_size: expected at most the model's {known}, given {self.vocab_size}; "
                 "leave data.vocab_size out, to follow the model"
             )

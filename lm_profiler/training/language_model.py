@@ -15,6 +15,7 @@ from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.fits.states import OptimizerName
+from lm_profiler.usage_error import UsageError
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""
@@ -46,7 +47,7 @@ class LanguageModel(LightningModule):
         fused: Fused optimizer kernel; if not given, wherever the device has one and the run can use it.
 
     Raises:
-        ValueError: the dimensions do not fit together, or an option is out of range.
+        UsageError: the dimensions do not fit together, or an option is out of range.
     """
 
     model: Transformer
@@ -108,10 +109,10 @@ class LanguageModel(LightningModule):
             choices["compile_mode"] = (self.compile_mode, tuple(list_mode_options()))
         for name, (given, allowed) in choices.items():
             if given not in allowed:
-                raise ValueError(f"{name}: expected one of {', '.join(allowed)}, given {given!r}")
+                raise UsageError(f"{name}: expected one of {', '.join(allowed)}, given {given!r}")
         for name in ("lr", "weight_decay"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}: expected zero or more, given {getattr(self, name)}")
+                raise UsageError(f"{name}: expected zero or more, given {getattr(self, name)}")
 
     def setup(self, stage: str) -> None:
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
@@ -137,16 +138,16 @@ class LanguageModel(LightningModule):
             before.restore()
 
     def check_precision(self) -> None:
-        """Raise ValueError for an optimizer that could not take its first step under this Trainer's precision."""
+        """Raise UsageError for an optimizer that could not take its first step under this Trainer's precision."""
         plugin = self.trainer.precision_plugin
         if self.optimizer_name != "none" and self.fused and self._fused_cannot_clip():
-            raise ValueError(
+            raise UsageError(
                 f"model.fused: expected false with precision {plugin.precision} and gradient_clip_val="
                 f"{self.trainer.gradient_clip_val}, since Lightning cannot clip for a fused optimizer under "
                 "mixed precision, given true; leave model.fused out, or do not clip"
             )
         if self.optimizer_name == "none" and getattr(plugin, "scaler", None) is not None:
-            raise ValueError(
+            raise UsageError(
                 f"model.optimizer: expected adamw or sgd with precision {plugin.precision}, whose gradient "
                 "scaler needs an optimizer, given none; take sgd, or precision bf16-mixed"
             )

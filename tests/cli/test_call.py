@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.usage import UsageError
+from lm_profiler.usage_error import UsageError
 
 
 @pytest.mark.parametrize(

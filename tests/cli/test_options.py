@@ -13,7 +13,8 @@ import pytest
 from lm_profiler.cli.line import MANY, options_in
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
-from lm_profiler.cli.usage import TOLD_IN, UnknownOption, UsageError
+from lm_profiler.cli.usage import TOLD_IN, UnknownOption
+from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,10 @@ from told import Told
 from lm_profiler.cli.verbs.sweep import SPAWNING
 from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
-from lm_profiler.sweep.cluster import ClusterError, Jobs, run_job
+from lm_profiler.sweep.cluster import Jobs, run_job
 from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.request import Request
+from lm_profiler.usage_error import UsageError
 
 
 def cell(name: str, *arguments: str) -> Cell:
@@ -91,16 +92,14 @@ def test_of_a_job_that_did_not_live_to_tell_the_cluster_does(
 
 
 def test_an_option_that_the_cluster_does_not_have_is_told_in_a_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        ClusterError, match=r"^launcher: Unknown argument 'partitoin' for executor 'slurm' in parameter "
-    ):
+    with pytest.raises(UsageError, match=r"^launcher: Unknown argument 'partitoin' for executor 'slurm' in parameter "):
         jobs(tmp_path, [], "local", slurm={"partitoin": "x"})
 
 
 def test_a_machine_without_the_cluster_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ClusterError, match=r"^launcher: expected a machine of the cluster, given another .*srun.*--launcher l"
+        UsageError, match=r"^launcher: expected a machine of the cluster, given another .*srun.*--launcher l"
     ):
         jobs(tmp_path, [], "slurm")
 

@@ -12,10 +12,11 @@ from by_hand import leave_record, plan
 
 from lm_profiler.record.sweep import read_outcome, write_plan
 from lm_profiler.sweep import folder as folder_module
-from lm_profiler.sweep.folder import FolderError, SweepFolder, clear
+from lm_profiler.sweep.folder import SweepFolder, clear
 from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.plan import plan_of, sweep_folder
 from lm_profiler.sweep.request import Request
+from lm_profiler.usage_error import UsageError
 
 
 def missing(path: Path) -> set[str]:
@@ -87,7 +88,7 @@ def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> No
     write_plan(tmp_path, plan("a", "b"))
     before = (tmp_path / "sweep.json").read_text()
     with pytest.raises(
-        FolderError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
+        UsageError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
     ):
         SweepFolder(tmp_path, other)  # type: ignore[arg-type]
     assert (tmp_path / "sweep.json").read_text() == before
@@ -100,7 +101,7 @@ def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(t
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
     with SweepFolder(sweep_folder(again), plan_of(again)) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
-    with pytest.raises(FolderError, match="given one with other options for all cells"):
+    with pytest.raises(UsageError, match="given one with other options for all cells"):
         SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"])))
 
 
@@ -111,23 +112,23 @@ def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_pa
         first.begin()
         first.__exit__(None, None, None)
 
-    with pytest.raises(FolderError, match="given one with other cells"):
+    with pytest.raises(UsageError, match="given one with other cells"):
         SweepFolder(tmp_path, plan("b"), sleep)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "version_0").mkdir()
-    with pytest.raises(FolderError, match=r"^name: expected a new folder or a sweep's, given "):
+    with pytest.raises(UsageError, match=r"^name: expected a new folder or a sweep's, given "):
         SweepFolder(tmp_path, plan("a"))
     (tmp_path / "sweep.json").write_text(json.dumps({"schema_version": 99}))
-    with pytest.raises(FolderError, match=r"^name: expected a sweep, given a damaged one"):
+    with pytest.raises(UsageError, match=r"^name: expected a sweep, given a damaged one"):
         SweepFolder(tmp_path, plan("a"))
 
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "_PATIENCE_S", 0.0)
     told = r"^name: expected a sweep that is not running, given "
-    with SweepFolder(tmp_path / "s", plan("a")), pytest.raises(FolderError, match=told):
+    with SweepFolder(tmp_path / "s", plan("a")), pytest.raises(UsageError, match=told):
         SweepFolder(tmp_path / "s", plan("a"))
     with SweepFolder(tmp_path / "s", plan("a")):
         pass

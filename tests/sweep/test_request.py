@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.cli.options import OptionsReader
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.sweep.request import Request
+from lm_profiler.usage_error import UsageError
 
 GRID = "--grid.model.size=small,medium"
 

@@ -17,9 +17,10 @@ from lm_profiler.analysis.compare.ratio import (
     ratio_interval,
     repeats_interval,
 )
-from lm_profiler.analysis.compare.sides import NotComparable, Side, read_side, typical
+from lm_profiler.analysis.compare.sides import Side, read_side, typical
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import MEMORY, PARTS
+from lm_profiler.usage_error import UsageError
 
 _RESIDENT_SCATTER = 0.05
 """How far one run of a program may lie from the next in resident memory; a dozen equal runs lay within 3 %."""
@@ -121,13 +122,13 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
     """B against A; several runs on a side are repeats of each other.
 
     Raises:
-        NotComparable: a side has no measured step, or its runs are no repeats; a run is on both sides.
+        UsageError: a side has no measured step, or its runs are no repeats; a run is on both sides.
         RecordError: a ``steps.csv`` cannot be read.
     """
     side_a, side_b = read_side("A", a), read_side("B", b)
     folders_a, folders_b = ([run.folder for run in side.runs] for side in (side_a, side_b))
     if both := {folder.resolve() for folder in folders_a} & {folder.resolve() for folder in folders_b}:
-        raise NotComparable(f"{min(both)}: expected a run on one side, given on both")
+        raise UsageError(f"{min(both)}: expected a run on one side, given on both")
     first_a, first_b = side_a.runs[0].record, side_b.runs[0].record
     parts = ["forward_backward", *(part for part in PARTS if side_a.occurs(part) or side_b.occurs(part))]
     step = _part_change("step", side_a, side_b, CONFIDENCE)

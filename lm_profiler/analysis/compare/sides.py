@@ -14,10 +14,7 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepRow
-
-
-class NotComparable(ValueError):
-    """Runs that cannot be one side of a comparison; the message names the folder."""
+from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     """The runs that measured something; ``label`` is A or B.
 
     Raises:
-        NotComparable: none of them did, or they are no repeats of one another.
+        UsageError: none of them did, or they are no repeats of one another.
         RecordError: a ``steps.csv`` cannot be read.
     """
     runs, notes = [], []
@@ -104,7 +101,7 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         runs.append(Run(entry.folder, entry.record, steps, _warmed_up_s(entry, steps)))
         notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
     if not runs:
-        raise NotComparable(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
+        raise UsageError(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
     if paths := dict.fromkeys(path for run in runs[1:] for path in _as_repeat(runs[0], run)):
         notes.append(f"{label}: its runs differ in {', '.join(paths)}")
     return Side(runs, notes)
@@ -149,7 +146,7 @@ def _as_repeat(first: Run, other: Run) -> list[str]:
     """In what the surroundings of two repeats differ; in nothing else may they."""
     config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
     for difference in (*unlike(first.record, other.record), *config):
-        raise NotComparable(
+        raise UsageError(
             f"{other.folder}: expected a repeat of {first.folder}, "
             f"given {difference.path} {difference.b} instead of {difference.a}\n"
             "the runs of a side are repeats of one another; of a sweep, give one cell's folder"

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lm_profiler.analysis.compare.comparison import Comparison, compare
-from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_output import writable
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Entry, collect
@@ -20,6 +18,7 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
+from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
 for example:
@@ -61,7 +60,7 @@ class Options:
         if (len(self.folders), bool(self.a), bool(self.b)) not in ((2, False, False), (0, True, True)):
             given = [*map(str, self.folders), *(f"--{side}" for side in "ab" if getattr(self, side))]
             expected = "two folders, or --a RUN ... --b RUN ..."
-            raise ValueError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
+            raise UsageError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
 
     @property
     def sides(self) -> tuple[Sequence[Path], Sequence[Path]]:
@@ -76,8 +75,10 @@ def run(options: Options) -> int:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
     """
     a, b = options.sides
-    with wrong_call(NotComparable, RecordError, of="compare: "):
+    try:
         comparison = compare(_entries("A", a), _entries("B", b))
+    except (UsageError, RecordError) as error:
+        raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
         raise UsageError(_refusal(comparison))
     _show(comparison, options)
@@ -92,11 +93,11 @@ def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
     try:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
-        raise UsageError(f"compare: {label}: expected a folder, given {error}") from None
+        raise UsageError(f"{label}: expected a folder, given {error}") from None
     if runs.problems:
-        raise UsageError(f"compare: {label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
+        raise UsageError(f"{label}: {runs.problems[0]}\nname the runs to compare: --a RUN ... --b RUN ...")
     if not runs.entries:
-        raise UsageError(f"compare: {label}: expected runs, found none at or below {', '.join(map(str, paths))}")
+        raise UsageError(f"{label}: expected runs, found none at or below {', '.join(map(str, paths))}")
     return runs.entries
 
 

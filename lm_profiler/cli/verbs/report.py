@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_kernels import table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
@@ -23,6 +22,7 @@ from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
 from lm_profiler.training.fits.remedies import remedies
+from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
 for example:
@@ -78,7 +78,7 @@ def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
     if not entries:
         return [], False
     if options.plot is not None and options.output is not None:
-        with wrong_call(ValueError), writable(options.output):
+        with writable(options.output):
             save_plot(options.plot, entries, options.output, options.by)
         problems = unreadable(entries) if options.plot == "steps" else []
         return problems, len(problems) < len(entries)

@@ -11,6 +11,7 @@ from lm_profiler.cli.usage import either
 from lm_profiler.cli.verbs.report_output import format_of
 from lm_profiler.report.pictures.plots import KINDS
 from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
+from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,14 +59,14 @@ class Options:
     def __post_init__(self) -> None:
         for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
             if number is not None and number < least:
-                raise ValueError(f"{name}: expected {least} or more, given {number}")
+                raise UsageError(f"{name}: expected {least} or more, given {number}")
         for name, known in (("format", [*SUFFIXES.values()]), ("plot", KINDS)):
             if getattr(self, name) not in (None, *known):
-                raise ValueError(f"{name}: expected {either(known)}, given {getattr(self, name)!r}")
+                raise UsageError(f"{name}: expected {either(known)}, given {getattr(self, name)!r}")
         if self.plot is None:
             object.__setattr__(self, "format", format_of(self.format, self.output))
         if not self.runs and self.columns != ["help"]:
-            raise ValueError("RUNS: expected folders of runs, given none; `report logs`, say")
+            raise UsageError("RUNS: expected folders of runs, given none; `report logs`, say")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -73,18 +74,18 @@ class Options:
         if self.kernels or self.plot:
             ways += [name for name in ("warmup", "steps") if getattr(self, name)]
         if len(ways) > 1:
-            raise ValueError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
+            raise UsageError(f"{ways[1]}: expected one way to show the runs, given --{ways[0]} too; leave one out")
         if self.group_by and ways not in ([], ["columns"]):
-            raise ValueError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
+            raise UsageError(f"group_by: expected a table of rows, given --{ways[0]} too; leave one out")
         if self.value is not None and not self.pivot:
-            raise ValueError("value: expected --pivot ROWS ACROSS, given none")
+            raise UsageError("value: expected --pivot ROWS ACROSS, given none")
         if self.by is not None and not self.plot:
-            raise ValueError("by: expected --plot KIND, given none")
+            raise UsageError("by: expected --plot KIND, given none")
         if self.kernels and self.format in ("html", "latex"):
-            raise ValueError(
+            raise UsageError(
                 f"format: expected terminal, markdown, {', '.join(FOR_PROGRAMS)} with --kernels, given {self.format}"
             )
         if self.plot and self.output is None:
-            raise ValueError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
+            raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
         if self.plot and self.format is not None:
-            raise ValueError("format: expected none with --plot, whose FILE's suffix says it; leave it out")
+            raise UsageError("format: expected none with --plot, whose FILE's suffix says it; leave it out")

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.collection import Collection
 from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats
 from lm_profiler.report.tables.table import Table
+from lm_profiler.usage_error import UsageError
 
 _NEEDS = {"html": "plotly", "parquet": "pyarrow"}
 """Formats that go into a file, and what they are written with."""
@@ -23,7 +23,7 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     """The format that was asked for, or else the one that ``output``'s suffix says; None without either.
 
     Raises:
-        ValueError: no format has that suffix, or the format needs a file and none is given.
+        UsageError: no format has that suffix, or the format needs a file and none is given.
         MissingExtra: the format needs what is not installed.
     """
     asked = "output" if given is None else "format"
@@ -31,10 +31,10 @@ def format_of(given: str | None, output: Path | None) -> str | None:
         given = formats.SUFFIXES.get(output.suffix.lower())
         if given is None:
             known = ", ".join(formats.SUFFIXES)
-            raise ValueError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
+            raise UsageError(f"output: expected a file ending in {known}, given {output.name!r}; or give --format")
     if given in _NEEDS:
         if output is None:
-            raise ValueError(f"format: expected --output FILE for {given}, given none")
+            raise UsageError(f"format: expected --output FILE for {given}, given none")
         require(_NEEDS[given], asked)
     return given
 

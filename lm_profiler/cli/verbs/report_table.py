@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
-from lm_profiler.cli.usage import UsageError, wrong_call
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.blocks import blocks
@@ -18,6 +17,7 @@ from lm_profiler.report.tables.pivot import pivot
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.warmups import warmup_rows, warmups
+from lm_profiler.usage_error import UsageError
 
 
 def make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
@@ -42,9 +42,9 @@ def _make(entries: Sequence[Entry], options: Options) -> Table:
         return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
     if options.pivot is not None:
         down, across = (_facts(names.split(","), entries) for names in options.pivot)
-        [value] = _columns([options.value or "step_s"], entries)
+        [value] = columns_named([options.value or "step_s"], entries)
         return pivot(entries, down, across, value)
-    columns = _columns(options.columns, entries) if options.columns else None
+    columns = columns_named(options.columns, entries) if options.columns else None
     by = _facts(options.group_by, entries)
     groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
@@ -58,13 +58,8 @@ def _of_parts(options: Options) -> bool:
     return options.layout == "warmups" or (plain and bool(options.warmup))
 
 
-def _columns(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
-    with wrong_call(ValueError):
-        return columns_named(names, entries)
-
-
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
-    columns = _columns(names, entries)
+    columns = columns_named(names, entries)
     for of in columns:
         if of.quantity is not None:
             raise UsageError(f"{of.name}: expected a fact or an option that distinguishes runs, given a figure")

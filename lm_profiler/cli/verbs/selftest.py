@@ -21,10 +21,11 @@ from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_de
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.cli.usage import TOLD_IN, UsageError
+from lm_profiler.cli.usage import TOLD_IN
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import read_steps
+from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
 for example:

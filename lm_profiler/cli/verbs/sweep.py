@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.usage import TOLD_IN, UsageError, wrong_call
+from lm_profiler.cli.usage import TOLD_IN
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
@@ -25,13 +25,14 @@ from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together
 from lm_profiler.report.tables.rows import rows
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.sweep.cluster import ClusterError, Jobs
+from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
-from lm_profiler.sweep.folder import FolderError, SweepFolder
+from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
+from lm_profiler.usage_error import UsageError
 
 Options = Request
 EXAMPLES = """\
@@ -55,14 +56,13 @@ def run(request: Request) -> int:
         UsageError: a wrong call; nothing was run.
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
-    with wrong_call(ValueError):
-        plan = plan_of(request, request.command, None if request.dry_run else texts)
+    plan = plan_of(request, request.command, None if request.dry_run else texts)
     if request.dry_run:
         for cell in run_order(plan):
             print(shell_line(cell))
         return OK
     try:
-        with wrong_call(FolderError, ClusterError), SweepFolder(sweep_folder(request), plan) as folder:
+        with SweepFolder(sweep_folder(request), plan) as folder:
             folder.take_over()
             return _ending(folder, _run(request, folder))
     except ServerError as error:

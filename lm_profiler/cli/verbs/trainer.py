@@ -13,11 +13,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lm_profiler.cli.attempt import rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import signals_as_exceptions
-from lm_profiler.cli.prose import explain, says_what_was_expected
+from lm_profiler.cli.prose import explain
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.record.exit_codes import OK, WRONG_CALL
+from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 5.0
 
@@ -58,8 +58,7 @@ def run(call: Call) -> int:
 
 def _is_wrong_call(error: Exception) -> bool:
     """Whether we, Lightning, or a module of ours refused the options before the first step."""
-    own = isinstance(error, ValueError) and says_what_was_expected(str(error))
-    return own or isinstance(error, (UsageError, MisconfigurationException))
+    return isinstance(error, (UsageError, MisconfigurationException))
 
 
 def _end_children(trainer: Trainer | None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.memory.peaks import allocator_of, available_bytes
+from lm_profiler.usage_error import UsageError
 
 SMALLEST, LARGEST = 128, 16384
 """Sides of the square matrices. The smallest takes milliseconds even where a dtype is emulated."""
@@ -72,10 +73,10 @@ def matmul_ceiling(
         None if the device has no product in this dtype, or no memory for one that is long enough.
 
     Raises:
-        ValueError: ``budget_s`` is not positive.
+        UsageError: ``budget_s`` is not positive.
     """
     if not budget_s > 0:
-        raise ValueError(f"budget_s: expected a positive number of seconds, given {budget_s}")
+        raise UsageError(f"budget_s: expected a positive number of seconds, given {budget_s}")
     try:
         products = Products(device, dtype, clock)
         products(1)

@@ -23,6 +23,7 @@ from lm_profiler.report.tables.merged import (
 from lm_profiler.report.tables.merged import figure as estimated
 from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.table import fact_text
+from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
     With ``numbers`` rather against the context length, or else an option that is a number: lines need one.
 
     Raises:
-        ValueError: there is no such fact or option, or it is a figure.
+        UsageError: there is no such fact or option, or it is a figure.
     """
     others = varying(entries)
     if by is not None:
@@ -147,12 +148,12 @@ def places(groups: Groups) -> tuple[dict[Any, float], bool]:
 def _axis(name: str, entries: Sequence[Entry]) -> Column:
     try:
         [axis] = columns_named([name], entries)
-    except ValueError:
-        raise ValueError(
+    except UsageError:
+        raise UsageError(
             f"by: expected a fact such as size, or an option that these runs have, given {name!r}"
         ) from None
     if axis.quantity is not None:
-        raise ValueError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
+        raise UsageError(f"by: expected an option or a fact, given the figure {name!r}; take model.size, say")
     return axis
 
 

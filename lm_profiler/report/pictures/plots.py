@@ -20,6 +20,7 @@ from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Figure as Estimate
 from lm_profiler.report.tables.merged import figure as estimated
 from lm_profiler.report.tables.table import fact_text
+from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.axes import Axes
@@ -42,17 +43,17 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
     became of it. ``by`` is an option or a fact; where it is None, one that varies.
 
     Raises:
-        ValueError: an unknown kind, suffix or ``by``, or nothing to draw.
+        UsageError: an unknown kind, suffix or ``by``, or nothing to draw.
         OSError: ``path`` cannot be written.
         MissingExtra: matplotlib is not installed.
     """
     if kind not in KINDS:
-        raise ValueError(f"plot: expected one of {', '.join(KINDS)}, given {kind!r}")
+        raise UsageError(f"plot: expected one of {', '.join(KINDS)}, given {kind!r}")
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise ValueError(f"plot: expected a file ending in {', '.join(SUFFIXES)}, given {path.name!r}")
+        raise UsageError(f"plot: expected a file ending in {', '.join(SUFFIXES)}, given {path.name!r}")
     if not entries:
-        raise ValueError("plot: expected at least one run, given none; name a folder that holds one")
+        raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     require("matplotlib", "plot")
     from matplotlib import rc_context
 
@@ -67,7 +68,7 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     """The figure that ``save_plot`` saves.
 
     Raises:
-        ValueError: ``by`` is no option and no fact, or no run has the figure.
+        UsageError: ``by`` is no option and no fact, or no run has the figure.
     """
     if kind == "phases":
         return phases(grouped(entries, by))
@@ -87,7 +88,7 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
     assert figure.quantity is not None
     shown = figure.quantity.heading
     if all(estimated(group.entries, figure).value is None for group in groups.groups):
-        raise ValueError(
+        raise UsageError(
             f"plot: expected runs that ended well and know their {figure.title}, given none; "
             "`report RUNS` shows how each ended"
         )

@@ -11,13 +11,14 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import GROUPS, TIMES, overview
 from lm_profiler.report.tables.columns import COLUMNS, Column, column
 from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.usage_error import UsageError
 
 
 def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
     """The columns called ``names``, facts and figures or options of ``entries``.
 
     Raises:
-        ValueError: there is no such column, and no run has such an option.
+        UsageError: there is no such column, and no run has such an option.
     """
     columns = [column(name) for name in names]
     asked = [of.name for of in columns if of.name not in COLUMNS]
@@ -26,7 +27,7 @@ def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column
         if name not in known:
             near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
             remedy = f"; did you mean {near[0]}?" if near else ""
-            raise ValueError(
+            raise UsageError(
                 f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
             )
     return columns

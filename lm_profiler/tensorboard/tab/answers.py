@@ -60,7 +60,7 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     """B's runs against A's, as ``lm_profiler compare`` has it; ``header``, ``rows`` and ``closing`` as it prints them.
 
     Raises:
-        NotComparable: they are no two sides of a comparison.
+        UsageError: they are no two sides of a comparison.
     """
     compared = compare(*([_entry(logdir, name) for name in side] for side in (a, b)))
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}

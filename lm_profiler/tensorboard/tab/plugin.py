@@ -12,7 +12,6 @@ from tensorboard.errors import InvalidArgumentError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request, Response
 
-from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
@@ -21,6 +20,7 @@ from lm_profiler.report.page.page import STATIC
 from lm_profiler.tensorboard.tab import answers
 from lm_profiler.tensorboard.tab.files import send, wheel_folder
 from lm_profiler.tensorboard.tab.perfetto import send_perfetto
+from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]
 
@@ -66,7 +66,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             try:
                 with only_below(folder := self._folder()):
                     content = answer(folder, request)
-            except (RecordError, NotComparable, MissingExtra) as error:
+            except (RecordError, UsageError, MissingExtra) as error:
                 raise InvalidArgumentError(str(error)) from None
             response: Response = Respond(request, content, "application/json")
             return response

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
 from lm_profiler.record.precision import full_name
+from lm_profiler.usage_error import UsageError
 
 OptimizerName = Literal["adamw", "sgd", "none"]
 
@@ -43,7 +44,7 @@ class Plan:
         context_length: Tokens in a sequence (T).
 
     Raises:
-        ValueError: unknown precision or optimizer.
+        UsageError: unknown precision or optimizer.
     """
 
     config: TransformerConfig
@@ -57,7 +58,7 @@ class Plan:
         bytes_per_weight(self.precision)
         if self.optimizer not in STATES_PER_WEIGHT:
             names = ", ".join(get_args(OptimizerName))
-            raise ValueError(f"optimizer: expected one of {names}, given {self.optimizer!r}")
+            raise UsageError(f"optimizer: expected one of {names}, given {self.optimizer!r}")
 
     @property
     def weights_bytes(self) -> int:
@@ -99,7 +100,7 @@ class Refusal:
 def bytes_per_weight(precision: str | int | None) -> int:
     name = full_name(precision)
     if name not in BYTES_PER_WEIGHT:
-        raise ValueError(f"precision: expected one of {', '.join(BYTES_PER_WEIGHT)}, given {precision!r}")
+        raise UsageError(f"precision: expected one of {', '.join(BYTES_PER_WEIGHT)}, given {precision!r}")
     return BYTES_PER_WEIGHT[name]
 
 

@@ -14,7 +14,6 @@ from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, 
 from benchmarks.simulation import KINDS, spiky
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import ratio_interval, repeats_interval
-from lm_profiler.analysis.compare.sides import NotComparable
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import (
     Failure,
@@ -26,6 +25,7 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.report.run.comparison import comparison_table
 from lm_profiler.report.tables.terminal import terminal
+from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
@@ -178,16 +178,16 @@ def test_the_runs_of_a_side_must_be_repeats() -> None:
     other_seed = {**CONFIG, "seed_everything": 1, "name": "b"}
     compare([one("a0"), one("a1", config=other_seed)], [one("b")])
     with pytest.raises(
-        NotComparable, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa\n.*one cell"
+        UsageError, match=r"a1: expected a repeat of a0, given model.attention math instead of sdpa\n.*one cell"
     ):
         compare([one("a0"), one("a1", config=with_options(attention="math"))], [one("b")])
     more = Throughput(tokens_per_step=1024, tokens_per_s=None, samples_per_step=4)
-    with pytest.raises(NotComparable, match="tokens per step"):
+    with pytest.raises(UsageError, match="tokens per step"):
         compare([one("a0"), one("a1", throughput=more)], [one("b")])
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
-    with pytest.raises(NotComparable, match="on both"):
+    with pytest.raises(UsageError, match="on both"):
         compare([one("x/../a")], [one("a"), one("b")])
 
 
@@ -219,14 +219,14 @@ def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
         "A: a1 is left out: it has no measured step (failed)",
         "A: a2 is left out: it has no measured step (not run)",
     ]
-    with pytest.raises(NotComparable, match=r"A: a1: it has no measured step \(failed\)"):
+    with pytest.raises(UsageError, match=r"A: a1: it has no measured step \(failed\)"):
         compare([empty], [one("b")])
 
 
 def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp_path: Path) -> None:
     why = Failure(phase="setup", step=None, type="Refused", message="it cannot fit\nwould fit: less")
     refused = Entry(tmp_path, record(status="refused", failure=why))  # there is no steps.csv
-    with pytest.raises(NotComparable, match=r"it has no measured step \(refused, it cannot fit; would fit: less\)"):
+    with pytest.raises(UsageError, match=r"it has no measured step \(refused, it cannot fit; would fit: less\)"):
         compare([one("a")], [refused])
 
 

@@ -14,8 +14,8 @@ from compared import CONFIG, MODEL, rows, write
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
-from lm_profiler.cli.usage import UsageError
 from lm_profiler.cli.verbs import compare
+from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
 
