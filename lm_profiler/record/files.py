@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -20,18 +20,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        with target.open("wb") as file:
-            file.write(data)
+        target.write_bytes(data)
         return
-    handle, aside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    aside = target.with_name(f".{target.name}.{token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        # mkstemp makes private files; a record is as readable as any other file of the user's.
-        Path(aside).chmod(0o666 & ~_umask())
-        Path(aside).replace(target)
+        aside.write_bytes(data)
+        aside.replace(target)
     except BaseException:
-        Path(aside).unlink()
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -57,9 +53,3 @@ def from_here(path: Path) -> Path:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
         return path
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
