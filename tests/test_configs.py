@@ -12,8 +12,8 @@ from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.models import Transformer
 from lm_profiler.models.config import PRESETS
+from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import MemoryLevels, read_run
 from lm_profiler.sweep.plan import plan_of
 from lm_profiler.sweep.request import Request

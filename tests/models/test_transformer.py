@@ -10,9 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lm_profiler.models import PRESETS, Transformer, TransformerConfig
-from lm_profiler.models.config import preset
-from lm_profiler.models.transformer import Embedding, Linear
+from lm_profiler.models.config import PRESETS, TransformerConfig, preset
+from lm_profiler.models.transformer import Embedding, Linear, Transformer
 
 TINY = TransformerConfig(d_model=12, d_ff=20, num_layers=2, num_heads=3, vocab_size=17)
 Array = NDArray[np.float64]

@@ -24,7 +24,7 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.cli import checks
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import trainer as cli
-from lm_profiler.models import Transformer
+from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 

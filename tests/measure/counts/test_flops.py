@@ -26,7 +26,8 @@ from lm_profiler.measure.copies.compiled_flops import MethodStep, _Reader, _surr
 from lm_profiler.measure.copies.module_copy import UncopyableError
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
-from lm_profiler.models import Transformer, TransformerConfig, preset
+from lm_profiler.models.config import TransformerConfig, preset
+from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import Flops
 from lm_profiler.training import LanguageModel
 

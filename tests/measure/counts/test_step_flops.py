@@ -21,7 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, OPTIMIZER, Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
-from lm_profiler.models import Transformer, TransformerConfig
+from lm_profiler.models.config import TransformerConfig
+from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import Flops
 
 PRODUCT = 2 * 2 * 8 * 8

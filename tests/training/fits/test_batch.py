@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lm_profiler.models import Transformer, TransformerConfig
+from lm_profiler.models.config import TransformerConfig
+from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.fits.batch import activation_bytes, batch_refusal
 from lm_profiler.training.fits.states import Plan
 
