@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from lm_profiler.analysis.steps.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
 from lm_profiler.analysis.steps.steadiness import steady_from
 from lm_profiler.record.quantities import counted
-from lm_profiler.usage_error import UsageError
-
-
-def require(condition: bool, subject: str, expected: str, given: object) -> None:
-    """Raise the ValueError that every option of the instruments uses."""
-    if not condition:
-        raise UsageError(f"{subject}: expected {expected}, given {given!r}")
+from lm_profiler.usage_error import expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +33,13 @@ class StageOptions:
     stop_when_done: bool = True
 
     def __post_init__(self) -> None:
-        require(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
-        require(self.measure_steps >= 1, "stages.measure_steps", "1 or more", self.measure_steps)
+        expect(self.warmup_steps >= 0, "stages.warmup_steps", "0 or more", self.warmup_steps)
+        expect(self.measure_steps >= 1, "stages.measure_steps", "1 or more", self.measure_steps)
         if self.until_ci is not None:
             share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
-            require(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
-        require(self.max_steps >= MINIMUM_STEPS, "stages.max_steps", f"{MINIMUM_STEPS} or more", self.max_steps)
-        require(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
+            expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
+        expect(self.max_steps >= MINIMUM_STEPS, "stages.max_steps", f"{MINIMUM_STEPS} or more", self.max_steps)
+        expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
 
     @property
     def planned_steps(self) -> int:

@@ -1,5 +1,20 @@
 """The one exception for what was asked for and cannot be had."""
 
+from __future__ import annotations
+
+from collections.abc import Collection
+
 
 class UsageError(ValueError):
     """A wrong option or call: a line or two of subject, expected, given and remedy, for whoever wrote it."""
+
+
+def expect(holds: bool, subject: str, expected: str, given: object) -> None:
+    """Raise UsageError unless ``holds``, which says that what is ``given`` for ``subject`` is as ``expected``."""
+    if not holds:
+        raise UsageError(f"{subject}: expected {expected}, given {given!r}")
+
+
+def expect_one_of(known: Collection[object], subject: str, given: object) -> None:
+    """Raise UsageError unless what is ``given`` for ``subject`` is among those ``known``."""
+    expect(given in known, subject, f"one of {', '.join(map(str, known))}", given)

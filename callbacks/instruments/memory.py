@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.causes import HoldingsReader
@@ -18,7 +17,7 @@ from lm_profiler.measure.memory.history import allocator_facts
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.record.steps import Peaks
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +34,8 @@ class MemoryOptions:
     history: bool = False
 
     def __post_init__(self) -> None:
-        require(self.steps >= 0, "memory.steps", "0 or more", self.steps)
-        require(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
+        expect(self.steps >= 0, "memory.steps", "0 or more", self.steps)
+        expect(self.steps > 0 or not self.history, "memory.steps", "1 or more with memory.history", self.steps)
         if self.history and not torch.cuda.is_available():
             raise UsageError("memory.history: expected a CUDA device, given none; leave the option out")
 

@@ -16,12 +16,11 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from lm_profiler.analysis.trace.events import trace_events
 from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
-from lm_profiler.callbacks.stages import require
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
 from lm_profiler.record.quantities import PARTS, PHASES
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
 
@@ -46,7 +45,7 @@ class TraceOptions:
     nvtx: bool = False
 
     def __post_init__(self) -> None:
-        require(self.steps >= 0, "trace.steps", "0 or more", self.steps)
+        expect(self.steps >= 0, "trace.steps", "0 or more", self.steps)
         if self.nvtx and not torch.cuda.is_available():
             raise UsageError("trace.nvtx: expected a CUDA device, given none; leave the option out")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 AttentionName = Literal["sdpa", "math"]
 
@@ -38,13 +38,9 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
-            given = getattr(self, name)
-            if not given > 0:
-                raise UsageError(f"{name}: expected a positive number, given {given}")
+            expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
         self._check_heads()
-        if self.attention not in get_args(AttentionName):
-            names = ", ".join(get_args(AttentionName))
-            raise UsageError(f"attention: expected one of {names}, given {self.attention!r}")
+        expect_one_of(get_args(AttentionName), "attention", self.attention)
 
     def _check_heads(self) -> None:
         if self.d_model % self.num_heads:
@@ -96,6 +92,5 @@ def preset(size: str, **overrides: Any) -> TransformerConfig:
     Raises:
         UsageError: there is no such size, or the fields do not fit together.
     """
-    if size not in PRESETS:
-        raise UsageError(f"size: expected one of {', '.join(PRESETS)}, given {size!r}")
+    expect_one_of(PRESETS, "size", size)
     return replace(PRESETS[size], **{name: value for name, value in overrides.items() if value is not None})

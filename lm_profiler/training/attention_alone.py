@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import get_args
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -14,7 +13,7 @@ from lm_profiler.models.attention import ATTENTION, AttentionFunction
 from lm_profiler.models.config import AttentionName
 from lm_profiler.training.fake_tokens import ENDLESS
 from lm_profiler.training.fits.attention import AttentionFootprint
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 
 class AttentionAlone(LightningModule):
@@ -42,10 +41,8 @@ class AttentionAlone(LightningModule):
         compile: bool = False,  # noqa: A002 - the option's name on the command line
     ) -> None:
         super().__init__()
-        if d_model < 1:
-            raise UsageError(f"d_model: expected 1 or more, given {d_model}")
-        if attention not in ATTENTION:
-            raise UsageError(f"attention: expected one of {', '.join(get_args(AttentionName))}, given {attention!r}")
+        expect(d_model >= 1, "d_model", "1 or more", d_model)
+        expect_one_of(ATTENTION, "attention", attention)
         self.d_model = d_model
         self.attention: AttentionName = attention
         self.compile_model = compile  # `compile` is a method of nn.Module
@@ -124,9 +121,8 @@ class EmptyBatches(LightningDataModule):
 
     def __init__(self, batch_size: int = 8, context_length: int = 1024) -> None:
         super().__init__()
-        for name, given in (("batch_size", batch_size), ("context_length", context_length)):
-            if given < 1:
-                raise UsageError(f"{name}: expected 1 or more, given {given}")
+        expect(batch_size >= 1, "batch_size", "1 or more", batch_size)
+        expect(context_length >= 1, "context_length", "1 or more", context_length)
         self.batch_size = batch_size
         self.context_length = context_length
 

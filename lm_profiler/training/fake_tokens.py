@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 Batch = tuple[Tensor, Tensor]
 Distribution = Literal["uniform", "zipf"]
@@ -110,11 +110,8 @@ class FakeTokens(LightningDataModule):
         smallest = {"batch_size": 1, "context_length": 1, "seed": 0, "num_workers": 0, "vocab_size": 1}
         for name, least in smallest.items():
             given = locals()[name]
-            if given is not None and given < least:
-                raise UsageError(f"{name}: expected {least} or more, given {given}")
-        if distribution not in get_args(Distribution):
-            names = ", ".join(get_args(Distribution))
-            raise UsageError(f"distribution: expected one of {names}, given {distribution!r}")
+            expect(given is None or given >= least, name, f"{least} or more", given)
+        expect_one_of(get_args(Distribution), "distribution", distribution)
         self.batch_size = batch_size
         self.context_length = context_length
         self.distribution: Distribution = distribution

@@ -15,7 +15,9 @@ from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.fits.states import OptimizerName
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
+
+MatmulPrecision = Literal["highest", "high", "medium"]
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""
@@ -64,7 +66,7 @@ class LanguageModel(LightningModule):
         activation_checkpointing: bool = False,
         compile: bool = False,  # noqa: A002 - the option's name on the command line
         compile_mode: str | None = None,
-        float32_matmul_precision: Literal["highest", "high", "medium"] = "highest",
+        float32_matmul_precision: MatmulPrecision = "highest",
         optimizer: OptimizerName = "adamw",
         lr: float = 3e-4,
         weight_decay: float = 0.01,
@@ -99,20 +101,14 @@ class LanguageModel(LightningModule):
         return self.config.vocab_size
 
     def _check_options(self) -> None:
-        choices: dict[str, tuple[str, tuple[str, ...]]] = {
-            "optimizer": (self.optimizer_name, get_args(OptimizerName)),
-            "float32_matmul_precision": (self.float32_matmul_precision, ("highest", "high", "medium")),
-        }
+        expect_one_of(get_args(OptimizerName), "optimizer", self.optimizer_name)
+        expect_one_of(get_args(MatmulPrecision), "float32_matmul_precision", self.float32_matmul_precision)
         if self.compile_mode is not None:
             from torch._inductor import list_mode_options  # slow to import, and rarely needed
 
-            choices["compile_mode"] = (self.compile_mode, tuple(list_mode_options()))
-        for name, (given, allowed) in choices.items():
-            if given not in allowed:
-                raise UsageError(f"{name}: expected one of {', '.join(allowed)}, given {given!r}")
-        for name in ("lr", "weight_decay"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name}: expected zero or more, given {getattr(self, name)}")
+            expect_one_of(list_mode_options(), "compile_mode", self.compile_mode)
+        expect(self.lr >= 0, "lr", "zero or more", self.lr)
+        expect(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
 
     def setup(self, stage: str) -> None:
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""

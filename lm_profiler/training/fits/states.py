@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 from lm_profiler.models.config import PRESETS, TransformerConfig
 from lm_profiler.record.precision import full_name
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import expect_one_of
 
 OptimizerName = Literal["adamw", "sgd", "none"]
 
@@ -56,9 +56,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         bytes_per_weight(self.precision)
-        if self.optimizer not in STATES_PER_WEIGHT:
-            names = ", ".join(get_args(OptimizerName))
-            raise UsageError(f"optimizer: expected one of {names}, given {self.optimizer!r}")
+        expect_one_of(STATES_PER_WEIGHT, "optimizer", self.optimizer)
 
     @property
     def weights_bytes(self) -> int:
@@ -99,8 +97,7 @@ class Refusal:
 
 def bytes_per_weight(precision: str | int | None) -> int:
     name = full_name(precision)
-    if name not in BYTES_PER_WEIGHT:
-        raise UsageError(f"precision: expected one of {', '.join(BYTES_PER_WEIGHT)}, given {precision!r}")
+    expect_one_of(BYTES_PER_WEIGHT, "precision", name)
     return BYTES_PER_WEIGHT[name]
 
 
