@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 
 import numpy as np
 
@@ -13,35 +15,31 @@ from lm_profiler.analysis.trace.walk import Range
 NO_PHASE = "other"
 """What lies in no phase."""
 
+_START = attrgetter("start")
 
+
+@dataclass
 class Busy:
     """The union of intervals that come by their start, within a window; ``busy`` and ``idle`` are by phase."""
 
-    def __init__(self, begin: int) -> None:
-        self.busy: Counter[str] = Counter()
-        self.idle: Counter[str] = Counter()
-        self._reached = begin
+    reached: int
+    busy: Counter[str] = field(default_factory=Counter)
+    idle: Counter[str] = field(default_factory=Counter)
 
     def add(self, start: int, end: int, phase: str) -> None:
         """Time before ``start`` that nothing covered was idle, and is ``phase``'s."""
-        if start > self._reached:
-            self.idle[phase] += start - self._reached
-            self._reached = start
-        if end > self._reached:
-            self.busy[phase] += end - self._reached
-            self._reached = end
+        if start > self.reached:
+            self.idle[phase] += start - self.reached
+            self.reached = start
+        if end > self.reached:
+            self.busy[phase] += end - self.reached
+            self.reached = end
 
 
-class Phases:
-    """Whose host code runs when."""
-
-    def __init__(self, ranges: list[Range]) -> None:
-        self.ranges = ranges
-        self._starts = [r.start for r in ranges]
-
-    def at(self, moment: int) -> str:
-        last = bisect_right(self._starts, moment) - 1
-        return self.ranges[last].name if last >= 0 and moment < self.ranges[last].end else NO_PHASE
+def phase_at(phases: Sequence[Range], moment: int) -> str:
+    """Whose host code runs at ``moment``."""
+    last = bisect_right(phases, moment, key=_START) - 1
+    return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
@@ -62,7 +60,7 @@ def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> Counter[s
         outside = stop - start
         while first < len(phases) and phases[first].end <= start:
             first += 1
-        for phase in phases[first : bisect_right(phases, stop, key=lambda p: p.start)]:
+        for phase in phases[first : bisect_right(phases, stop, key=_START)]:
             shared = max(min(stop, phase.end) - max(start, phase.start), 0)
             covered[phase.name] += shared
             outside -= shared

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, Phases, by_phase, union_of
+from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, by_phase, phase_at, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import MODULE_PREFIX, LaunchCall, Operator, Packed, walk
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
@@ -74,59 +74,42 @@ def _of_device(packed: Packed) -> KernelTable:
         if kind != "communication":
             local.add(start, stop, phase)
     all_.add(end, end, NO_PHASE)
-    window = end - begin
-    return _table(
-        packed,
-        totals,
-        all_.busy,
-        all_.idle,
-        window,
-        memory_bound_share=(all_.busy.total() - computing.busy.total()) / window,
-        communication_share=(all_.busy.total() - local.busy.total()) / window,
-    )
+    waiting, talking = ((all_.busy.total() - other.busy.total()) / (end - begin) for other in (computing, local))
+    return _table(packed, totals, all_, memory_bound_share=waiting, communication_share=talking)
 
 
 def _device_work(packed: Packed, begin: int, end: int) -> Iterator[tuple[int, int, _Row]]:
     """What was launched while the steps lasted, from when to when (ns) it ran on the device, by its start there."""
-    phases = Phases(packed.phases)
     launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
-    for start, length, name, correlation in zip(*(column.tolist() for column in packed.device()), strict=True):
+    for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
         launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
         if not begin <= launch.start <= end:
             continue
-        kind = kernel_kind(packed.names.name(name) or "", packed.names.name(launch.operator))
-        row = (phases.at(launch.start), kind, name, launch.operator, launch.module)
+        kind = kernel_kind(packed.names[name] or "", packed.names[launch.operator])
+        row = (phase_at(packed.phases, launch.start), kind, name, launch.operator, launch.module)
         yield start, start + length, row
 
 
 def _of_operators(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    phases, totals = Phases(packed.phases), _Totals[_Row]()
+    totals = _Totals[_Row]()
     starts, ends = array("q"), array("q")  # of the outermost operators
     for call in walk(packed):
         if isinstance(call, Operator) and begin <= call.start <= end:
-            kind = operator_kind(packed.names.name(call.name) or "")
-            phase, calls = phases.at(call.start), 0 if call.again else 1
+            kind = operator_kind(packed.names[call.name] or "")
+            phase, calls = phase_at(packed.phases, call.start), 0 if call.again else 1
             totals.add((phase, kind, call.name, call.caller, call.module), calls, call.own)
             if call.caller < 0:
                 starts.append(call.start)
                 ends.append(call.start + call.length)
     covered = by_phase(union_of(starts, ends, begin, end), packed.phases)
-    lasted = by_phase([(begin, end)], packed.phases)
-    idle = {phase: length - covered[phase] for phase, length in lasted.items()}
-    return _table(packed, totals, covered, idle, end - begin, None, None)
+    idle = by_phase([(begin, end)], packed.phases)
+    idle.subtract(covered)
+    return _table(packed, totals, Busy(end, covered, idle), memory_bound_share=None, communication_share=None)
 
 
-def _table(
-    packed: Packed,
-    totals: _Totals[_Row],
-    busy: Mapping[str, int],
-    idle: Mapping[str, int],
-    window: int,
-    memory_bound_share: float | None,
-    communication_share: float | None,
-) -> KernelTable:
+def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> KernelTable:
     rows, rest = _rows(packed, totals)
     by_kind = totals.by(lambda row: row[:2])
     phases = {}
@@ -136,32 +119,31 @@ def _table(
             for (part, kind), ns in by_kind.ns.most_common()
             if part == phase
         }
-        busy_s, idle_s = _seconds(busy.get(phase, 0)), _seconds(idle.get(phase, 0))
+        busy_s, idle_s = _seconds(time.busy[phase]), _seconds(time.idle[phase])
         if kinds or idle_s:
             overlap_s = max(sum(kind.total_s for kind in kinds.values()) - busy_s, 0.0)
             phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
     return KernelTable(
         source="kernels" if packed.has_device else "operators",
         steps=len(packed.steps),
-        window_s=_seconds(window),
+        window_s=_seconds(time.busy.total() + time.idle.total()),
         phases=phases,
         rows=rows,
         rest=rest,
-        memory_bound_share=memory_bound_share,
-        communication_share=communication_share,
+        **shares,
     )
 
 
 def _rows(packed: Packed, totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
     """The largest rows, equal layers merged, and what is left."""
-    merged = totals.by(lambda row: (*row[:4], *_module(packed.names.name(row[4]))))
+    merged = totals.by(lambda row: (*row[:4], *_module(packed.names[row[4]])))
     largest = [(*key, merged.calls[key], _seconds(ns)) for key, ns in merged.ns.most_common()]
     rows = [
         KernelRow(
             phase=phase,
             kind=kind,
-            name=_cut(packed.names.name(name)) or "",
-            operator=_cut(packed.names.name(operator)),
+            name=_cut(packed.names[name]) or "",
+            operator=_cut(packed.names[operator]),
             module=path,
             module_type=type_,
             count=count,

@@ -6,8 +6,10 @@ Times are integers of nanoseconds since an arbitrary moment.
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,25 +20,6 @@ MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
 _FLOWS = {"s": _FORWARD, "f": _BACKWARD}
-
-
-class Names:
-    """Numbers for names, and back."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Any, int] = {}
-        self._names: list[Any] = []
-
-    def number(self, name: Any) -> int:
-        number = self._numbers.get(name)
-        if number is None:
-            number = self._numbers[name] = len(self._names)
-            self._names.append(name)
-        return number
-
-    def name(self, number: int) -> str | None:
-        """None for a negative number, which stands for no name."""
-        return None if number < 0 else str(self._names[number])
 
 
 class Range(NamedTuple):
@@ -50,31 +33,34 @@ class Range(NamedTuple):
 class Packed:
     """What of a trace's events counts, in some thirty bytes an event.
 
+    ``names`` are by their number; -1, which stands for none, finds the None at their end.
+
     Args:
         events: as the profiler writes them (``ts`` and ``dur`` in microseconds), in any order.
     """
 
     def __init__(self, events: Iterable[Mapping[str, Any]]) -> None:
-        self.names = Names()
         self.steps: list[Range] = []
         self.phases: list[Range] = []
-        self._threads = Names()
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+        self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
         self._host = [array(code) for code in "qqibq"]  # start, length, thread, what, value
         self._device = [array(code) for code in "qqiq"]  # start, length, name, correlation
         for event in events:
             self._take(event)
         self.steps.sort()
         self.phases.sort()
+        self.names: list[str | None] = [*self._numbers, None]
 
     @property
     def has_device(self) -> bool:
         return len(self._device[0]) > 0
 
-    def device(self) -> tuple[Any, Any, Any, Any]:
+    def device(self) -> Iterator[tuple[int, int, int, int]]:
         """Start, length, name's number and correlation of all that ran on the device, by start."""
-        start, length, name, correlation = (np.asarray(column) for column in self._device)
-        order = np.argsort(start, kind="stable")
-        return start[order], length[order], name[order], correlation[order]
+        columns = [np.asarray(column) for column in self._device]
+        order = np.argsort(columns[0], kind="stable")
+        return zip(*(column[order].tolist() for column in columns), strict=True)
 
     def host(self) -> Iterator[tuple[int, int, int, int, int]]:
         """Start, length, thread, what and value of the host's events; what begins together, the longest first."""
@@ -90,9 +76,9 @@ class Packed:
             return
         if category in _ON_DEVICE:
             correlation = event["args"].get("correlation", -1)
-            self._keep(self._device, event, self.names.number(event["name"]), correlation)
+            self._keep(self._device, event, self._numbers[event["name"]], correlation)
         elif category == "cpu_op":
-            self._on_host(event, _OPERATOR, self.names.number(event["name"]))
+            self._on_host(event, _OPERATOR, self._numbers[event["name"]])
         elif category == "user_annotation":
             self._take_range(event)
         elif category == "fwdbwd":
@@ -103,14 +89,14 @@ class Packed:
     def _take_range(self, event: Mapping[str, Any]) -> None:
         name = event["name"]
         if name.startswith(MODULE_PREFIX):
-            self._on_host(event, _MODULE, self.names.number(name))
+            self._on_host(event, _MODULE, self._numbers[name])
         elif name.startswith((PHASE_PREFIX, STEP_PREFIX)):
             start, length = _ns(event["ts"]), _ns(event["dur"])
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
 
     def _on_host(self, event: Mapping[str, Any], what: int, value: int) -> None:
-        self._keep(self._host, event, self._threads.number((event["pid"], event["tid"])), what, value)
+        self._keep(self._host, event, self._threads[event["pid"], event["tid"]], what, value)
 
     @staticmethod
     def _keep(columns: list[Any], event: Mapping[str, Any], *rest: int) -> None:
