@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lm_profiler.analysis.steps.rank_tests import unbiased_lag1
 from lm_profiler.analysis.steps.statistics import clipped, finite
@@ -36,8 +36,6 @@ WIDEST = 10.0
 _RESAMPLES = 10_000
 _LARGEST_LAG1 = 0.9
 
-Runs = Sequence[float] | Sequence[Sequence[float]] | NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class RatioInterval:
@@ -50,14 +48,14 @@ class RatioInterval:
 
 
 def ratio_interval(
-    a: Runs,
-    b: Runs,
+    a: Sequence[ArrayLike],
+    b: Sequence[ArrayLike],
     confidence: float = CONFIDENCE,
     process_spread: float = PROCESS_SPREAD,
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> RatioInterval | None:
-    """Ratio of medians, B over A. ``a`` and ``b`` are seconds, one run's or a list of runs' (repeats).
+    """Ratio of medians, B over A. ``a`` and ``b`` are runs, at least one a side (several are repeats), in seconds.
 
     Of one run against one, a percentile bootstrap over their steps, widened by `process_spread`, which their steps
     cannot show: a process keeps its memory layout, its cores and its neighbours from its first step to its last
@@ -68,13 +66,18 @@ def ratio_interval(
     Raises:
         ValueError: for NaN or infinite values.
     """
-    runs_a, runs_b = _as_runs(a), _as_runs(b)
-    if len(runs_a) == len(runs_b) == 1:
-        return _steps_interval(runs_a[0], runs_b[0], confidence, process_spread, resamples, seed)
-    if not runs_a or not runs_b:
+    if max(len(a), len(b)) > 1:
+        medians_a, medians_b = ([float(np.median(finite(run))) for run in runs] for runs in (a, b))
+        return repeats_interval(medians_a, medians_b, confidence)
+    x, y = finite(a[0]), finite(b[0])
+    if min(x.size, y.size) < FEWEST_VALUES or min(x.min(), y.min()) <= 0.0:
         return None
-    medians_a, medians_b = ([float(np.median(run)) for run in runs] for runs in (runs_a, runs_b))
-    return repeats_interval(medians_a, medians_b, confidence)
+    rng = np.random.default_rng(seed)
+    processes = process_spread * math.sqrt(2.0) * rng.standard_normal(resamples)
+    off = _deviations(rng, y, resamples) - _deviations(rng, x, resamples) + processes
+    tail = (1.0 - confidence) / 2.0
+    low, high = (float(q) for q in np.quantile(off, [tail, 1.0 - tail]))
+    return _told(float(np.median(y) / np.median(x)), low, high, confidence)
 
 
 def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> RatioInterval | None:
@@ -98,57 +101,33 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
     return _told(math.exp(float(y.mean() - x.mean())), -half_width, half_width, confidence)
 
 
-def change(interval: RatioInterval | None, margin: float = MARGIN) -> Change:
-    """One word: FASTER or SLOWER where the interval excludes 1 and the change exceeds `margin`.
+def change(interval: RatioInterval | None) -> Change:
+    """One word: FASTER or SLOWER where the interval excludes 1 and the change exceeds ``MARGIN``.
 
-    SAME where the whole interval lies within ±`margin` of 1 (an equivalence, not an absence of proof), else
+    SAME where the whole interval lies within ±``MARGIN`` of 1 (an equivalence, not an absence of proof), else
     UNCLEAR.
     """
     if interval is None:
         return "UNCLEAR"
-    if interval.high < 1.0 and interval.ratio < 1.0 - margin:
+    if interval.high < 1.0 and interval.ratio < 1.0 - MARGIN:
         return "FASTER"
-    if interval.low > 1.0 and interval.ratio > 1.0 + margin:
+    if interval.low > 1.0 and interval.ratio > 1.0 + MARGIN:
         return "SLOWER"
-    if 1.0 - margin <= interval.low and interval.high <= 1.0 + margin:
+    if interval.low >= 1.0 - MARGIN and interval.high <= 1.0 + MARGIN:
         return "SAME"
     return "UNCLEAR"
 
 
-def minimum_detectable_effect(interval: RatioInterval, margin: float = MARGIN) -> float:
+def minimum_detectable_effect(interval: RatioInterval) -> float:
     """The smallest true change, as a share, that ``change`` would call in four of five tries with data like these.
 
     The change must clear the interval with a power of 80 %: (z + 0.842) / z half widths for a normal estimate, where z
     is the quantile that belongs to the interval's confidence (Lehr 1992, Statistics in Medicine 11:1099). Nothing under
-    the ``margin`` is called, and between A and A what was seen is seen again.
+    ``MARGIN`` is called, and between A and A what was seen is seen again.
     """
     half_width = (interval.high - interval.low) / 2.0
     z = NormalDist().inv_cdf((1.0 + interval.confidence) / 2.0)
-    return max(margin, abs(interval.ratio - 1.0), (z + NormalDist().inv_cdf(0.8)) / z * half_width)
-
-
-def _as_runs(values: Runs) -> list[NDArray[np.float64]]:
-    nested = len(values) > 0 and np.ndim(values[0]) > 0
-    runs = [finite(run) for run in values] if nested else [finite(values)]
-    return [run for run in runs if run.size]
-
-
-def _steps_interval(
-    a: NDArray[np.float64],
-    b: NDArray[np.float64],
-    confidence: float,
-    process_spread: float,
-    resamples: int,
-    seed: int,
-) -> RatioInterval | None:
-    if min(a.size, b.size) < FEWEST_VALUES or min(a.min(), b.min()) <= 0.0:
-        return None
-    rng = np.random.default_rng(seed)
-    processes = process_spread * math.sqrt(2.0) * rng.standard_normal(resamples)
-    off = _deviations(rng, b, resamples) - _deviations(rng, a, resamples) + processes
-    tail = (1.0 - confidence) / 2.0
-    low, high = (float(q) for q in np.quantile(off, [tail, 1.0 - tail]))
-    return _told(float(np.median(b) / np.median(a)), low, high, confidence)
+    return max(MARGIN, abs(interval.ratio - 1.0), (z + NormalDist().inv_cdf(0.8)) / z * half_width)
 
 
 def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInterval | None:

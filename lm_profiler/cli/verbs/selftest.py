@@ -88,7 +88,7 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
         words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
         interval_ms = f"[{_ms(step.ci_low)}, {_ms(step.ci_high)}]"
         lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {words}")
-    interval = ratio_interval(steps_a, steps_b)
+    interval = ratio_interval([steps_a], [steps_b])
     if interval is None:
         lines.append("  too few steps, or too noisy ones, to compare; raise --stages.measure_steps")
     else:

@@ -267,7 +267,7 @@ def test_repeats_beyond_what_a_number_holds_are_told_nothing_of() -> None:
 def test_one_run_against_one_tells_something_or_nothing(spread: float, told: bool) -> None:
     steps = np.exp(np.linspace(-spread, spread, 12)) * 0.01
     rng = np.random.default_rng(0)
-    assert (ratio_interval(rng.permutation(steps), rng.permutation(steps)) is not None) is told
+    assert (ratio_interval([rng.permutation(steps)], [rng.permutation(steps)]) is not None) is told
 
 
 # --- compiled against eager

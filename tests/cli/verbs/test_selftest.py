@@ -79,7 +79,7 @@ def test_the_difference_is_that_of_the_medians(b_ms: float, word: str | None) ->
 
 
 def test_the_smallest_change_is_by_hand() -> None:
-    interval = ratio_interval(cell(10.0)[1], cell(10.0)[1])
+    interval = ratio_interval([cell(10.0)[1]], [cell(10.0)[1]])
     assert interval is not None
     half = (interval.high - interval.low) / 2
     by_hand = max(0.01, abs(interval.ratio - 1), half * (2.1701 + 0.8416) / 2.1701)  # 98.5 % and 80 % quantiles
