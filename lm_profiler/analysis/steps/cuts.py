@@ -40,14 +40,10 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
     if warmup is None and count is None and entry.cut is not None:
         warmup, count = entry.cut.warmup, entry.cut.steps
     rows = mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
-    first = _own_warmup(entry, rows) if warmup is None else warmup
+    own = sum(row.stage == "warmup" for row in rows) + (0 if entry.record is None else entry.record.steps_left_out)
+    first = own if warmup is None else warmup
     kept = rows[first:] if count is None else rows[first : first + count]
     return Steps(kept, summaries(kept, "device"), rows[:first])
-
-
-def _own_warmup(entry: Entry, rows: Sequence[StepRow]) -> int:
-    left_out = entry.record.steps_left_out if entry.record is not None else 0
-    return sum(row.stage == "warmup" for row in rows) + left_out
 
 
 def cut_anew(
@@ -69,11 +65,10 @@ def cut_anew(
 
 
 def _cut(entry: Entry, cut: Cut) -> Entry:
-    record, new = entry.record, replace(entry, cut=cut)
+    record = entry.record
     if record is None or not record.time:
-        return new
-    new.__dict__["rows"] = entry.rows  # read once for all settings
-    steps = steps_after(new)
+        return replace(entry, cut=cut)
+    steps = steps_after(entry, cut.warmup, cut.steps)
     if len(steps.rows) < (cut.steps or 1):
         raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
     samples = record.throughput.samples_per_step if record.throughput is not None else None
@@ -86,8 +81,8 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
         "steadiness": None,  # what was said of the run's own cut
         "verdict": None,
     }
-    new = replace(new, record=record.model_copy(update=facts))
-    new.__dict__["rows"] = entry.rows
+    new = replace(entry, cut=cut, record=record.model_copy(update=facts))
+    new.__dict__["rows"] = entry.rows  # read once for all settings
     return new
 
 

@@ -22,7 +22,6 @@ class ChangePoint:
 
     at: int
     change: float
-    p_value: float
 
 
 def ranks(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -79,7 +78,7 @@ def change_point(x: NDArray[np.float64], smallest: float) -> ChangePoint | None:
     p_value = _pettitt_p(n, abs(float(scores[at - 1])) / math.sqrt(_inflation(before, after)))
     if p_value > SIGNIFICANCE or abs(change) < smallest:
         return None
-    return ChangePoint(at, change, p_value)
+    return ChangePoint(at, change)
 
 
 def prefix_differs(before: NDArray[np.float64], after: NDArray[np.float64], smallest: float) -> bool:

@@ -26,7 +26,6 @@ MINIMUM_STEPS = 10
 _TUKEY = 1.5
 FAR_OUT = 3.0
 """Interquartile ranges beyond the quartiles: Tukey's "far out"."""
-_FEWEST_FOR_FENCES = 4
 
 
 def finite(values: ArrayLike) -> NDArray[np.float64]:
@@ -73,25 +72,20 @@ def summarise(values: Sequence[float] | NDArray[np.float64]) -> TimeSummary:
         p95=p95,
         min=float(x.min()),
         max=float(x.max()),
-        outliers=outliers(x),
+        outliers=int(np.count_nonzero(beyond_fences(x))),
     )
 
 
-def outliers(values: ArrayLike) -> int:
-    """How many values lie beyond Tukey's fences, quartile ∓ 1.5 IQR (Tukey 1977); 0 below four values."""
-    x = finite(values)
-    if x.size < _FEWEST_FOR_FENCES:
-        return 0
-    low, high = fences(x)
-    return int(np.count_nonzero((x < low) | (x > high)))
-
-
 def fences(x: NDArray[np.float64], reach: float = _TUKEY) -> tuple[float, float]:
-    """Tukey's fences in seconds, `reach` interquartile ranges beyond the quartiles (1.5: outside, 3: far
-    out).
-    """
+    """Tukey's fences (1977) in seconds, `reach` interquartile ranges beyond the quartiles (1.5: outside; 3: far)."""
     q1, q3 = (float(q) for q in np.percentile(x, [25, 75]))
     return q1 - reach * (q3 - q1), q3 + reach * (q3 - q1)
+
+
+def beyond_fences(x: NDArray[np.float64], reach: float = _TUKEY) -> NDArray[np.bool_]:
+    """Which of `x` do; of fewer than four values none."""
+    low, high = fences(x, reach)
+    return (x < low) | (x > high)
 
 
 def clipped(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -101,16 +95,16 @@ def clipped(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip(x, *fences(x)) if x.size else x
 
 
-def median_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Distribution-free interval of the median, in seconds: two order statistics.
+def median_interval(values: ArrayLike) -> tuple[float, float] | None:
+    """Distribution-free 95 % interval of the median, in seconds: two order statistics.
 
     The r-th smallest and r-th largest enclose the median with probability 1 - 2 P(Binomial(n, 1/2) < r),
     whatever the distribution (Conover 1999, section 3.2; Hahn & Meeker 1991, section 5.2). Values are taken
-    as independent: positive autocorrelation makes it too narrow. None where n is too small to promise
-    `confidence` (n < 6 for 95 %).
+    as independent: positive autocorrelation makes it too narrow. None below six values, which are too few to promise
+    95 %.
     """
     x = finite(values)
-    rank = median_rank(x.size, confidence)
+    rank = median_rank(x.size)
     if rank is None:
         return None
     ordered = np.sort(x)
@@ -141,17 +135,17 @@ def median_rank(n: int, confidence: float = 0.95) -> int | None:
     return k or None
 
 
-def relative_half_width(values: ArrayLike, confidence: float = 0.95) -> float | None:
+def relative_half_width(values: ArrayLike) -> float | None:
     """Half the width of the median's interval as a share of the median; None where there is no interval."""
     x = finite(values)
-    interval = median_interval(x, confidence)
+    interval = median_interval(x)
     if interval is None:
         return None
     median = float(np.median(x))
     return (interval[1] - interval[0]) / 2.0 / median if median > 0 else None
 
 
-def precise_enough(values: ArrayLike, target: float, minimum: int = MINIMUM_STEPS) -> bool:
+def precise_enough(values: Sequence[float] | NDArray[np.float64], target: float) -> bool:
     """Whether the median is known to within ±`target` (a share, 0.005 is ±0.5 %) at 95 %: time to stop
     measuring.
 
@@ -164,8 +158,5 @@ def precise_enough(values: ArrayLike, target: float, minimum: int = MINIMUM_STEP
     """
     if not target > 0.0:
         raise ValueError(f"the target half width must be a positive share such as 0.005, got {target}")
-    x = finite(values)
-    if x.size < minimum:
-        return False
-    width = relative_half_width(x)
-    return width is not None and width <= max(target, FINEST_TARGET)
+    width = relative_half_width(values)
+    return len(values) >= MINIMUM_STEPS and width is not None and width <= max(target, FINEST_TARGET)

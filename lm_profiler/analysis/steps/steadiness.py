@@ -22,7 +22,6 @@ from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Steadiness
 
 Level = Literal["steady", "slowing", "unsettled"]
-Word = Literal["noisy", Level]
 
 KNOWN_TO = 0.05
 """A median that may be off by a larger share than this is not known, and the run is `noisy`."""
@@ -84,23 +83,21 @@ def steadiness(values: ArrayLike, recompilations: int = 0) -> Steadiness:
         shown = "unknown" if lag1 is None else f"{lag1:.2f}"
         reason += f"; second half {drift or 0.0:+.1%} against the first, lag-1 autocorrelation {shown}"
     known = known_to(x[cut:])
-    word: Word | None = level
-    also: Literal["slowing", "unsettled"] | None = None
-    if known is None or known > KNOWN_TO:
-        word, also = "noisy", None if level == "steady" else level
+    noisy = known is None or known > KNOWN_TO
+    if noisy:
         unknown = "unknown" if known is None else f"known to ±{known:.1%} only"
         if level == "steady":
             reason = f"noise hides any change of level; {reason.partition('; ')[2]}"
         reason = f"the median of {counted(x.size - cut, 'step')} is {unknown}; {reason}"
     return Steadiness(
-        word=word,
+        word="noisy" if noisy else level,
         cut=cut,
         drift=drift,
         lag1=lag1,
         bias_of_mean=_bias(x, cut),
         evidence=reason,
         recompilations=recompilations,
-        also=also,
+        also=level if noisy and level != "steady" else None,
         known_to=known,
     )
 

@@ -8,7 +8,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.statistics import FAR_OUT, fences, finite
+from lm_profiler.analysis.steps.statistics import FAR_OUT, beyond_fences, finite
 from lm_profiler.record.quantities import PARTS, TIMED, TIMES
 from lm_profiler.record.run import OddStep
 from lm_profiler.record.steps import StepRow
@@ -16,7 +16,6 @@ from lm_profiler.record.steps import StepRow
 AGREEMENT = 0.95
 """Of the resamples that must give an answer before it is more than this run's luck."""
 
-_FEWEST = 4
 _SMALLEST = 0.10  # of the median: less moves no share by anything to speak of
 _RARE = 20
 _RESAMPLES = 200
@@ -28,13 +27,11 @@ def odd_steps(step_s: ArrayLike) -> list[int]:
     None below four steps.
     """
     x = finite(step_s)
-    if x.size < _FEWEST:
-        return []
-    (low, high), middle = fences(x, FAR_OUT), float(np.median(x))
+    middle = float(np.median(x)) if x.size else 0.0
     if middle <= 0.0:
         return []
     off = np.abs(x - middle)
-    odd = np.flatnonzero(((x < low) | (x > high)) & (off > _SMALLEST * middle))
+    odd = np.flatnonzero(beyond_fences(x, FAR_OUT) & (off > _SMALLEST * middle))
     return [int(i) for i in odd[np.argsort(-off[odd], kind="stable")]]
 
 
@@ -80,12 +77,6 @@ def odd(steps: Sequence[StepRow]) -> list[OddStep]:
 
 def _odd(row: StepRow, medians: Mapping[str, float]) -> OddStep:
     excess_s = {part: row.time(part) - medians[part] for part in PARTS}
-    slower = row.time("step") > medians["step"]
-    part = (max if slower else min)(excess_s, key=excess_s.__getitem__)
-    return OddStep(
-        step=row.step,
-        step_s=row.time("step"),
-        ratio=row.time("step") / medians["step"],
-        part=part,
-        excess_s=excess_s[part],
-    )
+    step_s, typical_s = row.time("step"), medians["step"]
+    part = (max if step_s > typical_s else min)(excess_s, key=excess_s.__getitem__)
+    return OddStep(step=row.step, step_s=step_s, ratio=step_s / typical_s, part=part, excess_s=excess_s[part])
