@@ -127,7 +127,7 @@ class Entry:
         Raises:
             RecordError: it cannot be read.
         """
-        return _rows(self.folder / "steps.csv", self.record is not None and self.record.status == "unfinished")
+        return read_steps(self.folder / "steps.csv", self.record is not None and self.record.status == "unfinished")
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:
@@ -147,15 +147,6 @@ def _typed(given: str) -> Any:
         return json.loads(given.lower() if given.lower() in ("true", "false", "null") else given)
     except ValueError:
         return given
-
-
-def _rows(path: Path, growing: bool) -> list[StepRow]:
-    try:
-        return read_steps(path, growing)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise RecordError(str(error) if str(path) in str(error) else f"{path}: is not text") from None
 
 
 @dataclass(frozen=True)

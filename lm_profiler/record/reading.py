@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -24,8 +23,11 @@ _PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
 _OPTIONS = ("config", "overrides")
 """Parts of a record that hold a user's own numbers, of any size."""
 
-
 _ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
+
+
+class RecordError(ValueError):
+    """A file that cannot be read as what it ought to be; the message names it."""
 
 
 @contextmanager
@@ -42,23 +44,26 @@ def read_plain(path: Path) -> bytes:
     """The content of ``path``, which a pipe or a device would make a reader wait for, perhaps for ever.
 
     Raises:
-        OSError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
+        RecordError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
     """
     root, real = _ROOT.get(), Path(os.path.realpath(path))
     if root is not None and not real.is_relative_to(root):
-        raise OSError(errno.EACCES, "it lies outside the folder", str(path))
-    handle = os.open(real, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
-        return file.read()
+        raise RecordError(f"{path}: cannot be read: it lies outside the folder")
+    try:
+        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                return file.read()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    raise RecordError(f"{path}: cannot be read: it is no plain file")
 
 
 def read_json(path: Path) -> Any:
     """The JSON in ``path``; of a user's options, numbers beyond ``BEYOND`` come as text.
 
     Raises:
-        OSError: as ``read_plain``.
+        RecordError: as ``read_plain``.
         ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
     """
     content = read_plain(path)

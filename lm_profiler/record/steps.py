@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
-from lm_profiler.record.reading import BEYOND, read_plain
+from lm_profiler.record.reading import BEYOND, RecordError, read_plain
 
 Peaks = tuple[int | None, ...]
 """A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
@@ -91,7 +91,7 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
     Columns that a later version may have added are passed over.
 
     Raises:
-        ValueError: it is no steps.csv, or damaged.
+        RecordError: it cannot be read, is no steps.csv, or damaged.
     """
     content = read_plain(path)
     whole = content[: content.rfind(b"\n") + 1] if growing else content
@@ -104,10 +104,10 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
             known = itemgetter(*map(header.index, STEP_COLUMNS))
             return [_row(known(_whole(fields, len(header)))) for fields in reader]
     except UnicodeDecodeError:
-        raise
+        raise RecordError(f"{path}: is not text") from None
     except (ValueError, IndexError, csv.Error) as error:
-        raise ValueError(f"{path}: line {reader.line_num} is damaged: {error}") from None
-    raise ValueError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
+        raise RecordError(f"{path}: line {reader.line_num} is damaged: {error}") from None
+    raise RecordError(f"{path}: expected the columns of steps.csv, found {', '.join(header)[:80] or 'nothing'}")
 
 
 def _whole(fields: Sequence[str], columns: int) -> Sequence[str]:

@@ -3,10 +3,11 @@
 May use pydantic. Never ``quantities``, which say how these are shown, and never a file that is not ours.
 """
 
+from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
-from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, RecordError, read_as
+from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run, write_run
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary

@@ -7,14 +7,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from lm_profiler.record.reading import read_json
+from lm_profiler.record.reading import RecordError, read_json
 
 SCHEMA_VERSION = 1
 """Of every file. What a later version may add without another number is said in ``docs/reference/files.md``."""
-
-
-class RecordError(ValueError):
-    """A file that cannot be read as what it ought to be; the message names it."""
 
 
 def _known_or_newer(word: Any, known: ValidatorFunctionWrapHandler) -> Any:
@@ -54,8 +50,6 @@ def read_as(path: Path, form: type[P], what: str) -> P:
                 "which a later lm_profiler wrote; pip install --upgrade lm_profiler"
             )
         return form.model_validate(content)
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
     except RecordError:
