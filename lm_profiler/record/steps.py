@@ -98,8 +98,6 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(whole), encoding="utf-8", newline=""))
     try:
         header = tuple(next(reader, ()))
-        if header == STEP_COLUMNS:
-            return [_row(fields) for fields in reader]
         if set(STEP_COLUMNS) <= set(header):
             known = itemgetter(*map(header.index, STEP_COLUMNS))
             return [_row(known(_whole(fields, len(header)))) for fields in reader]
@@ -117,7 +115,6 @@ def _whole(fields: Sequence[str], columns: int) -> Sequence[str]:
 
 
 def _row(fields: Sequence[str]) -> StepRow:
-    _whole(fields, len(STEP_COLUMNS))
     n = len(TIMED)
     device, host = fields[2 : 2 + n], fields[2 + n : 2 + 2 * n]
     seconds, host_seconds = (_times(device) if any(device) else None), _times(host)
