@@ -196,7 +196,7 @@ class Session:
         if not self._measured_ns:
             return None
         whole = (self._measured_ns[-1] - self._measured_ns[0]) * 1e-9
-        return whole - sum(row.host_time("step") for row in self._rows if row.stage == "measure")
+        return whole - sum(row.time("step", "host") for row in self._rows if row.stage == "measure")
 
 
 def _recompiled(names: Sequence[str]) -> list[str]:

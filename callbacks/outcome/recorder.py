@@ -98,7 +98,7 @@ class Recorder:
             verb=self.verb,
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             steps_planned=dict(measured.planned),
-            first_step_s=max((row.host_time("step") for row in measured.rows if row.step == 1), default=None),
+            first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
             between_steps_s=measured.between_steps_s,
             time=times,
             host_time=summaries(steady, "host"),

@@ -56,10 +56,6 @@ class StepRow:
             return seconds[TIMED.index("forward")] + seconds[TIMED.index("backward")]
         return seconds[TIMED.index(part)]
 
-    def host_time(self, part: str) -> float:
-        """Seconds of ``part`` on the host's clock."""
-        return self.time(part, "host")
-
 
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
     """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` adds more."""

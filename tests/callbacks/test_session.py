@@ -114,7 +114,7 @@ def test_rows_hold_both_clocks_in_order(tmp_path: Path) -> None:
         (5, "measure"),
     ]
     for row in measured.rows:
-        assert row.host_time("forward") == pytest.approx(4e-3)
+        assert row.time("forward", "host") == pytest.approx(4e-3)
         assert row.time("forward") == pytest.approx(12e-3)
         assert row.time("step") == pytest.approx(30e-3)
 
@@ -159,7 +159,7 @@ def test_of_a_device_that_died_the_host_time_is_left(tmp_path: Path) -> None:
     known = [row.seconds is not None for row in rows]
     assert known == sorted(known, reverse=True)  # those read before it died, then none
     assert not known[-1]
-    assert all(row.host_time("step") == pytest.approx(STEP_MS * 1e-3) for row in rows)
+    assert all(row.time("step", "host") == pytest.approx(STEP_MS * 1e-3) for row in rows)
 
 
 def test_without_a_device_the_hosts_time_stands_for_both(tmp_path: Path) -> None:

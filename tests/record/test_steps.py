@@ -92,12 +92,12 @@ def test_what_is_no_steps_csv_is_refused_by_name(tmp_path: Path, damage: object,
 
 def test_a_row_says_the_time_of_a_part_on_a_clock() -> None:
     assert row(1).time("forward") == SECONDS[TIMED.index("forward")] == 0.003
-    assert row(1).time("backward", "host") == row(1).host_time("backward") == pytest.approx(0.0005)
+    assert row(1).time("backward", "host") == pytest.approx(0.0005)
     assert row(1).time("forward_backward") == pytest.approx(0.003 + 0.005)
     assert row(1).time("step") == pytest.approx(0.036)
     with pytest.raises(ValueError, match="step 2: the device's time is unknown"):
         row(2, seconds=None).time("forward")
-    assert row(2, seconds=None).host_time("step") == pytest.approx(0.0036)
+    assert row(2, seconds=None).time("step", "host") == pytest.approx(0.0036)
 
 
 def test_the_largest_of_what_is_known() -> None:

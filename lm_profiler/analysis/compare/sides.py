@@ -119,9 +119,9 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
 
 
 def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
-    typical_s = median(row.host_time("step") for row in steps)
+    typical_s = median(row.time("step", "host") for row in steps)
     before = mean_over_ranks([row for row in entry.rows if row.step < steps[0].step])
-    return sum(row.host_time("step") - typical_s for row in before)
+    return sum(row.time("step", "host") - typical_s for row in before)
 
 
 def _doubts(entry: Entry, record: RunRecord) -> list[str]:

@@ -47,7 +47,7 @@ def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Median step time of each rank, in seconds."""
     ranks = sorted({row.rank for row in rows})
-    medians = (summarise([r.host_time("step") for r in rows if r.rank == rank]).median for rank in ranks)
+    medians = (summarise([r.time("step", "host") for r in rows if r.rank == rank]).median for rank in ranks)
     return [median for median in medians if median is not None]
 
 
@@ -65,7 +65,7 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
         host = HOST_TIMES[part]
         if row.seconds is not None:
             values[str(quantity.tag)] = row.time(part) * quantity.scale
-        values[str(host.tag)] = row.host_time(part) * host.scale
+        values[str(host.tag)] = row.time(part, "host") * host.scale
     for quantity, peak in zip(MEMORY.values(), row.memory, strict=True):
         if peak is not None:
             values[str(quantity.tag)] = peak * quantity.scale

@@ -163,7 +163,7 @@ def _steps(entry: Entry, most: int) -> Json:
         "warmup": warmup,
         "clocks": ["device", "host"] if told and host else ["host"],
         "device": {part: [row.seconds and _short(row.time(part)) for row in rows] for part in TIMED},
-        "host": {part: [_short(row.host_time(part)) for row in rows] for part in TIMED},
+        "host": {part: [_short(row.time(part, "host")) for row in rows] for part in TIMED},
     }
 
 
