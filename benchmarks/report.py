@@ -30,7 +30,6 @@ from lm_profiler.record.run import (
     RunRecord,
     Steadiness,
     Throughput,
-    write_run,
 )
 from lm_profiler.record.steps import StepRow, read_steps, write_steps
 from lm_profiler.report.tables import formats
@@ -122,7 +121,7 @@ def write_runs(top: Path, runs: int) -> None:
         (folder / "trace").mkdir(parents=True)
         steps = rows(rng)
         write_steps(folder / "steps.csv", steps)
-        write_run(folder, record(number, steps))
+        record(number, steps).write(folder / "run.json")
 
 
 def seconds(*arguments: str) -> float:

@@ -18,7 +18,7 @@ from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.record.kernels import KernelTable, kernels_file, write_kernels
+from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.quantities import PARTS, PHASES
 from lm_profiler.usage_error import UsageError, expect
 
@@ -191,7 +191,7 @@ class Tracer:
         if not self._path.exists():
             return None
         table = kernel_table(trace_events(self._path))
-        write_kernels(kernels_file(self._path), table)
+        table.write(kernels_file(self._path))
         return table
 
     def discard(self) -> None:

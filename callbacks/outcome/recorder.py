@@ -53,7 +53,6 @@ from lm_profiler.record.run import (
     Utilisation,
     Verb,
     Verdict,
-    write_run,
 )
 from lm_profiler.record.steps import Peaks, StepRow, append_steps, largest, write_steps
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
@@ -76,7 +75,7 @@ class Recorder:
         if self.launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", self.launch.config_yaml)
         write_steps(self.folder / "steps.csv", ())
-        write_run(self.folder, self.bare(Measured((), planned), "unfinished", None))
+        self.bare(Measured((), planned), "unfinished", None).write(self.folder / "run.json")
 
     def keep(self, rows: Sequence[StepRow]) -> None:
         """Add rows that came since."""
@@ -121,7 +120,7 @@ class Recorder:
             OSError: the folder cannot be written to.
         """
         write_steps(self.folder / "steps.csv", measured.rows)
-        write_run(self.folder, record)
+        record.write(self.folder / "run.json")
 
     def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
         """``record`` with what was determined since; written again, also for TensorBoard."""
@@ -143,7 +142,7 @@ class Recorder:
         try_or_note("scalars in TensorBoard", lambda: self._log_scalars(record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
-        write_run(self.folder, record)
+        record.write(self.folder / "run.json")
         return record
 
     def bare(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:

@@ -15,7 +15,7 @@ from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
-from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run, write_run
+from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.training.fits.states import Refusal
 from lm_profiler.usage_error import UsageError
@@ -129,7 +129,7 @@ class Attempt:
             write_whole(self.folder / "config.yaml", launch.config_yaml)
         record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, environment=where)
         folder = self.folder
-        write_run(folder, record)
+        record.write(folder / "run.json")
         try_or_note(
             "HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), []
         )  # the record stands without

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import Newer, Part, read_as
 
 Kind = Literal[
@@ -120,11 +119,6 @@ def kernel_files(folder: Path) -> list[Path]:
     """The tables of the run in ``folder``, one a rank, rank 0's first."""
     files = (folder / "trace").glob(f"*{_KERNELS}")
     return sorted((f for f in files if not f.name.startswith(".")), key=lambda f: (len(f.name), f.name))
-
-
-def write_kernels(path: Path, table: KernelTable) -> None:
-    """Write ``table`` as ``path``."""
-    write_whole(path, table.model_dump_json(indent=1) + "\n")
 
 
 def read_kernels(path: Path) -> KernelTable:

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import Newer, Part, RecordError, Verb, read_as
 
 PLAN_FILE, OUTCOME_FILE = "sweep.json", "outcome.json"
@@ -47,6 +46,9 @@ class SweepPlan(Part):
 class CellOutcome(Part):
     """How the last try of a cell ended. ``run`` is its run folder relative to the sweep's; None where it left no run.
 
+    A file for each cell: jobs on many machines share no file to append to, and a cell whose folder somebody removes
+    is missing again.
+
     ``exit_code`` is negative for the signal that killed it; None where nobody knows.
     """
 
@@ -59,11 +61,6 @@ class CellOutcome(Part):
     exit_code: int | None
 
 
-def write_plan(folder: Path, plan: SweepPlan) -> None:
-    """Write ``plan`` as ``folder/sweep.json``."""
-    write_whole(folder / PLAN_FILE, plan.model_dump_json(indent=1) + "\n")
-
-
 def read_plan(folder: Path) -> SweepPlan:
     """Read ``folder/sweep.json``.
 
@@ -71,15 +68,6 @@ def read_plan(folder: Path) -> SweepPlan:
         RecordError: there is none, or it is damaged or of another version.
     """
     return read_as(folder / PLAN_FILE, SweepPlan, "a sweep")
-
-
-def write_outcome(folder: Path, outcome: CellOutcome) -> None:
-    """Write ``outcome`` into its cell's folder below the sweep's ``folder``.
-
-    A file for each cell: jobs on many machines share no file to append to, and a cell whose folder somebody removes
-    is missing again.
-    """
-    write_whole(folder / outcome.cell / OUTCOME_FILE, outcome.model_dump_json(indent=1) + "\n")
 
 
 def read_outcome(folder: Path, cell_id: str) -> CellOutcome | None:

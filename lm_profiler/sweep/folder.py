@@ -14,7 +14,7 @@ from types import TracebackType
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
-from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan, write_plan
+from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
 from lm_profiler.sweep.plan import CONFIGS, run_order
 from lm_profiler.usage_error import UsageError
@@ -81,7 +81,7 @@ class SweepFolder:
     def begin(self) -> None:
         """Write the plan, the first time."""
         if self.is_new:
-            write_plan(self.path, self.plan)
+            self.plan.write(self.path / PLAN_FILE)
 
     def take_over(self) -> list[Cell]:
         """Judge the cells that ended when nobody was left to write down how; returns them."""

@@ -11,7 +11,7 @@ from typing import cast
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.record.run import RecordError, RunRecord, read_run
-from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus, write_outcome
+from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.sweep.server import how_ended
 from lm_profiler.tensorboard.summary import write_hparams
 
@@ -55,7 +55,7 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
     )
     if record is None or record.status != status:  # otherwise the run has done it
         write_hparams(Entry(own if run is None else run, record, cell, outcome))
-    write_outcome(folder, outcome)
+    outcome.write(own / OUTCOME_FILE)
     return outcome
 
 

@@ -20,7 +20,7 @@ from tab import MARKUP, Alone, OpenTab, Tab
 from lm_profiler.record.collection import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import MemoryFacts, MemoryReading
-from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
+from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.report.page.page import write_page
 from lm_profiler.report.pictures.colours import PART_COLOURS
 from lm_profiler.report.tables.table import Heading, Table, TableCell
@@ -52,8 +52,8 @@ def sweep(logdir: Path) -> Iterator[Path]:
                 duration_s=1.0,
                 exit_code=0,
             )
-            write_outcome(folder, outcome)
-    write_plan(folder, SweepPlan(name="sweep", command="sweep", verb="fit", seed=0, cells=cells))
+            outcome.write(folder / outcome.cell / OUTCOME_FILE)
+    SweepPlan(name="sweep", command="sweep", verb="fit", seed=0, cells=cells).write(folder / PLAN_FILE)
     yield folder
     shutil.rmtree(folder)
 

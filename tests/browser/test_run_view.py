@@ -19,7 +19,7 @@ from tab import MARKUP, OpenTab, Tab
 from whole_record import WHOLE
 
 from lm_profiler.record.quantities import GROUPS, PARTS, QUANTITIES
-from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync, write_run
+from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.pictures.colours import PART_COLOURS
 from lm_profiler.report.run.facts import sections
@@ -98,7 +98,7 @@ def test_every_figure_that_a_record_can_have_is_there_with_its_meaning(
     """Of a record in which nothing is unknown; as the page of text has it."""
     record = RunRecord.model_validate(WHOLE)
     made_entry(logdir / "whole")
-    write_run(logdir / "whole", record)
+    record.write(logdir / "whole" / "run.json")
     try:
         tab = open_either(width=width)
         view = tab.open_run("whole")
@@ -217,7 +217,7 @@ def test_a_run_that_has_not_ended_is_called_so_beside_its_figures(open_either: O
     entry = made_entry(logdir / "running")
     untold = ("time", "host_time", "memory", "throughput", "steadiness", "utilisation", "verdict", "steps")
     record = entry.record.model_dump(exclude=set(untold)) | {"status": "unfinished"}
-    write_run(entry.folder, RunRecord.model_validate(record))
+    RunRecord.model_validate(record).write(entry.folder / "run.json")
     try:
         tab = open_either()
         view = tab.open_run("running")

@@ -11,7 +11,7 @@ from tabled import write, write_sweep
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import collect
-from lm_profiler.record.run import Failure, RecordError, read_run, write_run
+from lm_profiler.record.run import Failure, RecordError, read_run
 from lm_profiler.report.tables.columns import column
 
 STEPS = [(0.001, 0.002)] * 6
@@ -128,7 +128,7 @@ def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it
     for version in (2, 10):
         write(sweep / "cell0" / f"version_{version}", STEPS)
     begun = sweep / "cell0" / "version_10"
-    write_run(begun, read_run(begun).model_copy(update={"status": "unfinished", "time": {}}))
+    read_run(begun).model_copy(update={"status": "unfinished", "time": {}}).write(begun / "run.json")
     running, waiting = with_unfinished(collect([tmp_path])).entries
     assert (running.status, running.folder, running.name) == ("unfinished", begun, "cell0")
     assert column("step_s").get(running) is not None
@@ -138,7 +138,7 @@ def test_a_cell_that_is_still_running_or_was_killed_with_its_sweep_shows_what_it
 def test_the_reason_of_a_refusal_does_not_say_twice_that_it_is_one(tmp_path: Path):
     folder = write(tmp_path / "run", failed=("refused", ""))
     why = Failure(phase="setup", step=None, type="Refused", message="memory: too little\nwould fit: less")
-    write_run(folder, read_run(folder).model_copy(update={"failure": why}))
+    read_run(folder).model_copy(update={"failure": why}).write(folder / "run.json")
     [entry] = collect([tmp_path]).entries
     assert entry.reason == "memory: too little; would fit: less"
 
@@ -171,7 +171,7 @@ def unfinished(tmp_path: Path) -> Path:
     folder = write(tmp_path / "killed", [(0.1, 0.2)] * 3, warmup=[(0.5, 0.5)], name="killed")
     record = read_run(folder)
     nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "model": None, "status": "unfinished"}
-    write_run(folder, record.model_copy(update=nothing))
+    record.model_copy(update=nothing).write(folder / "run.json")
     with (folder / "steps.csv").open("a") as file:
         file.write("5,measure,0.1,0.")
     return folder

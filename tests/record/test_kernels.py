@@ -15,7 +15,6 @@ from lm_profiler.record.kernels import (
     kernel_files,
     kernels_file,
     read_kernels,
-    write_kernels,
 )
 from lm_profiler.record.run import RecordError
 
@@ -47,14 +46,14 @@ TABLE = KernelTable(
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = kernels_file(tmp_path / "rank3.pt.trace.json.gz")
     assert path == tmp_path / "rank3.kernels.json"
-    write_kernels(path, TABLE)
+    TABLE.write(path)
     assert read_kernels(path) == TABLE
 
 
 def test_a_run_has_one_for_each_rank(tmp_path: Path) -> None:
     (tmp_path / "trace").mkdir()
     for rank in (10, 2, 0):
-        write_kernels(kernels_file(tmp_path / "trace" / f"rank{rank}.pt.trace.json.gz"), TABLE)
+        TABLE.write(kernels_file(tmp_path / "trace" / f"rank{rank}.pt.trace.json.gz"))
     (tmp_path / "trace" / "rank0.pt.trace.json.gz").touch()
     assert [path.name for path in kernel_files(tmp_path)] == [f"rank{n}.kernels.json" for n in (0, 2, 10)]
     assert kernel_files(tmp_path / "never ran") == []

@@ -24,7 +24,6 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
     read_run,
-    write_run,
 )
 
 SUMMARY = TimeSummary(
@@ -87,12 +86,12 @@ FULL = RunRecord(
 
 @pytest.mark.parametrize("record", [MINIMAL, FULL], ids=["minimal", "full"])
 def test_a_record_comes_back_as_it_was(tmp_path: Path, record: RunRecord) -> None:
-    write_run(tmp_path, record)
+    record.write(tmp_path / "run.json")
     assert read_run(tmp_path) == record
 
 
 def test_any_reader_of_json_finds_the_names(tmp_path: Path) -> None:
-    write_run(tmp_path, FULL)
+    FULL.write(tmp_path / "run.json")
     plain = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
     assert plain["schema_version"] == SCHEMA_VERSION
     failure = {"phase": "backward", "step": 7, "type": "OutOfMemoryError", "message": "CUDA out of memory"}
@@ -131,7 +130,7 @@ def without(key: str) -> Callable[[str], str]:
 def test_what_is_no_record_of_this_version_is_refused_by_name(
     tmp_path: Path, damage: Callable[[str], str], where: str
 ) -> None:
-    write_run(tmp_path, FULL)
+    FULL.write(tmp_path / "run.json")
     path = tmp_path / "run.json"
     path.write_text(damage(path.read_text()))
     message = re.escape(f"{path}: not a run record of version {SCHEMA_VERSION}: {where}: ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.record.run import Failure, RunRecord, Status, write_run
+from lm_profiler.record.run import Failure, RunRecord, Status
 from lm_profiler.record.sweep import Cell, SweepPlan
 
 CELL = Cell(id="x=1", overrides={"a.x": "1"}, repeat=0, arguments=["fit", "--a.x=1"])
@@ -32,4 +32,4 @@ def leave_record(folder: Path, status: Status, cell: str = CELL.id, failure: Fai
         command="",
         config=None,
     )
-    write_run(run, record)
+    record.write(run / "run.json")

@@ -18,7 +18,6 @@ from lm_profiler.record.run import (
     RunRecord,
     Steadiness,
     Throughput,
-    write_run,
 )
 from lm_profiler.record.steps import StepRow, write_steps
 
@@ -85,7 +84,7 @@ def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:
     """The same as a folder on the disk."""
     folder.mkdir(parents=True)
     write_steps(folder / "steps.csv", measured)
-    write_run(folder, record(steps=counts(measured), **changes))
+    record(steps=counts(measured), **changes).write(folder / "run.json")
     return folder
 
 

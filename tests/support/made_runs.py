@@ -19,7 +19,6 @@ from lm_profiler.record.run import (
     Steadiness,
     Utilisation,
     Verdict,
-    write_run,
 )
 from lm_profiler.record.steps import StepRow, write_steps
 
@@ -115,7 +114,7 @@ def made_entry(folder: Path, overrides: Mapping[str, str] | None = None, **optio
     """A run in ``folder``, with its run.json, and its steps.csv where it has steps."""
     record = made_record(overrides, **options)
     folder.mkdir(parents=True, exist_ok=True)
-    write_run(folder, record)
+    record.write(folder / "run.json")
     if record.status == "ok":
         write_steps(folder / "steps.csv", made_rows(options.get("forward_s", FORWARD_S)))
     return Entry(folder, record)

@@ -12,9 +12,9 @@ from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Failure, write_run
+from lm_profiler.record.run import Failure
 from lm_profiler.record.steps import StepRow, write_steps
-from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
+from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 
 Steps = Sequence[tuple[float, float]]
 """Seconds of forward and backward, a pair a step."""
@@ -81,7 +81,7 @@ def run(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -
 def write(folder: Path, measured: Steps = (), warmup: Steps = (), **options: Any) -> Path:
     """The same on the disk."""
     folder.mkdir(parents=True)
-    write_run(folder, record(**facts(measured, warmup, **options)))
+    record(**facts(measured, warmup, **options)).write(folder / "run.json")
     write_steps(folder / "steps.csv", step_rows(measured, warmup))
     return folder
 
@@ -90,12 +90,13 @@ def write_sweep(folder: Path, cells: Sequence[tuple[dict[str, str], int, str, Pa
     """A sweep of ``cells``: overrides, repeat, how it ended (``missing``: it was not tried), and its run."""
     planned = [Cell(id=f"cell{at}", overrides=c[0], repeat=c[1], arguments=["fit"]) for at, c in enumerate(cells)]
     folder.mkdir(parents=True, exist_ok=True)
-    write_plan(folder, SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=planned))
+    SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=planned).write(folder / PLAN_FILE)
     for cell, (_, _, status, at) in zip(planned, cells, strict=True):
         if status == "missing":
             continue
         (folder / cell.id).mkdir(exist_ok=True)
         where = None if at is None else str(at.relative_to(folder))
         left = {"reason": None if status == "ok" else f"it was {status}", "ended": "", "duration_s": 1.0}
-        write_outcome(folder, CellOutcome(cell=cell.id, status=status, run=where, exit_code=0, **left))
+        outcome = CellOutcome(cell=cell.id, status=status, run=where, exit_code=0, **left)
+        outcome.write(folder / cell.id / OUTCOME_FILE)
     return folder

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from by_hand import leave_record, plan
 
-from lm_profiler.record.sweep import read_outcome, write_plan
+from lm_profiler.record.sweep import PLAN_FILE, read_outcome
 from lm_profiler.sweep import folder as folder_module
 from lm_profiler.sweep.folder import SweepFolder, clear
 from lm_profiler.sweep.outcome import Ended, record_outcome
@@ -27,7 +27,7 @@ def missing(path: Path) -> set[str]:
 
 def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: Path) -> None:
     cells = plan("a", "b", "c", "d")
-    write_plan(tmp_path, cells)
+    cells.write(tmp_path / PLAN_FILE)
     leave_record(tmp_path, "ok", "a")
     leave_record(tmp_path, "interrupted", "b")
     leave_record(tmp_path, "ok", "c")  # still running when everything was killed
@@ -37,7 +37,7 @@ def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: 
 
 
 def test_a_cell_that_ended_when_nobody_was_left_to_write_it_down_is_taken_over(tmp_path: Path) -> None:
-    write_plan(tmp_path, plan("a", "b", "c", "d"))
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
     for cell, ended in (("a", '{"code": 0, "duration_s": 2.5}'), ("b", '{"code": -9, "duration_s": 1}'), ("c", "{")):
         leave_record(tmp_path, "ok", cell)
         (tmp_path / cell / "ended.json").write_text(ended)
@@ -49,14 +49,14 @@ def test_a_cell_that_ended_when_nobody_was_left_to_write_it_down_is_taken_over(t
 
 @pytest.mark.parametrize("ended", ["[]", "null", '"code"', "1e400", "[" * 100_000])
 def test_a_damaged_end_of_a_cell_is_as_none(ended: str, tmp_path: Path) -> None:
-    write_plan(tmp_path, plan("a", "b", "c", "d"))
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
     leave_record(tmp_path, "ok", "a")
     (tmp_path / "a" / "ended.json").write_text(ended)
     assert missing(tmp_path) == {"a", "b", "c", "d"}
 
 
 def test_a_pipe_in_the_place_of_a_cells_end_makes_nobody_wait(tmp_path: Path) -> None:
-    write_plan(tmp_path, plan("a", "b", "c", "d"))
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
     leave_record(tmp_path, "ok", "a")
     os.mkfifo(tmp_path / "a" / "ended.json")
     assert missing(tmp_path) == {"a", "b", "c", "d"}
@@ -64,7 +64,7 @@ def test_a_pipe_in_the_place_of_a_cells_end_makes_nobody_wait(tmp_path: Path) ->
 
 def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None:
     cells = plan("a", "b")
-    write_plan(tmp_path, cells)
+    cells.write(tmp_path / PLAN_FILE)
     for cell in cells.cells:
         leave_record(tmp_path, "failed", cell.id)
         record_outcome(tmp_path, cell, Ended(1, 1.0))
@@ -85,7 +85,7 @@ def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> None:
-    write_plan(tmp_path, plan("a", "b"))
+    plan("a", "b").write(tmp_path / PLAN_FILE)
     before = (tmp_path / "sweep.json").read_text()
     with pytest.raises(
         UsageError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
@@ -97,7 +97,7 @@ def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> No
 def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
     first = Request(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
     (tmp_path / "s").mkdir()
-    write_plan(tmp_path / "s", plan_of(first))
+    plan_of(first).write(tmp_path / "s" / PLAN_FILE)
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
     with SweepFolder(sweep_folder(again), plan_of(again)) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}

@@ -8,7 +8,7 @@ from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, Numer
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
-from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run, write_run
+from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
 
@@ -17,5 +17,5 @@ __all__ = [
     "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer",
     "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "RecordError", "RunRecord", "Status",
     "Steadiness", "Sync", "Telemetry", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "read_as",
-    "read_run", "write_run",
+    "read_run",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import RecordError, read_json
 
 SCHEMA_VERSION = 1
@@ -30,6 +31,10 @@ class Part(BaseModel):
     """A part of a record, which is never changed. A field that a later version may have added is passed over."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+
+    def write(self, path: Path) -> None:
+        """Write it to ``path``, as JSON."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
 
 
 P = TypeVar("P", bound=Part)

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lm_profiler.record.files import write_whole
 from lm_profiler.record.parts import MEANINGS
 from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
@@ -84,11 +83,6 @@ class RunRecord(Part):
         if times and (missing := [part for part in MEANINGS if part not in times]):
             raise ValueError(f"has no {', '.join(missing)}")
         return times
-
-
-def write_run(folder: Path, record: RunRecord) -> None:
-    """Write ``record`` as ``folder/run.json``."""
-    write_whole(folder / "run.json", record.model_dump_json(indent=1) + "\n")
 
 
 def read_run(folder: Path) -> RunRecord:

@@ -14,7 +14,7 @@ import pytest
 from made_runs import made_entry
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest, write_kernels
+from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
 
 SEED, ROUNDS = 20260102, 16
 TABLES = (
@@ -68,7 +68,7 @@ def logs(tmp_path: Path) -> Path:
         folder = tmp_path / "logs" / name
         made_entry(folder, {"model.size": "small", "trainer.precision": "32-true"}, name=name)
         (folder / "trace").mkdir()
-        write_kernels(folder / "trace" / "rank0.kernels.json", kernels())
+        kernels().write(folder / "trace" / "rank0.kernels.json")
     return tmp_path / "logs"
 
 

@@ -20,9 +20,8 @@ from lm_profiler.record.kernels import (
     PhaseKernels,
     Rest,
     kernels_file,
-    write_kernels,
 )
-from lm_profiler.record.run import read_run, write_run
+from lm_profiler.record.run import read_run
 
 FAST, SLOW = [(0.010, 0.020)] * 6, [(0.020, 0.050)] * 6
 
@@ -155,7 +154,7 @@ def test_the_spread_of_the_steps_can_be_shown_and_is_in_files_for_programs(
 def test_an_unfinished_run_is_shown_as_that(logs: Path, options: list[str], capsys: pytest.CaptureFixture[str]):
     folder = logs / "alone" / "version_0"
     nothing = {"time": {}, "host_time": {}, "steps": {}, "environment": None, "status": "unfinished"}
-    write_run(folder, read_run(folder).model_copy(update=nothing))
+    read_run(folder).model_copy(update=nothing).write(folder / "run.json")
     for top in (logs, logs / "alone"):
         assert report(top, *options) == 0
         out, err = capsys.readouterr()
@@ -298,7 +297,7 @@ def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
     facts = {"memory_bound_share": None, "communication_share": None, "rest": Rest(rows=0, count=0, total_s=0.0)}
     table = KernelTable(source="kernels", steps=2, window_s=1.0, phases={"forward": times}, rows=[row], **facts)
     (traced / "trace").mkdir()
-    write_kernels(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"), table)
+    table.write(kernels_file(traced / "trace" / "rank0.pt.trace.json.gz"))
     assert report(logs / "alone", "--kernels") == 0
     out = capsys.readouterr().out
     assert "300.000" in out  # milliseconds of one of the two steps

@@ -13,9 +13,8 @@ from made_runs import made_entry, made_rows
 from served import Get, get_from, write_trace
 from tensorboard.plugins.base_plugin import TBContext
 
-from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest, write_kernels
+from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import write_run
 from lm_profiler.record.steps import write_steps
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
@@ -53,7 +52,7 @@ def test_a_reload_shows_new_runs_and_new_contents(get: Get, logdir: Path) -> Non
     entry = made_entry(logdir / "a")
     [before] = get("runs").json["runs"]
     time.sleep(0.01)  # the coarsest clock of files that Linux has
-    write_run(entry.folder, entry.record.model_copy(update={"status": "interrupted"}))
+    entry.record.model_copy(update={"status": "interrupted"}).write(entry.folder / "run.json")
     made_entry(logdir / "b")
     after, new = get("runs").json["runs"]
     assert (after["run"], after["values"]["status"], new["run"]) == ("a", "interrupted", "b")
@@ -162,7 +161,7 @@ def test_kernel_tables_come_with_their_ranks(get: Get, logdir: Path) -> None:
         communication_share=None,
     )
     for rank in (10, 0, 2):
-        write_kernels(logdir / "a" / "trace" / f"rank{rank}.kernels.json", table)
+        table.write(logdir / "a" / "trace" / f"rank{rank}.kernels.json")
     answer = get("kernels", run="a").json["tables"]
     assert list(answer) == ["rank0.kernels.json", "rank2.kernels.json", "rank10.kernels.json"]
     assert answer["rank0.kernels.json"]["step_s"] == 0.25

