@@ -52,7 +52,7 @@ class Baking:
 
     def __post_init__(self) -> None:
         if self.fan and self.degrees > 250:
-            raise ValueError("degrees: expected at most 250 with fan, given more")
+            raise UsageError("degrees: expected at most 250 with fan, given more")
 
 
 def bake(*arguments: str) -> Baking:
