@@ -16,7 +16,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, collect
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.pictures.plots import save_plot
-from lm_profiler.report.pictures.series import unreadable
+from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.options import every_column

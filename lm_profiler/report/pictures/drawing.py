@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
+
+from lm_profiler.report.tables.merged import Estimate
 
 if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.figure import Figure
@@ -42,6 +44,23 @@ def legend(figure: Figure, colours: Sequence[tuple[str, str]]) -> None:
     if colours:
         patches = [Patch(color=colour, label=label) for label, colour in colours]
         figure.legend(handles=patches, loc="outside upper center", ncols=len(patches), handlelength=1.0)
+
+
+def known_points(figures: Iterable[tuple[float, Estimate]], scale: float) -> Sequence[Sequence[float]]:
+    """Places, values, and how far intervals reach below and above them: of those that are known, times ``scale``."""
+    points = []
+    for at, of in figures:
+        if of.value is not None:
+            around = (0.0 if end is None else abs(end - of.value) for end in (of.low, of.high))
+            points.append((at, *(scale * x for x in (of.value, *around))))
+    return list(zip(*points, strict=True)) or [()] * 4
+
+
+def error_bars(figures: Iterable[Estimate]) -> str:
+    """What the bars of error are; empty where there are none."""
+    counts = [figure.n for figure in figures if figure.low is not None]
+    parts = ["with 95 % interval"] * (1 in counts) + ["of repeats, the extremes"] * (max(counts, default=1) > 1)
+    return "; ".join(parts)
 
 
 def wrapped(text: str, inches: float, lines: int = 2) -> str:

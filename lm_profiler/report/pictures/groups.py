@@ -8,69 +8,49 @@ from typing import Any
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
+from lm_profiler.report.tables import merged
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column
-from lm_profiler.report.tables.merged import (
-    WORDS,
-    Merged,
-    alone,
-    by_facts,
-    differs,
-    set_apart,
-    status,
-    told_by_size,
-    unset,
-)
-from lm_profiler.report.tables.merged import figure as estimated
+from lm_profiler.report.tables.merged import Merged, distinct, estimated
 from lm_profiler.report.tables.options import columns_named
-from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table import fact_text, is_number
 from lm_profiler.usage_error import UsageError
 
 
 @dataclass(frozen=True)
 class Group:
-    """Entries that differ in nothing that is known of them; ``values`` of ``columns``, in which groups differ."""
+    """Entries that differ in nothing that is known of them; ``columns`` are what the groups of a picture differ in."""
 
-    values: tuple[Any, ...]
     entries: Merged
-    columns: tuple[Column, ...] = ()
+    columns: Sequence[Column]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Of ``columns``, to look up by: lists and mappings of the config as text."""
+        values = [of.get(self.entries[0]) for of in self.columns]
+        return tuple(x if x is None or isinstance(x, (bool, int, float)) else str(x) for x in values)
 
     @property
     def label(self) -> str:
         """Beside an axis that says what of: a single value alone."""
-        return _bare(self.columns[0], self.entries[0]) if len(self.columns) == 1 else self.told
+        return ", ".join(_word(of, self.entries[0], bare=len(self.columns) == 1) for of in self.columns)
 
     @property
     def told(self) -> str:
         """On its own: each value says what it is of."""
-        return ", ".join(word(of, self.entries[0]) for of in self.columns)
-
-    def absence(self, figure: Column) -> str:
-        """Why there is no point for ``figure``, or only of some repeats; empty where all is well."""
-        return self.trouble or ("unknown" if estimated(self.entries, figure).value is None else "")
-
-    @property
-    def trouble(self) -> str:
-        """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
-        return "" if all(entry.status == "ok" for entry in self.entries) else status(self.entries, WORDS)
+        return ", ".join(_word(of, self.entries[0]) for of in self.columns)
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Groups in the order of the values of ``columns``, of which the first is what they are shown against."""
-
-    columns: tuple[Column, ...]
-    groups: tuple[Group, ...]
-
-    @property
-    def title(self) -> str:
-        """What the labels of the groups are of; empty where they say it themselves."""
-        return self.columns[0].title if len(self.columns) == 1 else ""
+def trouble(entries: Merged) -> str:
+    """How the entries ended, such as ``OOM`` or ``1 ok, 1 failed``; empty where all ended well."""
+    ended = merged.status(entries, merged.WORDS)
+    return "" if ended == "ok" else ended
 
 
-def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> Groups:
-    """``entries`` against ``by``, a fact or an option; where it is None, against the first that varies.
+def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = False) -> list[Group]:
+    """``entries`` in the order of ``by``, a fact or an option; where it is None, of the first that varies.
 
-    With ``numbers`` rather against the context length, or else an option that is a number: lines need one.
+    With ``numbers`` rather of the context length, or else of an option that is a number: lines need one. That is the
+    first column of all groups, the others are what else varies.
 
     Raises:
         UsageError: there is no such fact or option, or it is a figure.
@@ -82,10 +62,8 @@ def grouped(entries: Sequence[Entry], by: str | None = None, numbers: bool = Fal
         first = min(others, key=lambda axis: (axis.name != "context_length", not _is_number(axis, entries)))
     else:
         first = others[0] if others else COLUMNS["name"]
-    columns = (first, *(axis for axis in others if axis.name != first.name))
-    alike = by_facts(entries, columns).values()
-    groups = (Group(tuple(_value(axis, group[0]) for axis in columns), group, columns) for group in alike)
-    return Groups(columns, tuple(groups))
+    columns = [first, *(axis for axis in others if axis.name != first.name)]
+    return [Group(alike, columns) for alike in merged.by_facts(entries, columns).values()]
 
 
 def varying(entries: Sequence[Entry]) -> list[Column]:
@@ -94,27 +72,22 @@ def varying(entries: Sequence[Entry]) -> list[Column]:
     A value that nobody knows, of a run that died early, is no difference.
     """
     given = dict.fromkeys(path for entry in entries for path in entry.overrides)
-    axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, set_apart(entries)))}
-    rows = alone(entries)
-    return [axis for axis in axes.values() if differs(rows, axis) and not told_by_size(rows, axis)]
+    axes = {axis.name: axis for axis in (*map(column, given), *COMPARED, *map(column, merged.set_apart(entries)))}
+    rows = merged.alone(entries)
+    return [axis for axis in axes.values() if merged.differs(rows, axis) and not merged.told_by_size(rows, axis)]
 
 
-def word(of: Column, entry: Entry) -> str:
-    """A fact of ``entry`` for people, which says what it is of: ``bf16-mixed``, ``compiled``, ``batch 4``."""
+def _word(of: Column, entry: Entry, bare: bool = False) -> str:
+    """A fact of ``entry`` for people: ``bf16-mixed``, ``compiled``, ``batch 4``; numbers may be ``bare``."""
     value, title = of.get(entry), of.title.rpartition(".")[2]
     if value is None:
-        return f"no {title}" if unset(entry, of) else f"{title} unknown"
+        return f"no {title}" if merged.unset(entry, of) else f"{title} unknown"
     if isinstance(value, bool):
         return _SPOKEN.get((of.name, value)) or (title if value else f"no {title}")
-    return fact_text(value) if isinstance(value, str) else f"{title} {fact_text(value)}"
+    return fact_text(value) if bare or isinstance(value, str) else f"{title} {fact_text(value)}"
 
 
 _SPOKEN = {("compile", True): "compiled", ("compile", False): "eager"}
-
-
-def _bare(of: Column, entry: Entry) -> str:
-    value = of.get(entry)
-    return word(of, entry) if value is None or isinstance(value, bool) else fact_text(value)
 
 
 def stack(group: Group) -> dict[str, float]:
@@ -128,21 +101,19 @@ def stack(group: Group) -> dict[str, float]:
     return {part: seconds * (step / total if step and total else 1.0) for part, seconds in known.items()}
 
 
-def lines(groups: Groups) -> dict[str, list[Group]]:
+def lines(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The groups by what they are called beside the first column: a line each, over the first column's values."""
-    rest = groups.columns[1:]
     by_label: dict[str, list[Group]] = {}
-    for group in groups.groups:
-        by_label.setdefault(Group(group.values[1:], group.entries, rest).label, []).append(group)
+    for group in groups:
+        by_label.setdefault(Group(group.entries, group.columns[1:]).label, []).append(group)
     return by_label
 
 
-def places(groups: Groups) -> tuple[dict[Any, float], bool]:
+def places(groups: Sequence[Group]) -> tuple[dict[Any, float], bool]:
     """Where each value of the first column stands on an axis, and whether these are numbers; others stand in a row."""
-    values = list(dict.fromkeys(group.values[0] for group in groups.groups))
-    if all(map(_number, values)):
-        return {value: value for value in values}, True
-    return {value: place for place, value in enumerate(values)}, False
+    values = dict.fromkeys(group.values[0] for group in groups)
+    numbers = all(map(is_number, values))
+    return {value: value if numbers else place for place, value in enumerate(values)}, numbers
 
 
 def _axis(name: str, entries: Sequence[Entry]) -> Column:
@@ -158,14 +129,4 @@ def _axis(name: str, entries: Sequence[Entry]) -> Column:
 
 
 def _is_number(axis: Column, entries: Sequence[Entry]) -> bool:
-    return all(_number(value) for entry in entries if (value := axis.get(entry)) is not None)
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _value(axis: Column, entry: Entry) -> Any:
-    """A value that can be looked up by: lists and mappings of the config as text."""
-    value = axis.get(entry)
-    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
+    return all(map(is_number, distinct(map(axis.get, entries))))

@@ -12,13 +12,12 @@ from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import SERIES_COLOURS
-from lm_profiler.report.pictures.drawing import STYLE, new_figure, thinned, wrapped
-from lm_profiler.report.pictures.groups import Groups, grouped, lines, places
-from lm_profiler.report.pictures.phases_plot import error_bars, errors, phases
+from lm_profiler.report.pictures.drawing import STYLE, error_bars, known_points, new_figure, thinned, wrapped
+from lm_profiler.report.pictures.groups import Group, grouped, lines, places, trouble
+from lm_profiler.report.pictures.phases_plot import phases
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
-from lm_profiler.report.tables.merged import Figure as Estimate
-from lm_profiler.report.tables.merged import figure as estimated
+from lm_profiler.report.tables.merged import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
 from lm_profiler.usage_error import UsageError
 
@@ -83,16 +82,16 @@ _MOST_WORDS = 12
 _WIDTH, _MOST_TICKS = 7.2, 24
 
 
-def _figure_against(groups: Groups, figure: Column) -> Figure:
+def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
     """``figure`` against the first column, a line for each combination of the others."""
     assert figure.quantity is not None
-    shown = figure.quantity.heading
-    if all(estimated(group.entries, figure).value is None for group in groups.groups):
+    figures = [estimated(group.entries, figure) for group in groups]
+    if all(of.value is None for of in figures):
         raise UsageError(
             f"plot: expected runs that ended well and know their {figure.title}, given none; "
             "`report RUNS` shows how each ended"
         )
-    absent = _absent(groups, figure)
+    absent = _absent(groups, figures)
     drawn, axes = new_figure(_WIDTH, 4.0 + 0.17 * len(absent))
     ticks, numbers = places(groups)
     named = lines(groups)
@@ -102,11 +101,12 @@ def _figure_against(groups: Groups, figure: Column) -> Figure:
         colour = SERIES_COLOURS[at % len(SERIES_COLOURS)]
         _line(axes, points, figure.quantity.scale, colour, style, shortened(name) if at < _MOST_WORDS else "_")
     _ticks(axes, ticks, numbers)
-    axes.set_xlabel("\n".join((wrapped(groups.columns[0].title, _WIDTH), *absent)))
-    axes.set_ylabel("\n".join(filter(None, (shown, error_bars(groups, figure)))))
+    columns = groups[0].columns
+    axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
+    axes.set_ylabel("\n".join(filter(None, (figure.quantity.heading, error_bars(figures)))))
     if len(named) > 1:
         more = f"\nand {len(named) - _MOST_WORDS} more" * (len(named) > _MOST_WORDS)
-        title = shortened(groups.columns[1].title, 24) if len(groups.columns) == 2 else ""
+        title = shortened(columns[1].title, 24) if len(columns) == 2 else ""
         drawn.legend(loc="outside right upper", title=title + more)
     return drawn
 
@@ -115,19 +115,19 @@ def _line(
     axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, colour: str, style: str, name: str
 ) -> None:
     """A point for each figure; on the axis, a cross where there is none."""
-    known = [(x, figure.value * scale, *errors(figure)) for x, figure in points if figure.value is not None]
-    x, y, below, above = zip(*known, strict=True) if known else ((), (), (), ())
-    around = [[error * scale for error in side] for side in (below, above)]
+    x, y, *around = known_points(points, scale)
     axes.errorbar(x, y, yerr=around, fmt=style, color=colour, label=name, capsize=3)
     missing = [x for x, figure in points if figure.value is None]
     if missing:
         axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
 
 
-def _absent(groups: Groups, figure: Column) -> list[str]:
+def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:
     """A line for each group that has no point, or of which only some repeats speak: what became of it."""
-    words = [(group.label, group.absence(figure)) for group in groups.groups]
-    told = [f"{shortened(name)}: {word}" for name, word in words if word]
+    told = []
+    for group, figure in zip(groups, figures, strict=True):
+        if word := trouble(group.entries) or ("unknown" if figure.value is None else ""):
+            told.append(f"{shortened(group.label)}: {word}")
     return told[:_MOST_WORDS] + [f"and {len(told) - _MOST_WORDS} more"] * (len(told) > _MOST_WORDS)
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
-from lm_profiler.report.pictures.groups import Group, Groups
-from lm_profiler.report.pictures.series import series
+from lm_profiler.report.pictures.groups import Group, trouble
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,9 +25,9 @@ _LINEAR = 3.0
 """A first step that compiled is a hundred times the others: from this many medians on the axis is logarithmic."""
 
 
-def steps(groups: Groups) -> Figure:
+def steps(groups: Sequence[Group]) -> Figure:
     """Every step that was timed, warm-up shaded; no point is left out."""
-    runs = [(group.told, entry) for group in groups.groups for entry in group.entries]
+    runs = [(group.told, entry) for group in groups for entry in group.entries]
     return _panels(runs) if len(runs) <= _MOST_PANELS else _together([entry for _, entry in runs])
 
 
@@ -50,17 +50,35 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
     return figure
 
 
-def _series(entry: Entry) -> tuple[list[StepRow], int, int]:
-    """No step where they cannot be read."""
+def _series(entry: Entry) -> list[StepRow]:
+    """Each warm-up and measured step, averaged over the ranks, as other stages are not timed; none if unreadable.
+
+    A device that died never said how long its last steps took: those are left out.
+    """
     try:
-        return series(entry)
+        timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
     except RecordError:
-        return [], 0, 0
+        return []
+    return [row for row in mean_over_ranks(timed) if row.seconds is not None]
+
+
+def unreadable(entries: Iterable[Entry]) -> list[str]:
+    """What is wrong with the ``steps.csv`` of runs that finished steps, a line each: no picture shows those."""
+    problems = []
+    for entry in entries:
+        if entry.record is not None and any(entry.record.steps.values()):
+            try:
+                _ = entry.rows
+            except RecordError as error:
+                problems.append(str(error))
+    return problems
 
 
 def _panel(axes: Axes, entry: Entry) -> None:
-    rows, warmup, cut = _series(entry)
+    rows = _series(entry)
     if rows:
+        warmup = sum(row.stage == "warmup" for row in rows)
+        cut = entry.record.steps_left_out if entry.record is not None else 0
         first, ms = rows[0].step - 0.5, [row.time("step") * TIMES["step"].scale for row in rows]
         axes.axvspan(first, first + warmup, color=_WARMUP, lw=0)
         axes.axvspan(first + warmup, first + warmup + cut, color=_CUT, lw=0)
@@ -68,8 +86,7 @@ def _panel(axes: Axes, entry: Entry) -> None:
         axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
     if entry.status != "ok" or not rows:
-        word = "no steps" if entry.status == "ok" else Group((), (entry,)).trouble
-        axes.annotate(word, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+        axes.annotate(trouble([entry]) or "no steps", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
     if not rows:
         axes.set_yticks([])
 
@@ -94,7 +111,7 @@ def _together(entries: Sequence[Entry]) -> Figure:
 
     figure, axes = new_figure(_WIDTH, 5.0)
     scale = TIMES["step"].scale
-    runs = [rows for entry in entries if (rows := _series(entry)[0])]
+    runs = [rows for entry in entries if (rows := _series(entry))]
     lines = [[(row.step, row.time("step") * scale) for row in rows] for rows in runs]
     opacity = max(0.03, min(1.0, 20 / max(1, len(lines))))
     axes.add_collection(LineCollection(lines, colors="black", alpha=opacity, linewidths=0.6, rasterized=True))

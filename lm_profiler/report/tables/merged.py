@@ -21,7 +21,7 @@ WORDS = {"oom": "OOM"}
 
 
 @dataclass(frozen=True)
-class Figure:
+class Estimate:
     """Of ``n`` runs, in SI: one run's own figure and 95 % interval, or the median of several with their extremes."""
 
     value: float | None = None
@@ -35,17 +35,17 @@ def counted(row: Merged) -> Merged:
     return row if len(row) == 1 else [entry for entry in row if entry.status == "ok"]
 
 
-def figure(row: Merged, of: Column) -> Figure:
+def estimated(row: Merged, of: Column) -> Estimate:
     """The figure ``of`` the runs that count."""
     known = [(entry, value) for entry in counted(row) if (value := of.get(entry)) is not None]
     if not known:
-        return Figure()
+        return Estimate()
     if len(known) == 1:
         [(entry, value)] = known
         low, high = of.interval(entry) or (None, None)
-        return Figure(value, low, high, 1)
+        return Estimate(value, low, high, 1)
     values = [value for _, value in known]
-    return Figure(statistics.median(values), min(values), max(values), len(values))
+    return Estimate(statistics.median(values), min(values), max(values), len(values))
 
 
 def fact(row: Merged, of: Column) -> Any:

@@ -15,13 +15,13 @@ from lm_profiler.report.tables.merged import (
     counted,
     differs,
     distinct,
+    estimated,
     fact,
-    figure,
     status,
     told_by_size,
     unlike,
 )
-from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text
+from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 
@@ -113,7 +113,7 @@ def _text(value: Any, of: Column) -> str:
 
 def figure_cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
-    typical = figure(group, of)
+    typical = estimated(group, of)
     if of.quantity is None or typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (typical.low, typical.high) if interval else (None, None)
@@ -124,9 +124,8 @@ def heading(of: Column, groups: Sequence[Merged]) -> Heading:
     """The heading of a column of facts or figures, numbers to the right."""
     if of.quantity is not None:
         return Heading(of.name, of.quantity.heading, figures=True)
-    values = [value for group in groups if (value := fact(group, of)) is not None]
-    numbers = bool(values) and all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values)
-    return Heading(of.name, of.title, figures=numbers)
+    values = distinct(fact(group, of) for group in groups)
+    return Heading(of.name, of.title, figures=bool(values) and all(map(is_number, values)))
 
 
 def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:

@@ -91,6 +91,11 @@ def fact_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def is_number(value: Any) -> bool:
+    """Whether ``value`` is one, which truth values are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> TableCell:
     """A figure with its interval, in the unit that its heading has; empty where it is unknown."""
     return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)

@@ -188,7 +188,7 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert table.above[1].startswith("where known: size small (2 of 3 rows), d_model 768 (2 of 3 rows)")
     [note] = rows([entries[:2]]).below[1:]
     assert note == "note: runs that differ in trainer.gradient_clip_val share a row: a, b"
-    assert [group.values for group in grouped(entries[:2]).groups] == [(1.0,), (None,)]
+    assert [group.values for group in grouped(entries[:2])] == [(1.0,), (None,)]
 
 
 def test_what_most_rows_do_not_know_is_not_in_all_rows():
