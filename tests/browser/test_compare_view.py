@@ -244,7 +244,7 @@ def test_a_table_that_was_asked_for_stands_above_the_runs(new_page: Any, tmp_pat
     cells = {
         "small": TableCell(0.01, "10.00"),
         "large": TableCell(0.1, "100.00"),
-        MARKUP: TableCell(word="oom", text="OOM"),
+        MARKUP: TableCell(status="oom", text="OOM"),
     }
     rows = [[TableCell(size, size), cell] for size, cell in cells.items()]
     write_page(collect([tmp_path]), tmp_path / "page.html", Table(headings, rows, above=[MARKUP], title="asked for"))

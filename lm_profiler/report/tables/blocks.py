@@ -11,7 +11,7 @@ from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.layouts import names
-from lm_profiler.report.tables.merged import WORDS, distinct, fact, rank
+from lm_profiler.report.tables.merged import WORDS, distinct, rank
 from lm_profiler.report.tables.rows import fact_cell, told
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
@@ -41,12 +41,12 @@ def blocks(entries: Sequence[Entry]) -> Table:
 
 def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
     """What all of the blocks below share."""
-    alone = [[entry] for entry in entries]
     given = {} if cut is None else {"warm-up": cut.warmup, "steps": cut.steps}
     facts = [f"{title} {value}" for title, value in given.items() if value is not None]
     for of in map(COLUMNS.__getitem__, ("device", "verb", "batch_size", "context_length", "precision")):
-        if len(distinct(map(of.get, entries))) == 1 and all(of.get(entry) is not None for entry in entries):
-            facts.append(told(of, fact(alone[0], of)))
+        values = [of.get(entry) for entry in entries]
+        if None not in values and len(distinct(values)) == 1:
+            facts.append(told(of, values[0]))
     text = ", ".join(facts)
     rule = "=" * min(len(text), 80)
     return [rule, text, rule, ""]
@@ -96,7 +96,7 @@ def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
     cells = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
     for part in ("forward", "backward"):
         if steps is None:
-            cells.append(TableCell(text=WORDS.get(entry.status, entry.status), word=entry.status))
+            cells.append(TableCell(text=WORDS.get(entry.status, entry.status), status=entry.status))
         else:
             time = steps.times[part]
             cells.append(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell())

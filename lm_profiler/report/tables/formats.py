@@ -123,7 +123,7 @@ def csv_text(table: Table) -> str:
     Text that a spreadsheet would take for a formula, because it begins with ``=``, ``+``, ``-``, ``@``, a tab or a
     carriage return and is no number, has an apostrophe before it, as is usual (OWASP, "CSV Injection").
     """
-    fields = _fields(table)
+    fields = table.fields()
     text = io.StringIO()
     # Only characters of the line's end are quoted within fields, and a bare carriage return would tear a row.
     writer = csv.writer(_Lines(text), lineterminator="\r\n")
@@ -158,13 +158,8 @@ def _is_number(text: str) -> bool:
 
 def json_text(table: Table) -> str:
     """A list of objects, one a row."""
-    fields = _fields(table)
-    rows = (
-        json.dumps(dict(zip(fields, row, strict=True)), indent=1, ensure_ascii=False)
-        for row in zip(*fields.values(), strict=True)
-    )
-    text = ",\n".join(rows).replace("\n", "\n ")
-    return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], f"[\n {text}\n]\n" if text else "[]\n")
+    text = json.dumps(table.records(), indent=1, ensure_ascii=False) + "\n"
+    return _HIDDEN.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def parquet(table: Table) -> bytes:
@@ -172,19 +167,10 @@ def parquet(table: Table) -> bytes:
     import pyarrow
     import pyarrow.parquet
 
-    columns = {name: _one_type([_scalar(value) for value in values]) for name, values in _fields(table).items()}
+    columns = {name: _one_type([_scalar(value) for value in values]) for name, values in table.fields().items()}
     content = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table(columns), content)
     return content.getvalue()
-
-
-def _fields(table: Table) -> dict[str, list[Any]]:
-    return {_unicode(name): [_unicode(value) for value in values] for name, values in table.fields().items()}
-
-
-def _unicode(value: Any) -> Any:
-    """Text that UTF-8 can hold: the name of a folder may be of bytes that no encoding has."""
-    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _scalar(value: Any) -> Any:

@@ -28,14 +28,14 @@ class Heading:
 class TableCell:
     """``value`` (with ``low`` and ``high``) for programs, ``text`` for people, in a ``style`` on a terminal.
 
-    ``word`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
+    ``status`` says why there is no figure: ``oom``, ``refused``, ``failed``, ``timeout``.
     """
 
     value: Any = None
     text: str = ""
     low: float | None = None
     high: float | None = None
-    word: str | None = None
+    status: str | None = None
     style: str = ""
 
 
@@ -60,22 +60,28 @@ class Table:
         return titles if any(titles) else []
 
     def fields(self) -> dict[str, list[Any]]:
-        """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any."""
-        columns = list(zip(*self.rows, strict=True)) if self.rows else [()] * len(self.headings)
+        """Columns for programs: SI, with ``<name>_low``, ``_high`` and ``_status`` where a column has any.
+
+        Text is such as UTF-8 can hold: the name of a folder may be of bytes that no encoding has.
+        """
         fields: dict[str, list[Any]] = {}
-        for heading, cells in zip(self.headings, columns, strict=True):
-            fields[heading.name] = [cell.value for cell in cells]
-            if any(cell.low is not None for cell in cells):
-                fields[f"{heading.name}_low"] = [cell.low for cell in cells]
-                fields[f"{heading.name}_high"] = [cell.high for cell in cells]
-            if any(cell.word is not None for cell in cells):
-                fields[f"{heading.name}_status"] = [cell.word for cell in cells]
+        for at, heading in enumerate(self.headings):
+            for of in ("value", "low", "high", "status"):
+                values = [_unicode(getattr(row[at], of)) for row in self.rows]
+                if of == "value":
+                    fields[_unicode(heading.name)] = values
+                elif any(value is not None for value in values):
+                    fields[_unicode(f"{heading.name}_{of}")] = values
         return fields
 
     def records(self) -> list[dict[str, Any]]:
         """The same as a mapping a row."""
         fields = self.fields()
         return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+
+def _unicode(value: Any) -> Any:
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:

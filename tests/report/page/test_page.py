@@ -122,7 +122,7 @@ def test_a_given_table_stands_there_with_values_to_sort_by(tmp_path: Path) -> No
         [Heading("size", "size"), Heading("step_s", "step (ms)", figures=True)],
         [
             [TableCell("small", "small"), TableCell(0.01, "10.00")],
-            [TableCell("large", "large"), TableCell(word="oom", text="OOM")],
+            [TableCell("large", "large"), TableCell(status="oom", text="OOM")],
         ],
         above=["two <b>rows</b>"],
     )

@@ -18,7 +18,7 @@ TABLE = Table(
     [Heading("name", "run"), Heading("step_s", "step (ms)", figures=True)],
     [
         [TableCell("a", "a"), TableCell(0.0125, "12.50 [12.00, 13.00]", 0.012, 0.013)],
-        [TableCell("b", "b"), TableCell(text="OOM", word="oom")],
+        [TableCell("b", "b"), TableCell(text="OOM", status="oom")],
     ],
     ["above"],
     ["below"],
