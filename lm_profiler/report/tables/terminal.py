@@ -6,6 +6,7 @@ import os
 import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import TextIO
 
 from rich.cells import cell_len, chop_cells
@@ -19,8 +20,8 @@ _LEAST = 16
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
-_Part = tuple[str, int, bool, str]
-"""Of a line: a text, its column's width, whether it stands to the right, its style."""
+_Part = tuple[int, bool, str]
+"""Of a line's cell: its column's width, whether it stands to the right, its style."""
 
 
 def plain(text: str) -> str:
@@ -53,7 +54,9 @@ def lines(table: Table, most: int | None = None, coloured: bool = False) -> Iter
     widths = _narrowed([max(map(cell_len, column)) for column in zip(*texts, strict=True)], right, most)
     for shown in _pieces(widths, most):
         for row, text in zip(rows, texts, strict=True):
-            yield from _folded([(text[at], widths[at], right[at], row[at].style) for at in shown], coloured)
+            parts = [(widths[at], right[at], row[at].style) for at in shown]
+            folded = [_fold(text[at], widths[at]) for at in shown]
+            yield from (_line(pieces, parts, coloured) for pieces in zip_longest(*folded, fillvalue=""))
     yield from (plain(line).rstrip() for line in table.below)
 
 
@@ -83,25 +86,16 @@ def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
         yield shown
 
 
-def _folded(parts: Sequence[_Part], coloured: bool) -> Iterator[str]:
-    """A row: one line, unless a cell has to be folded."""
-    if all(cell_len(text) <= width for text, width, *_ in parts):
-        yield _line(parts, coloured)
-        return
-    folded = [_fold(text, width) for text, width, *_ in parts]
-    for at in range(max(map(len, folded))):
-        here = [piece[at] if at < len(piece) else "" for piece in folded]
-        yield _line([(text, *of) for text, (_, *of) in zip(here, parts, strict=True)], coloured)  # type: ignore[misc]
-
-
 def _fold(text: str, width: int) -> list[str]:
-    """At spaces, where its letters are one cell wide each."""
+    """Where it is too long: at spaces, if its letters are one cell wide each."""
+    if cell_len(text) <= width:
+        return [text]
     return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
 
 
-def _line(parts: Sequence[_Part], coloured: bool) -> str:
+def _line(texts: Sequence[str], parts: Sequence[_Part], coloured: bool) -> str:
     padded = []
-    for text, width, right, style in parts:
+    for text, (width, right, style) in zip(texts, parts, strict=True):
         blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)
         padded.append(blank + shown if right else shown + blank)
     return (" " * _GAP).join(padded).rstrip()
