@@ -10,6 +10,7 @@ from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, QUANTITIES, TIMES, counted, with_prefix
 from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
+from lm_profiler.report.tables.columns import device_of
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
 
 _ODD_SHOWN = 3
@@ -61,11 +62,9 @@ def headline(record: RunRecord) -> str:
     """What was measured, where; or what became of it."""
     if not record.time or not record.time["step"].n:
         return f"{record.name}: {record.verb}, {record.status}"
-    environment, model = record.environment, record.model
-    where = f" on {environment.device_name}" if environment is not None else ""
-    if environment is not None and environment.world_size > 1:
-        where += f" x {environment.world_size}"
-    precision = f", {model.precision}" if model is not None else ""
+    device = device_of(record.environment)
+    where = f" on {device}" if device is not None else ""
+    precision = f", {record.model.precision}" if record.model is not None else ""
     steps, warmup = counted(record.time["step"].n, "step"), record.steps.get("warmup", 0)
     return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
 

@@ -10,7 +10,7 @@ from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.precision import full_name
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, Quantity
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import Environment, RunRecord
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def _dimension(name: str) -> Callable[[Entry], Any]:
     return get
 
 
-def _device(entry: Entry) -> str | None:
-    environment = entry.environment
+def device_of(environment: Environment | None) -> str | None:
+    """The name of its device, and how many there were."""
     if environment is None:
         return None
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
@@ -87,26 +87,14 @@ def parameters(entry: Entry, embedding: bool = True) -> int | None:
     model = entry.record.model if entry.record is not None else None
     if model is not None and model.parameters:
         return model.parameters if embedding else model.parameters_without_embedding
-    given = {name: COLUMNS[name].get(entry) for name in DIMENSIONS}
-    given |= {"vocab_size": entry.option("model.vocab_size")}
-    size = entry.option("model.size")
-    if not isinstance(size, str):
-        return None
+    given = {name: entry.option(f"model.{name}") for name in (*DIMENSIONS, "vocab_size")}
     try:
-        return preset(size, **given).num_parameters(embedding)
-    except (TypeError, ValueError):  # a size of somebody else's model, or dimensions that do not fit together
+        return preset(entry.option("model.size"), **given).num_parameters(embedding)
+    except (TypeError, ValueError):  # no size, one of somebody else's model, or dimensions that do not fit together
         return None
 
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
-
-
-def _measured(run: RunRecord) -> int | None:
-    return run.steps.get("measure")
-
-
-def _bound_by(run: RunRecord) -> str | None:
-    return None if run.verdict is None else run.verdict.bound_by
 
 
 def _option(name: str, title: str, path: str, meaning: str) -> Column:
@@ -124,7 +112,13 @@ _FACTS: dict[str, tuple[Column, ...]] = {
     ),
     "What ran": (
         Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
-        Column("device", "device", _device, "name of the device, and how many", compared=True),
+        Column(
+            "device",
+            "device",
+            lambda entry: device_of(entry.environment),
+            "name of the device, and how many",
+            compared=True,
+        ),
         _option("size", "size", "model.size", "preset of the model"),
         *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
         Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
@@ -137,9 +131,21 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
     ),
     "What came of it": (
-        Column("benchmark_steps", "steps", _of_record(_measured), "steps that were measured", place=Place.ASKED),
+        Column(
+            "benchmark_steps",
+            "steps",
+            _of_record(QUANTITIES["steps_measure"].get),
+            "steps that were measured",
+            place=Place.ASKED,
+        ),
         Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
-        Column("bound_by", "bound by", _of_record(_bound_by), "its bottleneck", place=Place.ASKED),
+        Column(
+            "bound_by",
+            "bound by",
+            _of_record(lambda run: run.verdict and run.verdict.bound_by),
+            "its bottleneck",
+            place=Place.ASKED,
+        ),
     ),
 }
 

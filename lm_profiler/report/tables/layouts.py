@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
@@ -46,7 +47,7 @@ def wide(entries: Sequence[Entry]) -> Table:
     and what was cut anew after several warm-ups.
     """
     types, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
-    verbs = ["verb"] * (len({COLUMNS["verb"].get(entry) for entry in entries}) > 1)
+    verbs = ["verb"] * (len({entry.verb for entry in entries}) > 1)
     cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
     body = []
@@ -71,31 +72,29 @@ def _is_attention_alone(entry: Entry) -> bool:
 def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, TableCell]:
     device, compiled = types[COLUMNS["device"].get(entry)], COLUMNS["compile"].get(entry)
     model = fact_text(COLUMNS["attention"].get(entry)) if alone else model_name(entry)
-    facts = {
+    return {
         "device": TableCell(device, device),
-        "batch_size": fact_cell([entry], COLUMNS["batch_size"]),
+        **_facts(entry, ["batch_size"]),
         "compile": TableCell(compiled, "" if compiled is None else str(compiled)),  # as a frame prints it
         "model": TableCell(model, model),
+        **_facts(entry, [*["d_model"] * alone, "context_length"]),
+        "dtype": fact_cell([entry], COLUMNS["precision"]),
     }
-    if alone:
-        facts["d_model"] = fact_cell([entry], COLUMNS["d_model"])
-    facts["context_length"] = fact_cell([entry], COLUMNS["context_length"])
-    return facts | {"dtype": fact_cell([entry], COLUMNS["precision"])}
 
 
 def _wide_times(entry: Entry) -> dict[str, TableCell]:
     parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
-    statistics = {"mean": "avg", "std": "std"}
     return {
-        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}_{name}_s"].get(entry))
+        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}_{statistic}_s"].get(entry))
         for part, title in parts.items()
-        for name, word in statistics.items()
+        for statistic, word in (("mean", "avg"), ("std", "std"))
     }
 
 
 def _held(entry: Entry) -> dict[str, TableCell]:
     """Memory of the module, after forward and after backward, and what each of the two added."""
-    return {title: _mebibytes(COLUMNS[name].get(entry)) for title, name in _HELD.items()}
+    held = {title: COLUMNS[name].get(entry) for title, name in _HELD.items()}
+    return {title: TableCell(n, "" if n is None else f"{n / 2**20:,.1f} MiB") for title, n in held.items()}
 
 
 _HELD = {
@@ -107,10 +106,6 @@ _HELD = {
 }
 
 
-def _mebibytes(count: int | None) -> TableCell:
-    return TableCell(count, "" if count is None else f"{count / 2**20:,.1f} MiB")
-
-
 def six_figures(value: float | None) -> TableCell:
     """Seconds as a frame prints them."""
     return TableCell(value, "" if value is None else f"{value:.6g}")
@@ -119,9 +114,7 @@ def six_figures(value: float | None) -> TableCell:
 def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
     """For each device its type, such as ``cuda``; its name where several are of one type."""
     of = COLUMNS["device"]
-    types: dict[str | None, str] = {}
-    for entry in entries:
-        types[of.get(entry)] = entry.environment.device_type if entry.environment is not None else "unknown"
+    types = {of.get(entry): entry.environment.device_type if entry.environment else "unknown" for entry in entries}
     kinds = list(types.values())
     return {name: kind if kinds.count(kind) == 1 or name is None else name for name, kind in types.items()}
 
@@ -154,10 +147,7 @@ def devices(entries: Sequence[Entry]) -> Table:
     return Table(headings, body, same, [*how, *notes(groups, shown)])
 
 
-_DEVICE_TIMES = {
-    "forward": COLUMNS[TIMES["forward"].name],
-    "forward+backward": COLUMNS[TIMES["forward_backward"].name],
-}
+_DEVICE_TIMES = {"forward": COLUMNS["forward_s"], "forward+backward": COLUMNS["forward_backward_s"]}
 
 
 def _short(device: str) -> str:
@@ -166,17 +156,16 @@ def _short(device: str) -> str:
 
 
 def _milliseconds(group: Merged, of: Column) -> TableCell:
-    alone = [entry for entry in group if COLUMNS["verb"].get(entry) != "fit"]
-    trained = [entry for entry in group if entry not in alone]
-    of_forward = of.name == TIMES["forward"].name
-    cell = value_cell((alone or trained) if of_forward else trained, of, interval=False)
+    trained = [entry for entry in group if entry.verb == "fit"]
+    alone = [entry for entry in group if entry.verb != "fit"]
+    cell = value_cell((alone if of.name == "forward_s" else []) or trained, of, interval=False)
     if cell.value is None:
         return cell
-    return TableCell(cell.value, f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms", cell.low, cell.high)
+    return replace(cell, text=f"{TIMES['step'].show(cell.value, unit=False, digits=1)}ms")
 
 
 def _parameters(group: Merged) -> TableCell:
     counts = distinct(parameters(entry, embedding=False) for entry in group)
-    return (
-        TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)") if len(counts) == 1 else TableCell()
-    )
+    if len(counts) != 1:
+        return TableCell()
+    return TableCell(counts[0], f"{counts[0] / 1e6:.1f}M (without token embedding)")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.report.tables.columns import Column
 from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, how_many, status
-from lm_profiler.report.tables.rows import fact_cell, figure_cell, heading, notes
+from lm_profiler.report.tables.rows import cell, fact_cell, heading, notes
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 
 
@@ -42,12 +43,12 @@ def value_cell(group: Merged, value: Column, interval: bool = True) -> TableCell
     ran = [entry for entry in group if entry.status != "not run"]
     if not good:
         word = distinct(entry.status for entry in (ran or group))[0]
-        return TableCell(text=WORDS.get(word, word), word=status(ran or group))
-    cell = figure_cell(good, value, interval)
+        return TableCell(text=WORDS.get(word, word), status=status(ran or group))
+    typical = cell(good, value, interval)
     n = f" n={len(good)}" if len(good) > 1 else ""
     failed = [entry for entry in ran if entry.status != "ok"]
     rest = f" ({how_many(failed)})" if failed else ""
-    return TableCell(cell.value, cell.text + n + rest, cell.low, cell.high)
+    return replace(typical, text=typical.text + n + rest)
 
 
 def _apart(titles: Sequence[str]) -> list[str]:

@@ -111,10 +111,12 @@ def _text(value: Any, of: Column) -> str:
     return f"{value:,}" if of.name == "parameters" and isinstance(value, int) else fact_text(value)
 
 
-def figure_cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
-    """A figure of ``group``; nothing where it did not get that far, and for a phase that it does not have."""
+def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
+    """A fact or figure of ``group``; no figure where it did not get that far, and of a phase that it does not have."""
+    if of.quantity is None:
+        return fact_cell(group, of)
     typical = estimated(group, of)
-    if of.quantity is None or typical.value is None:
+    if typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (typical.low, typical.high) if interval else (None, None)
     return TableCell(typical.value, of.quantity.rounded(typical.value, *ends), typical.low, typical.high)
@@ -151,10 +153,7 @@ def _some(words: Sequence[str]) -> str:
 def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[Column] = ()) -> Table:
     """Of figures that are ``short`` people do not see the interval."""
     headings = [heading(of, groups) for of in columns]
-    cells = [
-        [fact_cell(group, of) if of.quantity is None else figure_cell(group, of, of not in short) for of in columns]
-        for group in groups
-    ]
+    cells = [[cell(group, of, of not in short) for of in columns] for group in groups]
     if any(len(group) > 1 for group in groups):
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
