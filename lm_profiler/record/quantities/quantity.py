@@ -124,7 +124,7 @@ class Quantity:
         return self.show(value)
 
 
-def _at(path: str) -> Callable[[Any], Any]:
+def at(path: str) -> Callable[[Any], Any]:
     """What a record has at ``path``; None where there is no such part."""
     keys = path.split(".") if path else []
 
@@ -140,7 +140,7 @@ def _at(path: str) -> Callable[[Any], Any]:
 
 def figure(path: str, title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Quantity:
     """One that the record has at ``path``; called as there, unless ``name`` tells it from another."""
-    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=_at(path), **more)
+    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=at(path), **more)
 
 
 def figures_of(part: str, *rows: tuple[str, ...]) -> tuple[Quantity, ...]:

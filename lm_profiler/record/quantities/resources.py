@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities.quantity import Place, Quantity, computed, figure, figures_of
-from lm_profiler.record.quantities.times import MFU, per_step
+from lm_profiler.record.quantities.quantity import Place, Quantity, at, computed, figure, figures_of
+from lm_profiler.record.quantities.times import MEMORY, MFU, per_step
 
 if TYPE_CHECKING:
     from lm_profiler.record.run import RunRecord
 
-_READINGS = {"allocated_peak": "allocated", "reserved_peak": "reserved", "resident_peak": "resident"}
 _CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
 
 
@@ -20,9 +19,8 @@ def _added(after: str, before: str) -> Callable[[RunRecord], int | None]:
     """How much more is held at one moment of a step than at another."""
 
     def get(record: RunRecord) -> int | None:
-        held = record.memory.held if record.memory is not None else None
-        ends = None if held is None else (getattr(held, after), getattr(held, before))
-        return None if ends is None or None in ends else ends[0] - ends[1]
+        more, less = (at(f"memory.held.{moment}")(record) for moment in (after, before))
+        return None if more is None or less is None else more - less
 
     return get
 
@@ -34,7 +32,7 @@ _OF_CEILING = "executed FLOPs of a step / (its time x the device's measured matm
 
 UTILISATION = (
     MFU,
-    per_step(figure("utilisation.hfu", "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)")),
+    per_step("utilisation.hfu", "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)"),
     *figures_of(
         "utilisation",
         ("peak_flops_per_s", "peak of a device", "TFLOP/s", _PEAK),
@@ -42,7 +40,7 @@ UTILISATION = (
         ("peak_source", "source of the peak", "text", "where the peak of a device is from"),
         ("ceiling_flops_per_s", "measured matmul rate", "TFLOP/s", _CEILING),
     ),
-    per_step(figure("utilisation.of_ceiling", "of the measured matmul rate", "%", _OF_CEILING)),
+    per_step("utilisation.of_ceiling", "of the measured matmul rate", "%", _OF_CEILING),
     *figures_of(
         "utilisation.flops",
         ("forward", "forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops"),
@@ -73,8 +71,8 @@ def _of_part(part: str, where: str, field: str, title: str, meaning: str) -> Qua
 
 
 MEMORY_BY_PHASE = [
-    _of_part(part, "parts", reading, f"peak {word}", f"peak {word} within")
-    for reading, word in _READINGS.items()
+    _of_part(part, "parts", reading, whole.title, f"{whole.title} within")
+    for reading, whole in MEMORY.items()
     for part in PARTS
 ]
 MEMORY_BY_CAUSE = [

@@ -53,25 +53,24 @@ TIMES = {part: _median("time", part) for part in MEANINGS}
 HOST_TIMES = {part: _median("host_time", part) for part in TIMES}
 
 _STATISTICS = {
-    "mean": ("mean", Place.FILE),
-    "std": ("standard deviation", Place.FILE),
-    "cv": ("standard deviation over the mean", Place.FILE),
-    "p95": ("95th percentile", Place.FILE),
-    "p5": ("5th percentile", Place.ASKED),
-    "min": ("minimum", Place.ASKED),
-    "max": ("maximum", Place.ASKED),
-    "outliers": ("number of values outside Tukey's fences", Place.ASKED),
+    "mean": ("mean", "ms", Place.FILE),
+    "std": ("standard deviation", "ms", Place.FILE),
+    "cv": ("standard deviation over the mean", "%", Place.FILE),
+    "p95": ("95th percentile", "ms", Place.FILE),
+    "p5": ("5th percentile", "ms", Place.ASKED),
+    "min": ("minimum", "ms", Place.ASKED),
+    "max": ("maximum", "ms", Place.ASKED),
+    "outliers": ("number of values outside Tukey's fences", "count", Place.ASKED),
 }
-_UNITLESS = {"cv": "%", "outliers": "count"}
 
 
 def _statistic(times: str, part: str, name: str) -> Quantity:
     """One of ``_STATISTICS`` of a part's measured steps."""
-    clock, (words, place), title = _CLOCKS[times], _STATISTICS[name], TIMES[part].title
+    clock, (words, unit, place), title = _CLOCKS[times], _STATISTICS[name], TIMES[part].title
     return Quantity(
-        f"{part}{clock}_{name}" + ("" if name in _UNITLESS else "_s"),
+        f"{part}{clock}_{name}" + ("_s" if unit == "ms" else ""),
         f"{title} {name.upper() if name == 'cv' else name}" + (" (host)" if clock else ""),
-        *UNITS[_UNITLESS.get(name, "ms")],
+        *UNITS[unit],
         f"{words} of the time of {title}" + (", on the host's clock" if clock else ""),
         path=f"{times}.{part}.{name}",
         get=_of_time(times, part, name),
@@ -104,9 +103,9 @@ MEMORY = {
 }
 
 
-def per_step(quantity: Quantity) -> Quantity:
-    """``quantity``, which goes by the inverse of the step, with the interval of the median step turned over."""
-    step = TIMES["step"]
+def per_step(*row: str, **more: Any) -> Quantity:
+    """A ``figure`` that goes by the inverse of the step, with the interval of the median step turned over."""
+    quantity, step = figure(*row, **more), TIMES["step"]
 
     def interval(record: RunRecord) -> tuple[float, float] | None:
         value, time, around = quantity.get(record), step.get(record), step.interval(record)
@@ -121,22 +120,16 @@ TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the
 """Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
 
 TOKENS_PER_S = per_step(
-    figure(
-        "throughput.tokens_per_s",
-        *("tokens/s", "tokens/s", "tokens of a step / its time"),
-        tag="throughput/tokens_per_s",
-        place=Place.HEADLINE,
-        run_tag="tokens_per_s",
-    )
+    *("throughput.tokens_per_s", "tokens/s", "tokens/s", "tokens of a step / its time"),
+    tag="throughput/tokens_per_s",
+    place=Place.HEADLINE,
+    run_tag="tokens_per_s",
 )
 MFU = per_step(
-    figure(
-        "utilisation.mfu",
-        *("MFU", "%", "model FLOPs of a step / (its time x the device's peak)"),
-        tag="throughput/mfu",
-        place=Place.TABLE,
-        run_tag="mfu_percent",
-    )
+    *("utilisation.mfu", "MFU", "%", "model FLOPs of a step / (its time x the device's peak)"),
+    tag="throughput/mfu",
+    place=Place.TABLE,
+    run_tag="mfu_percent",
 )
 
 _TIME_COLUMNS = (times[part].name for times in (TIMES, HOST_TIMES) for part in TIMED)
