@@ -55,11 +55,10 @@ class Settings:
 
 def for_input(s: Settings, copying: bool) -> str:
     """The batch comes late: by the copy to the device (`copying`), or by its making."""
+    if copying and s.pin_memory is False:
+        return "Pin the batches' memory (pin_memory=True): copies then overlap with work."
     if copying:
-        return _first(
-            [(s.pin_memory is False, "Pin the batches' memory (pin_memory=True): copies then overlap with work.")],
-            "Send less: token ids as int32 instead of int64, and only what the step uses.",
-        )
+        return "Send less: token ids as int32 instead of int64, and only what the step uses."
     prepare = "Prepare (tokenize, pack) the data before training"
     if s.num_workers is None:
         return f"Give the DataLoader more workers, or {prepare[0].lower()}{prepare[1:]}."

@@ -35,6 +35,14 @@ _BLACKWELL = "NVIDIA Blackwell datasheet (2025), Individual Blackwell GPU Specif
 _RTX_BLACKWELL = "NVIDIA RTX Blackwell GPU Architecture whitepaper v1.1 (2025), appendix A"
 _RTX_PRO = "NVIDIA RTX Blackwell PRO GPU Architecture whitepaper (2025)"
 _V100 = "NVIDIA V100 Tensor Core GPU datasheet (2020)"
+_MAX_Q = (
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (2025): 110 TFLOP/s fp32, 3511 AI TOPS (fp4, sparse); "
+    "the tensor figures from the latter by the whitepaper's ratios (bf16 an eighth)"
+)
+_LAPTOPS = (
+    "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the "
+    "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits"
+)
 
 _HOPPER_SXM = (66.9, 494.7, 989.4, 989.4)
 _A100_TFLOPS = (19.5, 156.0, 312.0, 312.0)
@@ -45,15 +53,7 @@ ROWS: tuple[Row, ...] = (
     # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for one.
     Row(("NVIDIA B200",), _BLACKWELL, 75.0, 1125.0, 2250.0, 2250.0),
     Row(("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",), _RTX_PRO, 125.0, 251.9, 503.8, 503.8),
-    Row(
-        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",),
-        "NVIDIA RTX PRO 6000 Blackwell Max-Q datasheet (2025): 110 TFLOP/s fp32, 3511 AI TOPS (fp4, sparse); "
-        "the tensor figures from the latter by the whitepaper's ratios (bf16 an eighth)",
-        110.0,
-        219.4,
-        438.9,
-        438.9,
-    ),
+    Row(("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",), _MAX_Q, 110.0, 219.4, 438.9, 438.9),
     Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 104.8, 104.8, 209.5, 209.5),
     # Hopper
     Row(("NVIDIA H100 80GB HBM3",), _H100, *_HOPPER_SXM),
@@ -61,27 +61,17 @@ ROWS: tuple[Row, ...] = (
     Row(("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
     Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", *_HOPPER_SXM),
     Row(("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
-    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), _GH200, *_HOPPER_SXM),
-    Row(("NVIDIA GH200 144G HBM3e",), _GH200, *_HOPPER_SXM),
+    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB", "NVIDIA GH200 144G HBM3e"), _GH200, *_HOPPER_SXM),
     # Ada Lovelace
     Row(("NVIDIA L4",), _ADA + "; NVIDIA L4 datasheet (2023)", 30.3, 60.0, 121.0, 121.0),
     Row(("NVIDIA L40",), "NVIDIA L40 datasheet (2023)", 90.5, 90.5, 181.05, 181.05),
     Row(("NVIDIA L40S",), "NVIDIA L40S datasheet (2023)", 91.6, 183.0, 362.05, 362.05),
     Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 91.1, 182.1, 364.2, 364.2),
     Row(("NVIDIA GeForce RTX 4090",), _ADA, 82.6, 82.6, 165.2, 165.2),
-    Row(
-        ("NVIDIA GeForce RTX 4090 Laptop GPU",),
-        "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the "
-        "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits",
-        42.9,
-        42.9,
-        85.8,
-        85.8,
-    ),
+    Row(("NVIDIA GeForce RTX 4090 Laptop GPU",), _LAPTOPS, 42.9, 42.9, 85.8, 85.8),
     # Ampere
     Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, *_A100_TFLOPS),
-    Row(("NVIDIA A100-SXM4-80GB",), _A100, *_A100_TFLOPS),
-    Row(("NVIDIA A100 80GB PCIe",), _A100, *_A100_TFLOPS),
+    Row(("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), _A100, *_A100_TFLOPS),
     Row(("NVIDIA A30",), "NVIDIA A30 datasheet (2022)", 10.3, 82.0, 165.0, 165.0),
     Row(("NVIDIA A40",), "NVIDIA A40 datasheet (2021)", 37.4, 74.8, 149.7, 149.7),
     Row(("NVIDIA A10",), "NVIDIA A10 datasheet (2021)", 31.2, 62.5, 125.0, 125.0),

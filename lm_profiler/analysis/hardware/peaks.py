@@ -21,7 +21,6 @@ class Peak:
     """One figure to divide by, with where it is from."""
 
     flops_per_s: float
-    dtype: str
     source: str
 
 
@@ -38,7 +37,7 @@ def peak(device_name: str, dtype: str) -> Peak | None:
         raise ValueError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
     row = _BY_NAME.get(_normalised(device_name))
     teraflops: float | None = getattr(row, dtype, None)
-    return None if row is None or teraflops is None else Peak(teraflops * 1e12, dtype, row.source)
+    return None if row is None or teraflops is None else Peak(teraflops * 1e12, row.source)
 
 
 def matmul_dtype(precision: str, float32_matmul_precision: str = "highest") -> Dtype | None:

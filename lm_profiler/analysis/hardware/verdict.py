@@ -122,8 +122,7 @@ def _launching(e: Evidence) -> str | None:
     if e.host_bound_fraction is not None:
         text = f"at {e.host_bound_fraction:.0%} of the phase boundaries the device had already run out of work"
         return text if e.host_bound_fraction >= _HOST else None
-    device = sum(e.phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
-    host = sum(e.host_phases_s.get(phase, 0.0) for phase in _COMPUTE_PHASES)
+    device, host = (sum(s.get(phase, 0.0) for phase in _COMPUTE_PHASES) for s in (e.phases_s, e.host_phases_s))
     if not device or host < _KEEPS_UP * device:
         return None
     return f"launching kernels takes as long ({host * 1e3:.1f} ms a step) as running them ({device * 1e3:.1f} ms)"
@@ -138,14 +137,14 @@ def _memory(e: Evidence) -> Verdict | None:
 
 
 def _compute(e: Evidence) -> Verdict | None:
-    share, optimizer = _share(e, *_COMPUTE_PHASES), _share(e, "optimizer")
+    share = _share(e, *_COMPUTE_PHASES)
     if share < 1.0 - _OTHER:
         return None
     if e.utilisation is None or e.utilisation < (_BUSY if e.has_device_stream else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
     text = f"{_working(e)}, at {e.utilisation:.0%} of what the machine can reach"
-    on_device = e.has_device_stream
-    return _answer("compute", share, text, advice.for_compute(e.settings, optimizer, e.utilisation, on_device))
+    remedy = advice.for_compute(e.settings, _share(e, "optimizer"), e.utilisation, e.has_device_stream)
+    return _answer("compute", share, text, remedy)
 
 
 def _working(e: Evidence) -> str:
