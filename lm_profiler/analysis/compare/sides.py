@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
-from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.run import RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
@@ -112,10 +111,7 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
     if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
         return []
     steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
-    steps = [row for row in steps[entry.record.steps_left_out :] if row.seconds is not None]
-    if not all(math.isfinite(value) for row in steps for value in row.seconds or ()):
-        raise RecordError(f"{entry.folder / 'steps.csv'}: holds times that are no number")
-    return steps
+    return [row for row in steps[entry.record.steps_left_out :] if row.seconds is not None]
 
 
 def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:

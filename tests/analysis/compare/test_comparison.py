@@ -19,7 +19,6 @@ from lm_profiler.record.run import (
     Failure,
     MemoryFacts,
     MemoryReading,
-    RecordError,
     Steadiness,
     Throughput,
 )
@@ -339,11 +338,6 @@ def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
 
     assert "all of B ran before A" in compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes[-1]
     assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
-
-
-def test_times_that_are_no_number_name_the_file() -> None:
-    with pytest.raises(RecordError, match=r"a/steps.csv: holds times that are no number"):
-        compare([entry("a", rows({"forward": [0.01, float("nan")] * 5}))], [one("b")])
 
 
 # --- how often is it wrong?
