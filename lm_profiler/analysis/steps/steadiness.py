@@ -127,8 +127,6 @@ def _cut(x: NDArray[np.float64]) -> tuple[int, bool]:
     start = _far_out_prefix(x)
     half = x.size // 2
     cut = min(start + mser_cut(clipped(x[start:])), half)
-    if cut == start:
-        return start, False
     before, after = clipped(x[start:])[: cut - start], clipped(x[start:])[cut - start :]
     if not prefix_differs(before, after, SMALLEST_EFFECT):
         return start, False

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.statistics import summarise
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
 from lm_profiler.record.steps import StepRow, largest
 
@@ -60,20 +60,14 @@ def ideal_step_s(record: RunRecord) -> float | None:
 
 def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
     """The TensorBoard scalars of one measured step, which at the device's peak would take ``ideal_s``."""
-    values: dict[str, float] = {}
-    for part, quantity in TIMES.items():
-        host = HOST_TIMES[part]
-        if row.seconds is not None:
-            values[str(quantity.tag)] = row.time(part) * quantity.scale
-        values[str(host.tag)] = row.time(part, "host") * host.scale
-    for quantity, peak in zip(MEMORY.values(), row.memory, strict=True):
-        if peak is not None:
-            values[str(quantity.tag)] = peak * quantity.scale
-    if row.tokens is not None and row.seconds is not None:
-        values[str(TOKENS_PER_S.tag)] = row.tokens / row.time("step")
-    if ideal_s is not None and row.seconds is not None:
-        values[str(MFU.tag)] = ideal_s / row.time("step") * MFU.scale
-    return values
+    values: list[tuple[Quantity, float | None]] = [(of, row.time(part, "host")) for part, of in HOST_TIMES.items()]
+    values += zip(MEMORY.values(), row.memory, strict=True)
+    if row.seconds is not None:
+        step_s = row.time("step")
+        values += [(of, row.time(part)) for part, of in TIMES.items()]
+        values.append((TOKENS_PER_S, per_second(row.tokens, step_s)))
+        values.append((MFU, None if ideal_s is None else ideal_s / step_s))
+    return {str(of.tag): value * of.scale for of, value in values if value is not None}
 
 
 def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:

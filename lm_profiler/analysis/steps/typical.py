@@ -35,17 +35,6 @@ def odd_steps(step_s: ArrayLike) -> list[int]:
     return [int(i) for i in odd[np.argsort(-off[odd], kind="stable")]]
 
 
-def typical_steps(step_s: ArrayLike) -> list[int]:
-    """Indices of the steps that shares are of: all but the odd ones, while those are at most one, or one in twenty.
-
-    More of them belong to the run: a loader that stalls at each eighth batch costs what it costs.
-    """
-    x = finite(step_s)
-    odd = odd_steps(x)
-    left_out = set(odd if len(odd) <= max(1, x.size // _RARE) else ())
-    return [i for i in range(x.size) if i not in left_out]
-
-
 def resamples(count: int) -> Iterator[NDArray[np.intp]]:
     """Indices of ``count`` steps drawn with replacement, again and again, with a fixed seed (Efron 1979)."""
     rng = np.random.default_rng(0)
@@ -58,8 +47,13 @@ def agree(answers: Sequence[object], with_: object) -> bool:
 
 
 def typical(steps: Sequence[StepRow]) -> list[StepRow]:
-    """Those of ``steps`` that shares are of: all but odd ones that are too few to belong to the run."""
-    return [steps[i] for i in typical_steps([row.time("step") for row in steps])]
+    """Those of ``steps`` that shares are of: all but the odd ones, while those are at most one, or one in twenty.
+
+    More of them belong to the run: a loader that stalls at each eighth batch costs what it costs.
+    """
+    far = odd_steps([row.time("step") for row in steps])
+    left_out = set(far if len(far) <= max(1, len(steps) // _RARE) else ())
+    return [row for at, row in enumerate(steps) if at not in left_out]
 
 
 def shares(steps: Sequence[StepRow]) -> dict[str, float]:

@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 
 from benchmarks.simulation import independent, spiky
-from lm_profiler.analysis.steps.typical import agree, odd_steps, resamples, typical_steps
+from lm_profiler.analysis.steps.typical import agree, odd_steps, resamples, typical
+from lm_profiler.record.quantities import TIMED
+from lm_profiler.record.steps import StepRow
 
 LEVEL = [1.0, 1.02, 0.98, 1.01, 0.99] * 8
+
+
+def typical_steps(step_s: list[float]) -> list[int]:
+    """Which of steps that took ``step_s`` are typical."""
+    rows = [StepRow(at, "measure", (taken,) * len(TIMED), ()) for at, taken in enumerate(step_s)]
+    return [row.step for row in typical(rows)]
 
 
 def with_odd(count: int) -> list[float]:
