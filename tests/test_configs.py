@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet
@@ -15,6 +16,7 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import MemoryLevels, read_run
+from lm_profiler.record.sweep import Cell
 from lm_profiler.sweep.plan import plan_of
 from lm_profiler.sweep.request import Request
 
@@ -128,23 +130,26 @@ def test_attention_that_would_take_the_machine_down_is_refused(tmp_path: Path, c
     assert "would fit: --model.attention=sdpa" in capsys.readouterr().err
 
 
+def cells_of(*arguments: str) -> list[Cell]:
+    """Of the sweep that these ask for, as a dry run shows them."""
+    request = OptionsReader("sweep", Request).read([*arguments, "--dry_run"])
+    return plan_of(request, {path: read_config(path)[1] for path in request.configs}).cells
+
+
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("sweeps/*.yaml")), ids=lambda file: file.stem)
 def test_every_option_of_a_sweep_is_one_of_its_cells(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(CONFIGS.parent)
     assert file.read_text(encoding="utf-8").startswith("# ")
-    plan = plan_of(OptionsReader("sweep", Request).read([str(file), f"--log_dir={tmp_path}"]))
-    assert len(plan.cells) > 1
-    for cell in (plan.cells[0], plan.cells[-1]):
+    cells = cells_of(str(file), f"--log_dir={tmp_path}")
+    assert len(cells) > 1
+    for cell in (cells[0], cells[-1]):
         ProfilerCLI(Call(cell.arguments)).attempt.discard()
 
 
 def test_the_attention_sweep_is_contexts_by_widths_both_ways_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONFIGS.parent)
-    cells = [
-        cell.overrides
-        for cell in plan_of(OptionsReader("sweep", Request).read(["configs/sweeps/attention.yaml"])).cells
-    ]
+    cells = [cell.overrides for cell in cells_of("configs/sweeps/attention.yaml")]
     assert len({tuple(cell.items()) for cell in cells}) == len(cells) == 4 * 5 * 2 * 2
     assert {cell["model.d_model"] for cell in cells} == {"16", "32", "64", "128"}

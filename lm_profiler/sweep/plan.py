@@ -27,26 +27,24 @@ _LONGEST_ID = 100
 _DIGEST = "-01234567"
 
 
-def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None = None) -> SweepPlan:
+def plan_of(request: Request, texts: Mapping[str, str]) -> SweepPlan:
     """The plan of ``request``; cells in the order of the grid, the last option fastest, repeats beside each other.
 
     Args:
-        request: What is asked for.
-        command: How it was asked.
-        texts: What its config files hold, by their paths. Cells are then called with the copies that the sweep keeps,
-            so that a file that changes meanwhile mixes nothing; otherwise with the files themselves.
+        request: What is asked for. Cells are called with the copies of config files that the sweep keeps, so that a
+            file that changes meanwhile mixes nothing; in a dry run, which keeps none, with the files themselves.
+        texts: What its config files hold, by their paths.
 
     Raises:
-        OSError: a config file cannot be read.
         UsageError: a cell is listed twice, or there are more than anybody waits for.
     """
     _check_count(request)
-    points = [dict(point) for point in _points(request)]
+    points = _points(request)
     for items, count in Counter(tuple(point.items()) for point in points).items():
         if count > 1:
             raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
     folder = sweep_folder(request)
-    kept = {} if texts is None else _kept_as(request.configs)
+    kept = {} if request.dry_run else _kept_as(request.configs)
     called = {path: str(folder / CONFIGS / name) for path, name in kept.items()}
     cells = []
     for point, name in zip(points, _ids(points), strict=True):
@@ -54,21 +52,16 @@ def plan_of(request: Request, command: str = "", texts: Mapping[str, str] | None
             cell = ",".join([name] * bool(name) + [f"r{repeat}"] * (request.repeats > 1))
             call = _call(request, point, called, folder, cell)
             cells.append(Cell(id=cell, overrides=point, repeat=repeat, arguments=call))
-    read = texts if texts is not None else {path: _text(path) for path in request.configs}
-    configs = "".join(read[path] for path in request.configs).encode()
+    configs = "".join(texts[path] for path in request.configs).encode()
     return SweepPlan(
         name=request.name,
-        command=command,
+        command=request.command,
         verb=request.verb,
         seed=request.seed,
         config_sha256=hashlib.sha256(configs).hexdigest() if request.configs else None,
-        configs={name: read[path] for path, name in kept.items()},
+        configs={name: texts[path] for path, name in kept.items()},
         cells=cells,
     )
-
-
-def _text(path: str) -> str:
-    return Path(config_file(path)).read_text(encoding="utf-8")
 
 
 def _check_count(request: Request) -> None:
@@ -96,12 +89,8 @@ def run_order(plan: SweepPlan) -> list[Cell]:
 
     What changes while a sweep runs (a GPU that grows warm) then falls on all cells alike, not on the last ones.
     """
-    draw, ordered = random.Random(plan.seed), []
-    for repeat in sorted({cell.repeat for cell in plan.cells}):
-        once = [cell for cell in plan.cells if cell.repeat == repeat]
-        draw.shuffle(once)
-        ordered += once
-    return ordered
+    draw = random.Random(plan.seed)
+    return sorted(plan.cells, key=lambda cell: (cell.repeat, draw.random()))
 
 
 def shell_line(cell: Cell) -> str:
@@ -109,10 +98,9 @@ def shell_line(cell: Cell) -> str:
     return command_line(cell.arguments).replace("\n", "'$'\\n''")  # it stands in quotes
 
 
-def _points(request: Request) -> Iterable[Mapping[str, str]]:
-    for entry in request.list or [{}]:
-        for values in itertools.product(*request.grid.values()):
-            yield {**entry, **dict(zip(request.grid, values, strict=True))}
+def _points(request: Request) -> list[dict[str, str]]:
+    crossed = itertools.product(request.list or [{}], itertools.product(*request.grid.values()))
+    return [{**entry, **dict(zip(request.grid, values, strict=True))} for entry, values in crossed]
 
 
 def _call(

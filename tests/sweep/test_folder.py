@@ -97,12 +97,12 @@ def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> No
 def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
     first = Request(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
     (tmp_path / "s").mkdir()
-    plan_of(first).write(tmp_path / "s" / PLAN_FILE)
+    plan_of(first, {}).write(tmp_path / "s" / PLAN_FILE)
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
-    with SweepFolder(sweep_folder(again), plan_of(again)) as folder:
+    with SweepFolder(sweep_folder(again), plan_of(again, {})) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
     with pytest.raises(UsageError, match="given one with other options for all cells"):
-        SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"])))
+        SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"]), {}))
 
 
 def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -14,23 +13,22 @@ from lm_profiler.sweep.request import Request
 
 
 def ids(request: Request) -> list[str]:
-    return [cell.id for cell in plan_of(request).cells]
+    return [cell.id for cell in plan_of(request, {}).cells]
 
 
-def test_a_cell_is_a_call_of_the_trainers_verbs(tmp_path: Path) -> None:
-    config = tmp_path / "base.yaml"
-    config.write_text("")
+def test_a_cell_is_a_call_of_the_trainers_verbs() -> None:
     request = Request(
         name="s",
         log_dir="out",
-        config=str(config),
+        config="base.yaml",
+        dry_run=True,
         verb="validate",
         grid={"model.size": ["small", "xl"]},
         options=["--data.batch_size=2"],
     )
-    first, second = plan_of(request).cells
+    first, second = plan_of(request, {"base.yaml": ""}).cells
     assert first.arguments == [
-        *("validate", f"--config={config}", "--model.size=small", "--data.batch_size=2"),
+        *("validate", "--config=base.yaml", "--model.size=small", "--data.batch_size=2"),
         *("--log_dir=out/s", "--name=size=small"),
     ]
     assert (second.id, second.overrides) == ("size=xl", {"model.size": "xl"})
@@ -39,7 +37,7 @@ def test_a_cell_is_a_call_of_the_trainers_verbs(tmp_path: Path) -> None:
 
 def test_a_call_is_one_line_of_a_shell_whatever_its_values_are() -> None:
     values = ['it\'s $HOME `x` "y"; #z', "two\nlines\n", "ü"]
-    for cell in plan_of(Request(name="s", grid={"a.x": values})).cells:
+    for cell in plan_of(Request(name="s", grid={"a.x": values}), {}).cells:
         line = shell_line(cell)
         assert "\n" not in line
         said = subprocess.run(
@@ -98,59 +96,54 @@ def test_ids_are_unique_and_fit_any_file_system() -> None:
 
 def test_each_repeat_is_a_pass_over_all_cells_in_an_order_of_its_own() -> None:
     request = Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=1)
-    order = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request))]
+    order = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request, {}))]
     passes = [order[i : i + 8] for i in (0, 8, 16)]
     for repeat, cells in enumerate(passes):
         assert Counter(cells) == Counter((repeat, value) for value in "12345678")
     assert len({tuple(value for _, value in cells) for cells in passes}) == 3
-    again = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request))]
+    again = [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(plan_of(request, {}))]
     assert again == order
-    other = plan_of(Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=2))
+    other = plan_of(Request(name="s", grid={"a.x": list("12345678")}, repeats=3, seed=2), {})
     assert [(cell.repeat, cell.overrides["a.x"]) for cell in run_order(other)] != order
 
 
-def test_a_swept_config_file_does_not_undo_what_else_is_swept(tmp_path: Path) -> None:
-    config = tmp_path / "b.yaml"
-    config.touch()
-    (cell,) = plan_of(Request(name="s", grid={"a.x": ["1"], "config": [str(config)]})).cells
-    assert cell.arguments[:3] == ["fit", f"--config={config}", "--a.x=1"]
+def test_a_swept_config_file_does_not_undo_what_else_is_swept() -> None:
+    request = Request(name="s", grid={"a.x": ["1"], "config": ["b.yaml"]}, dry_run=True)
+    (cell,) = plan_of(request, {"b.yaml": ""}).cells
+    assert cell.arguments[:3] == ["fit", "--config=b.yaml", "--a.x=1"]
 
 
 def test_more_cells_than_anybody_waits_for_are_refused_before_they_are_made() -> None:
     grid = {f"a.x{n}": list(map(str, range(100))) for n in range(5)}
     with pytest.raises(ValueError, match=r"^grid: expected at most 10,000 cells, given 10,000,000,000; take fewer"):
-        plan_of(Request(name="s", grid=grid))
+        plan_of(Request(name="s", grid=grid), {})
     with pytest.raises(ValueError, match="given 20,000,000; take fewer values or repeats"):
-        plan_of(Request(name="s", repeats=20_000_000))
+        plan_of(Request(name="s", repeats=20_000_000), {})
 
 
-def test_cells_are_called_with_the_copies_of_the_configs(tmp_path: Path) -> None:
+def test_cells_are_called_with_the_copies_of_the_configs() -> None:
     request = Request(name="s", log_dir="out", grid={"config": ["a/x.yaml", "b/x.yaml", "b/y.yaml"]})
     texts = {"a/x.yaml": "1", "b/x.yaml": "2", "b/y.yaml": "3"}
-    made = plan_of(request, texts=texts)
+    made = plan_of(request, texts)
     assert made.configs == {"x-0.yaml": "1", "x-1.yaml": "2", "y.yaml": "3"}
     assert [cell.arguments[1] for cell in made.cells] == [f"--config=out/s/configs/{name}" for name in made.configs]
 
 
 def test_a_cell_that_is_listed_twice_is_refused() -> None:
     with pytest.raises(ValueError, match="list: expected each cell once, given twice"):
-        plan_of(Request(name="s", list=[{"a.x": "1"}, {"a.x": "1"}]))
+        plan_of(Request(name="s", list=[{"a.x": "1"}, {"a.x": "1"}]), {})
 
 
-def test_a_changed_config_file_makes_another_plan(tmp_path: Path) -> None:
-    config = tmp_path / "base.yaml"
-    request = Request(name="s", config=str(config), repeats=2)
-    config.write_text("seed_everything: 1")
-    before = plan_of(request)
-    config.write_text("seed_everything: 2")
-    assert plan_of(request).cells == before.cells
-    assert plan_of(request) != before
+BEFORE, AFTER = {"base.yaml": "seed_everything: 1"}, {"base.yaml": "seed_everything: 2"}
 
 
-def test_a_swept_config_file_that_changed_makes_another_plan(tmp_path: Path) -> None:
-    config = tmp_path / "base.yaml"
-    request = Request(name="s", list=[{"config": str(config)}])
-    config.write_text("seed_everything: 1")
-    before = plan_of(request)
-    config.write_text("seed_everything: 2")
-    assert plan_of(request) != before
+def test_a_changed_config_file_makes_another_plan() -> None:
+    request = Request(name="s", config="base.yaml", repeats=2)
+    before, after = plan_of(request, BEFORE), plan_of(request, AFTER)
+    assert after.cells == before.cells
+    assert after.config_sha256 != before.config_sha256
+
+
+def test_a_swept_config_file_that_changed_makes_another_plan() -> None:
+    request = Request(name="s", list=[{"config": "base.yaml"}])
+    assert plan_of(request, AFTER).config_sha256 != plan_of(request, BEFORE).config_sha256

@@ -56,7 +56,7 @@ def run(request: Request) -> int:
         UsageError: a wrong call; nothing was run.
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
-    plan = plan_of(request, request.command, None if request.dry_run else texts)
+    plan = plan_of(request, texts)
     if request.dry_run:
         for cell in run_order(plan):
             print(shell_line(cell))
