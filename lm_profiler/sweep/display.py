@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,12 +16,11 @@ from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell
 from lm_profiler.report.tables.terminal import lines
-from lm_profiler.sweep.outcome import OUTPUT_FILE
+from lm_profiler.sweep.outcome import OUTPUT_FILE, last_lines
 from lm_profiler.sweep.schedule import Watcher
 
 _RECENT = 8
 _STAGES = ("warm-up", "measuring", "reading memory", "tracing")
-_TAIL_BYTES = 4096
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
@@ -38,9 +37,9 @@ class Display(Watcher):
     def __init__(
         self,
         cells: Sequence[Cell],
-        done: int = 0,
-        slots: int | None = 1,
-        folder: Path | None = None,
+        done: int,
+        slots: int | None,
+        folder: Path,
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,16 +49,11 @@ class Display(Watcher):
         self._running: dict[str, tuple[Cell, str | None, float]] = {}
         self._recent: deque[tuple[Cell, CellOutcome]] = deque(maxlen=_RECENT)
         self._words: Counter[str] = Counter()
-        self._before, self._ran_s, self._began = done, list[float](), clock()
+        self._done, self._ran_s, self._began = done, list[float](), clock()
 
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+    def shown(self) -> AbstractContextManager[object]:
+        """The table is on the terminal, if there is one, for as long as this is open."""
+        return self._live if self._console.is_terminal else nullcontext()
 
     def began(self, cell: Cell, device: str | None) -> None:
         self._running[cell.id] = (cell, device, self._clock())
@@ -68,6 +62,7 @@ class Display(Watcher):
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
         self._running.pop(cell.id, None)
         self._words[outcome.status] += 1
+        self._done += 1
         if outcome.status != "refused":  # that takes no time, and says nothing of the others
             self._ran_s.append(outcome.duration_s)
         self._recent.append((cell, outcome))
@@ -81,14 +76,10 @@ class Display(Watcher):
         if self._console.is_terminal:
             self._live.update(self._picture(), refresh=True)
 
-    @property
-    def _done(self) -> int:
-        return self._before + self._words.total()
-
     def _picture(self) -> RenderableType:
         rows = [self._row(outcome.status, outcome.duration_s, cell) for cell, outcome in self._recent]
         for cell, device, since in self._running.values():
-            stage = "running" if self._folder is None else stage_of(self._folder / cell.id / OUTPUT_FILE)
+            stage = stage_of(self._folder / cell.id / OUTPUT_FILE)
             status = stage if device is None else f"{stage} on {device}"
             rows.append(self._row(status, self._clock() - since, cell))
         said = [f"{cell.id}: {outcome.reason}" for cell, outcome in self._recent if outcome.reason]
@@ -126,13 +117,7 @@ class Display(Watcher):
 
 def stage_of(output: Path) -> str:
     """What a running cell does, from the last line about it in its output."""
-    try:
-        with output.open("rb") as file:
-            file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
-            said = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        said = []
-    stages = (stage for line in reversed(said) for stage in _STAGES if line.startswith(f"{stage}: "))
+    stages = (stage for line in reversed(last_lines(output)) for stage in _STAGES if line.startswith(f"{stage}: "))
     return next(stages, "starting")
 
 

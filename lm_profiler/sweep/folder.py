@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
@@ -45,18 +44,20 @@ class SweepFolder:
                 f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
-        self._take(sleep)
         try:
+            self._take(sleep)
             _check_plan(path, plan)  # another sweep may have begun here meanwhile
         except UsageError:
             os.close(self.lock)
             raise
-        self._keep_configs()
+        for name, text in plan.configs.items():  # of an earlier try: the same
+            (path / CONFIGS).mkdir(exist_ok=True)
+            write_whole(path / CONFIGS / name, text)
 
     def __enter__(self) -> SweepFolder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Give it back; of a sweep that never began, nothing is left."""
         if self.is_new:
             shutil.rmtree(self.path, ignore_errors=True)
@@ -70,22 +71,17 @@ class SweepFolder:
         """Whether nothing has begun here."""
         return not (self.path / PLAN_FILE).exists()
 
-    def _keep_configs(self) -> None:
-        """Write the config files that cells are called with, where they are not there yet."""
-        for name, text in self.plan.configs.items():
-            kept = self.path / CONFIGS / name
-            if self.is_new or not kept.exists():
-                kept.parent.mkdir(exist_ok=True)
-                write_whole(kept, text)
-
     def begin(self) -> None:
-        """Write the plan, the first time."""
-        if self.is_new:
-            self.plan.write(self.path / PLAN_FILE)
+        """Write the plan."""
+        self.plan.write(self.path / PLAN_FILE)
 
-    def take_over(self) -> list[Cell]:
-        """Judge the cells that ended when nobody was left to write down how; returns them."""
-        return [cell for cell in self.plan.cells if _take_over(self.path, cell)]
+    def take_over(self) -> None:
+        """Judge the cells that ended when nobody was left to write down how."""
+        for cell in self.plan.cells:
+            if read_outcome(self.path, cell.id) is None:
+                with suppress(OSError, ValueError, TypeError, KeyError):  # it did not end, or that file is damaged
+                    ended = read_json(self.path / cell.id / ENDED_FILE)
+                    record_outcome(self.path, cell, Ended(ended["code"], ended["duration_s"]))
 
     def missing(self) -> list[Cell]:
         """The cells that have no outcome, in the order in which they are run; one that was interrupted has none."""
@@ -98,7 +94,6 @@ class SweepFolder:
                 return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
-                    os.close(self.lock)
                     raise UsageError(
                         f"name: expected a sweep that is not running, given {self.path}, where one is; "
                         "wait for it, or name another with --name"
@@ -110,17 +105,6 @@ def is_done(folder: Path, cell: Cell) -> bool:
     """Whether the cell has run to an end of its own, a bad one included."""
     outcome = read_outcome(folder, cell.id)
     return outcome is not None and outcome.status != "interrupted"
-
-
-def _take_over(folder: Path, cell: Cell) -> bool:
-    if read_outcome(folder, cell.id) is not None:
-        return False
-    try:
-        ended = read_json(folder / cell.id / ENDED_FILE)
-        record_outcome(folder, cell, Ended(ended["code"], ended["duration_s"]))
-    except (OSError, ValueError, TypeError, KeyError):  # it did not end, or its last file is damaged
-        return False
-    return True
 
 
 def clear(folder: Path, cell: Cell) -> Path:

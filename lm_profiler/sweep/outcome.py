@@ -17,6 +17,7 @@ from lm_profiler.tensorboard.summary import write_hparams
 
 OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
 """In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""
+_TAIL_BYTES = 16384
 _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 
 
@@ -42,30 +43,25 @@ class Ended:
 def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
     """Judge what the cell left below the sweep's ``folder``, and write it there, for TensorBoard's HPARAMS as well."""
     own = folder / cell.id
-    run, record = _record(own) or (None, None)
+    run = own / "version_0"  # its folder was empty when it began
+    try:
+        record = read_run(run)
+    except RecordError:
+        record = None
     status, reason = _status(record, ended, own / OUTPUT_FILE)
     outcome = CellOutcome(
         cell=cell.id,
         status=status,
         reason=reason,
-        run=None if run is None else run.relative_to(folder).as_posix(),
+        run=None if record is None else run.relative_to(folder).as_posix(),
         ended=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         duration_s=ended.duration_s,
         exit_code=ended.code,
     )
     if record is None or record.status != status:  # otherwise the run has done it
-        write_hparams(Entry(own if run is None else run, record, cell, outcome))
+        write_hparams(Entry(own if record is None else run, record, cell, outcome))
     outcome.write(own / OUTCOME_FILE)
     return outcome
-
-
-def _record(folder: Path) -> tuple[Path, RunRecord] | None:
-    for run in sorted(folder.glob("version_*"), reverse=True):
-        try:
-            return run, read_run(run)
-        except RecordError:
-            continue
-    return None
 
 
 def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellStatus, str | None]:
@@ -101,20 +97,26 @@ def _failure(record: RunRecord) -> str | None:
 
 
 def _where(record: RunRecord | None) -> str:
-    if record is None or record.failure is None:
-        return "; left no record" if record is None else ""
-    return f", in {record.failure.where}"
+    if record is None:
+        return "; left no record"
+    return "" if record.failure is None else f", in {record.failure.where}"
 
 
 def _last_words(output: Path, code: int | None) -> str:
     how = "killed by " * (code is not None and code < 0) + how_ended(code)
     how = "left no record in its folder" if code == 0 else how
-    try:
-        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    said = [line.strip().removeprefix("lm_profiler: ") for line in lines if line.strip()]
+    said = [line.strip().removeprefix("lm_profiler: ") for line in last_lines(output) if line.strip()]
     return f"{how}: {said[-1][:300]}" if said else how
+
+
+def last_lines(output: Path) -> list[str]:
+    """The end of what a cell has printed."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(output.stat().st_size - _TAIL_BYTES, 0))
+            return file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def memory_kills() -> int:

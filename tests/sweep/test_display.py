@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from by_hand import plan
 from rich.console import Console
 
-from lm_profiler.record.sweep import CellOutcome, CellStatus
+from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
 from lm_profiler.sweep.display import Display, duration, stage_of
 
 CELLS = plan("a[b]", "b", "c", "d").cells
@@ -21,6 +23,12 @@ def outcome(cell: str, status: CellStatus, duration_s: float, reason: str | None
     )
 
 
+def display_of(
+    cells: Sequence[Cell], done: int = 0, slots: int | None = 1, folder: Path = Path("nowhere"), **of: Any
+) -> Display:
+    return Display(cells, done, slots, folder, **of)
+
+
 class Clock:
     now = 0.0
 
@@ -30,7 +38,8 @@ class Clock:
 
 def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
     file = io.StringIO()
-    with Display([*CELLS, *plan("e").cells], done=1, console=Console(file=file, width=40)) as display:
+    display = display_of([*CELLS, *plan("e").cells], done=1, console=Console(file=file, width=40))
+    with display.shown():
         display.began(CELLS[0], None)
         display.ended(CELLS[0], outcome("a[b]", "ok", 12.34))
         display.began(CELLS[1], None)
@@ -45,7 +54,8 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
 def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
     file = io.StringIO()
     console = Console(file=file, width=80, force_terminal=terminal, color_system=None)
-    with Display(CELLS, console=console) as display:
+    display = display_of(CELLS, console=console)
+    with display.shown():
         display.ended(CELLS[1], outcome("b", "failed", 1.0, "RuntimeError: \x1b]0;owned\x07 \x1b[31mred"))
     assert r"RuntimeError: \x1b]0;owned\x07 \x1b[31mred" in file.getvalue()
     assert "\x1b]0;" not in file.getvalue()
@@ -53,7 +63,7 @@ def test_a_reason_is_no_order_to_the_terminal(terminal: bool) -> None:
 
 def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock = Clock()
-    display = Display(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
+    display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
     display.began(CELLS[0], "0")
     display.began(CELLS[1], "1")
     assert display.progress() == "0 of 4 cells, 0.0 s elapsed"
@@ -63,14 +73,14 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     assert display.progress() == "1 of 4 cells, 1 ok, 14.0 s elapsed, about 8.0 s left"
-    unknown = Display(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
+    unknown = display_of(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
     unknown.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     assert "left" not in unknown.progress()
 
 
 def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known() -> None:
     clock = Clock()
-    display = Display(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
+    display = display_of(CELLS[:2], console=Console(file=io.StringIO()), clock=clock)
     display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.began(CELLS[1], None)
     clock.now = 30.0
@@ -78,7 +88,7 @@ def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known()
 
 
 def test_refusals_say_nothing_of_the_time_that_is_left() -> None:
-    display = Display(CELLS, console=Console(file=io.StringIO()), clock=Clock())
+    display = display_of(CELLS, console=Console(file=io.StringIO()), clock=Clock())
     display.ended(CELLS[0], outcome("a[b]", "refused", 1.0))
     assert "left" not in display.progress()
     display.ended(CELLS[1], outcome("b", "ok", 10.0))
@@ -94,7 +104,7 @@ def test_a_terminal_shows_each_recent_cell_in_a_line_and_its_reason_below(width:
     (tmp_path / cells[1].id).mkdir()
     (tmp_path / cells[1].id / "output.txt").write_text("warm-up: 5 steps\nmeasuring: 20 steps\nthe user's print\n")
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
-    display = Display(cells, folder=tmp_path, console=console, clock=lambda: 75.0)
+    display = display_of(cells, folder=tmp_path, console=console, clock=lambda: 75.0)
     display._live.start = lambda *_: None  # type: ignore[method-assign] - it would draw over itself
     display.tick = lambda: None  # type: ignore[method-assign]
     display.began(cells[1], "0")

@@ -95,8 +95,8 @@ def _run(request: Request, folder: SweepFolder) -> bool:
         )
         if folder.is_new:
             _check_options(server, folder.plan, request.timeout_s)
-        folder.begin()
-        with display, _interrupting(work):
+            folder.begin()
+        with display.shown(), _interrupting(work):
             work.run()
     return work.interrupted
 
