@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import math
-import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -77,11 +76,9 @@ class Jobs:
                 self._sleep(_POLL_S)
 
     def _outcome(self, cell: Cell, job: Any) -> CellOutcome:
-        outcome = read_outcome(self._folder, cell.id)
-        if outcome is not None:
-            return outcome
-        (self._folder / cell.id).mkdir(exist_ok=True)
-        return record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
+        (self._folder / cell.id).mkdir(exist_ok=True)  # of a job that died before it could
+        told = read_outcome(self._folder, cell.id)
+        return told or record_outcome(self._folder, cell, self._ended(job.state, job.stderr()))
 
     def _ended(self, state: str, said: str | None) -> Ended:
         """How a cell ended whose job did not live to tell."""
@@ -100,12 +97,11 @@ def _executor(folder: Path, request: Request) -> Any:
     minutes = math.ceil(((request.timeout_s or 0.0) + GRACE_S + _MARGIN_S) / 60)
     try:
         executor = submitit.AutoExecutor(folder=folder / _FOLDER, cluster=request.launcher)
+        executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
     except RuntimeError as error:
         raise UsageError(
             f"launcher: expected a machine of the cluster, given another ({error}); try --launcher local"
         ) from None
-    try:
-        executor.update_parameters(**{"timeout_min": minutes, "name": request.name, **request.cluster})
     except (NameError, ValueError, TypeError, AssertionError) as error:
         raise UsageError(f"launcher: {str(error).splitlines()[0][:300]}") from None
     return executor
@@ -113,11 +109,8 @@ def _executor(folder: Path, request: Request) -> Any:
 
 def run_job(folder: Path, cell: Cell, server: Sequence[str], timeout_s: float) -> None:
     """Run one cell, within its job, unless it is done; of two jobs with the same cell, the second waits."""
-    lock = os.open(folder / _FOLDER / f"{cell.id}.lock", os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    with (folder / _FOLDER / f"{cell.id}.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_done(folder, cell):
-            with CellServer(server, lock) as starter:
+            with CellServer(server, lock.fileno()) as starter:
                 Schedule(folder, [cell], starter, Watcher(), (None,), timeout_s, _BY_ITSELF).run()
-    finally:
-        os.close(lock)

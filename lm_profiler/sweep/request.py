@@ -15,7 +15,6 @@ from lm_profiler.record.run import Verb
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.usage_error import UsageError
 
-_NOT_SWEPT = ("name", "log_dir")
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
 
@@ -107,7 +106,7 @@ class Request:
         for name in (*self.grid, *listed):
             if not _OPTION.fullmatch(name):
                 raise UsageError(f"{name[:100]!r}: expected an option such as model.size, given another name")
-            if name in _NOT_SWEPT:
+            if name in ("name", "log_dir"):
                 raise UsageError(f"{name}: expected an option of a run, given one that the sweep itself sets")
             if name in fixed:
                 raise UsageError(f"{name}: expected either swept or the same for all cells, given both")

@@ -15,7 +15,7 @@ from pathlib import Path
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.sweep.folder import clear
 from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
-from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted
+from lm_profiler.sweep.server import CellEnded, CellServer
 
 GRACE_S = 10.0
 """From asking a cell to end, which lets it write its record, to killing it."""
@@ -89,7 +89,8 @@ class Schedule:
         self._folder, self._starter, self._watcher = folder, starter, watcher
         self._waiting, self._free = deque(cells), deque(devices)
         self._running: dict[str, _Running] = {}
-        self._timeout_s, self._environment, self._clock = timeout_s, environment or {}, clock
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
+        self._environment, self._clock = environment or {}, clock
         self.interrupted = False
         """Set it, from a signal's handler say, to let what runs end and begin nothing more."""
 
@@ -103,10 +104,12 @@ class Schedule:
             while self._waiting and self._free and not self.interrupted:
                 self._begin(self._waiting.popleft(), self._free.popleft())
             for event in self._starter.events(self._wait_s()):
-                if isinstance(event, CellStarted):
-                    self._started(self._running[event.cell])
-                else:
+                if isinstance(event, CellEnded):
                     self._end(event)
+                else:
+                    running = self._running[event.cell]
+                    running.began = self._clock()
+                    running.stop_at = running.began + self._timeout_s
             self._enforce()
             self._watcher.tick()
 
@@ -130,11 +133,6 @@ class Schedule:
             lost=event.lost,
         )
         self._watcher.ended(running.cell, record_outcome(self._folder, running.cell, ended))
-
-    def _started(self, running: _Running) -> None:
-        running.began = self._clock()
-        if self._timeout_s is not None:
-            running.stop_at = running.began + self._timeout_s
 
     def _enforce(self) -> None:
         now = self._clock()

@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 _PATIENCE_S = 10.0
@@ -77,7 +76,7 @@ class CellServer:
     def __enter__(self) -> CellServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         """Kill what runs, and wait until it is gone."""
         if self._process is not None:
             self._link.close()
@@ -139,9 +138,8 @@ class CellServer:
     def _died(self, process: subprocess.Popen[bytes]) -> list[CellStarted | CellEnded]:
         """Its cells die with it; what they started does not."""
         self._process = None
-        for pid in self._pids.values():
-            if pid is not None:
-                _kill_group(pid)
+        for pid in filter(None, self._pids.values()):
+            _kill_group(pid)
         said = self._bury(process, _PATIENCE_S)
         how = f"the process that starts cells died ({how_ended(process.returncode)})"
         if not self._ready:
