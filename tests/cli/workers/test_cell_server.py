@@ -40,7 +40,7 @@ class Users(BoringModel):
         print("device", os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.is_initialized(), torch.get_default_dtype())
         print("kineto", os.environ.get("KINETO_LOG_LEVEL"), os.getcwd(), sys.flags, threading.current_thread().name)
         atexit.register(print, "at the very end")
-        threading.Thread(target=lambda: (time.sleep(2), print("a thread's end"))).start()
+        threading.Thread(target=lambda: (threading.main_thread().join(), print("a thread's end"))).start()
 
     def training_step(self, batch, i):
         if self.waits:
@@ -85,20 +85,25 @@ def its_end(server: CellServer) -> CellEnded:
                 return event
 
 
-def run(server: CellServer, name: str, here: Path, *options: str) -> tuple[str, RunRecord]:
-    """What a cell printed, and its record."""
-    output = here / f"{name}.txt"
+def begin(server: CellServer, name: str, here: Path, *options: str) -> None:
     call = ["fit", "--config=config.yaml", "--name=cell", f"--log_dir={name}", *options]
-    server.start(name, call, output, {"CUDA_VISIBLE_DEVICES": "7"})
+    server.start(name, call, here / f"{name}.txt", {"CUDA_VISIBLE_DEVICES": "7"})
+
+
+def end(server: CellServer, name: str, here: Path) -> tuple[str, RunRecord]:
+    """What the only cell that ends printed, and its record."""
     its_end(server)
-    return output.read_text().replace(name, "NAME"), read_run(here / name / "cell" / "version_0")
+    return (here / f"{name}.txt").read_text().replace(name, "NAME"), read_run(here / name / "cell" / "version_0")
 
 
 def test_a_forked_cell_finds_what_a_process_of_its_own_finds(server: CellServer, here: Path) -> None:
     with CellServer(SPAWNING) as spawning:
-        said, spawned = run(spawning, "run_of_spawn", here)
-    first, forked = run(server, "run_of_fork", here)
-    second, _ = run(server, "run_of_another", here)
+        begin(spawning, "run_of_spawn", here)
+        begin(server, "run_of_fork", here)  # side by side: each has to load torch
+        said, spawned = end(spawning, "run_of_spawn", here)
+        first, forked = end(server, "run_of_fork", here)
+    begin(server, "run_of_another", here)
+    second, _ = end(server, "run_of_another", here)
     facts = [[line for line in text.splitlines() if line.split(" ")[0] in FACTS] for text in (said, first, second)]
     assert len(facts[0]) == len(FACTS)
     assert facts[1] == facts[0]
@@ -115,19 +120,19 @@ FACTS = ("python", "signals", "group", "files", "pipes", "threads", "random", "d
 
 def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Path) -> None:
     two = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    _, record = run(server, "ddp", here, *two)
+    output = here / "waits.txt"
+    call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", *two]
+    server.start("waits", call, output, {})
+    while CellStarted("waits") not in server.events(60):
+        pass
+    begin(server, "ddp", here, *two)  # side by side: rank 1 of each has to load torch
+    _, record = end(server, "ddp", here)
     assert record.status == "ok"
     assert record.environment is not None
     assert record.environment.world_size == 2
 
-    output = here / "waits.txt"
-    call = ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true", *two]
-    server.start("waits", call, output, {})
-    events: list[object] = []
-    while not output.exists() or output.read_text().count("waiting") < 2:
-        events += server.events(0.1)
-        assert not any(isinstance(event, CellEnded) for event in events), output.read_text()
-    assert CellStarted("waits") in events
+    while output.read_text().count("waiting") < 2:
+        assert server.events(0.1) == [], output.read_text()
     (program,) = psutil.Process().children()
     (rank0,) = program.children()
     ranks = [rank0, *rank0.children(recursive=True)]
