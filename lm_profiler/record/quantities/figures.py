@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import resources
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
-
-if TYPE_CHECKING:
-    from lm_profiler.record.run import RunRecord, Sync
+from lm_profiler.record.run import RunRecord, Sync
 
 
 def _backward_over_forward(record: RunRecord) -> float | None:

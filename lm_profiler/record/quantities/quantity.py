@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import RunRecord
 
 UNITS: dict[str, tuple[str, str, float, int]] = {
     "ms": ("s", "ms", 1e3, 3),

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities.quantity import Place, Quantity, at, computed, figure, figures_of
 from lm_profiler.record.quantities.times import MEMORY, MFU, per_step
-
-if TYPE_CHECKING:
-    from lm_profiler.record.run import RunRecord
-
-_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
+from lm_profiler.record.run import MemoryCauses, RunRecord
 
 
 def _added(after: str, before: str) -> Callable[[RunRecord], int | None]:
@@ -77,7 +72,7 @@ MEMORY_BY_PHASE = [
 ]
 MEMORY_BY_CAUSE = [
     _of_part(part, "causes", cause, words, f"{words} in the peak allocated of")
-    for cause, words in ((cause, cause.replace("_", " ")) for cause in _CAUSES)
+    for cause, words in ((cause, cause.replace("_", " ")) for cause in MemoryCauses.model_fields)
     for part in PARTS
 ]
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_profiler.record.parts import MEANINGS, PARTS, TIMED
 from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity, figure
-
-if TYPE_CHECKING:
-    from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import RunRecord
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
 _RUN_TAGS = {part: f"median_{part}_ms" for part in ("step", "forward", "backward")}
