@@ -19,7 +19,7 @@ from lm_profiler.analysis.compare.ratio import (
 )
 from lm_profiler.analysis.compare.sides import Side, read_side, typical
 from lm_profiler.record.collection import Entry
-from lm_profiler.record.quantities import MEMORY, PARTS
+from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 
 _RESIDENT_SCATTER = 0.05
@@ -175,9 +175,10 @@ def _compilation(a: Side, b: Side, step: PartChange) -> Compilation | None:
 
 
 def _tokens(a: Side, b: Side, step: PartChange) -> RateChange | None:
-    tokens_a, tokens_b = a.tokens_per_step(), b.tokens_per_step()
-    if tokens_a is None or tokens_b is None or min(step.a_s, step.b_s) <= 0.0:
+    known_a, known_b = (side.known(QUANTITIES["tokens_per_step"]) for side in (a, b))
+    if not known_a or not known_b or min(*known_a, *known_b, step.a_s, step.b_s) <= 0:
         return None
+    tokens_a, tokens_b = typical(known_a), typical(known_b)
     rates, interval = (tokens_a / step.a_s, tokens_b / step.b_s), step.interval
     if interval is None:
         return RateChange(*rates, None, "UNCLEAR")
@@ -195,8 +196,8 @@ _MEMORY_WORDS: dict[Change, MemoryVerdict] = {
 def _memory(a: Side, b: Side) -> list[MemoryChange]:
     """Each peak that every run knows."""
     changes = []
-    for reading in MEMORY:
-        peaks_a, peaks_b = a.peaks(reading), b.peaks(reading)
+    for reading, quantity in MEMORY.items():
+        peaks_a, peaks_b = a.known(quantity), b.known(quantity)
         if peaks_a is not None and peaks_b is not None:
             interval = _peaks_interval(reading, peaks_a, peaks_b)
             word = _MEMORY_WORDS[change(interval)]

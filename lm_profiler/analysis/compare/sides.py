@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
+from typing import Any
 
 from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_environment, unlike
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import Quantity
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
@@ -49,11 +51,10 @@ class Side:
         """Whether any step has it."""
         return any(value > 0.0 for seconds in self.seconds(part) for value in seconds)
 
-    def tokens_per_step(self) -> float | None:
-        """None where a run does not know."""
-        rates = [run.record.throughput for run in self.runs]
-        counts = [rate.tokens_per_step for rate in rates if rate is not None and rate.tokens_per_step]
-        return typical(counts) if len(counts) == len(self.runs) else None
+    def known(self, of: Quantity) -> list[Any] | None:
+        """A figure of each run; None where a run does not know it."""
+        values = [of.get(run.record) for run in self.runs]
+        return None if None in values else values
 
     def compiled(self) -> bool | None:
         """Whether torch.compile was used; None where a run does not say."""
@@ -63,12 +64,6 @@ class Side:
     def warmed_up_s(self) -> float:
         """What a run spent on becoming as fast as it is; of repeats the median."""
         return median(run.warmed_up_s for run in self.runs)
-
-    def peaks(self, reading: str) -> list[int] | None:
-        """A peak of each run, in bytes; None where a run does not know."""
-        facts = [run.record.memory for run in self.runs]
-        peaks = [getattr(fact.measured, reading) for fact in facts if fact is not None]
-        return peaks if len(peaks) == len(self.runs) and None not in peaks else None
 
 
 def _is_compiled(record: RunRecord) -> bool | None:
