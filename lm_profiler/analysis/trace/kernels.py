@@ -58,11 +58,11 @@ def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
     packed = Packed(events)
     if not packed.steps:
         raise ValueError("the trace has no whole step")
-    return _of_device(packed) if packed.has_device else _of_operators(packed)
-
-
-def _of_device(packed: Packed) -> KernelTable:
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
+    return (_of_device if packed.has_device else _of_operators)(packed, begin, end)
+
+
+def _of_device(packed: Packed, begin: int, end: int) -> KernelTable:
     totals, all_, computing, local = _Totals[_Row](), Busy(begin), Busy(begin), Busy(begin)
     for start, stop, row in _device_work(packed, begin, end):
         phase, kind, *_ = row
@@ -91,8 +91,7 @@ def _device_work(packed: Packed, begin: int, end: int) -> Iterator[tuple[int, in
         yield start, start + length, row
 
 
-def _of_operators(packed: Packed) -> KernelTable:
-    begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
+def _of_operators(packed: Packed, begin: int, end: int) -> KernelTable:
     totals = _Totals[_Row]()
     starts, ends = array("q"), array("q")  # of the outermost operators
     for call in walk(packed):

@@ -71,9 +71,7 @@ class Packed:
             yield from zip(*(column[few].tolist() for column in columns), strict=True)
 
     def _take(self, event: Mapping[str, Any]) -> None:
-        category = event.get("cat")
-        if category is None:
-            return
+        category = event.get("cat", "")
         if category in _ON_DEVICE:
             correlation = event["args"].get("correlation", -1)
             self._keep(self._device, event, self._numbers[event["name"]], correlation)
