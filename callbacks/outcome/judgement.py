@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.hardware.advice import Settings
-from lm_profiler.analysis.hardware.peaks import matmul_dtype, peak
+from lm_profiler.analysis.hardware.peaks import Dtype, matmul_dtype, peak
 from lm_profiler.analysis.hardware.utilisation import share_of_peak
 from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
 from lm_profiler.analysis.steps.statistics import median_rank
@@ -44,7 +44,7 @@ _BEYOND = 1.05
 """A share of the measured matmul rate that noise cannot explain."""
 
 
-def run_dtype(trainer: Trainer) -> str | None:
+def run_dtype(trainer: Trainer) -> Dtype | None:
     """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
     return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
 
@@ -58,7 +58,7 @@ def judge_utilisation(
     flops: Flops | None,
     step_s: float | None,
     device_name: str,
-    dtype: str | None,
+    dtype: Dtype | None,
     devices: int,
     ceiling: Ceiling | None,
     peak_flops_per_s: float | None,

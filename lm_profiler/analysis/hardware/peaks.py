@@ -7,7 +7,7 @@ for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
 
@@ -24,17 +24,12 @@ class Peak:
     source: str
 
 
-def peak(device_name: str, dtype: str) -> Peak | None:
+def peak(device_name: str, dtype: Dtype) -> Peak | None:
     """Dense peak for matrix products in `dtype` of the device that reports itself as `device_name`.
 
     Letter case, surrounding and repeated blanks, and the leading "NVIDIA" that older drivers leave out do not matter;
     every other character does. None for a device that is not in the table, and where nothing is published.
-
-    Raises:
-        ValueError: for a dtype that the table does not know.
     """
-    if dtype not in get_args(Dtype):
-        raise ValueError(f"dtype must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
     row = _BY_NAME.get(_normalised(device_name))
     teraflops: float | None = getattr(row, dtype, None)
     return None if row is None or teraflops is None else Peak(teraflops * 1e12, row.source)

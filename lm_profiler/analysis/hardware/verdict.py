@@ -27,7 +27,7 @@ class Evidence:
     """What was measured in the steady part of a run; None is unknown.
 
     Attributes:
-        step_s: mean step, seconds (on the device's clock where it has one).
+        step_s: mean step, seconds, above 0 (on the device's clock where it has one).
         phases_s: mean seconds per phase on the same clock, so that shares add up; missing phases count as 0.
         host_phases_s: the same on the host's clock.
         has_device_stream: whether work is queued to a device that has its own clock (CUDA; not the CPU).
@@ -59,12 +59,7 @@ def what_binds(evidence: Evidence) -> Verdict:
 
     A device that waits for data or for the host says nothing about its arithmetic, and one that communicates
     or waits for memory is no better off with more FLOP/s.
-
-    Raises:
-        ValueError: for a step that is not positive.
     """
-    if not evidence.step_s > 0:
-        raise ValueError(f"step_s must be positive, got {evidence.step_s}")
     for ask in (_input, _communication, _host, _memory, _compute):
         verdict = ask(evidence)
         if verdict is not None:
