@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lm_profiler.record.precision import full_name
 from lm_profiler.training.fits.states import Plan, Refusal, bytes_per_value, bytes_per_weight, gib
 
-_PER_TOKEN = {"32-true": (44, 16), "mixed": (37, 8), "16-bit": (31, 8)}
-"""Bytes a token and layer saves, for each of D and of F. Of D: a norm's input, its normed input and its output, twice;
-q, k, v, the attention's output and its copy. Of F: gate, its silu, up and their product. A norm computes in float32."""
+_OF_D = {(8, 8): 88, (4, 4): 44, (4, 2): 37, (2, 2): 31}
+"""Bytes that a token and layer save for each of D, by those of a weight and a value: a norm's input, its normed input
+and its output, twice; q, k, v, the attention's output and its copy. A norm computes in float32 at least."""
+
+_OF_F = 4
+"""Values that they save for each of F: gate, its silu, up and their product."""
 
 _IDS_PER_TOKEN = 16
 """Bytes: a token and its target, int64 each."""
@@ -21,21 +23,17 @@ _IDS_PER_TOKEN = 16
 
 def activation_bytes(plan: Plan) -> int:
     """Bytes that activations need at their peak, when the loss has been computed; without training a layer's."""
-    config, precision = plan.config, plan.precision
-    size = bytes_per_weight(precision)
-    mixed = full_name(precision).endswith("-mixed")
-    of_d, of_f = _PER_TOKEN["mixed" if mixed else "16-bit" if size == 2 else "32-true"]
-    scale = size / 4 if size == 8 else 1
-    scores = config.num_heads * plan.context_length * bytes_per_value(precision) if config.attention == "math" else 0
-    layer = (of_d * config.d_model + of_f * config.d_ff) * scale + scores
+    config, weight, value = plan.config, bytes_per_weight(plan.precision), bytes_per_value(plan.precision)
+    scores = config.num_heads * plan.context_length * value if config.attention == "math" else 0
+    layer = _OF_D[weight, value] * config.d_model + _OF_F * value * config.d_ff + scores
     layers = config.num_layers * layer
     if not plan.training:
         layers = layer
     elif config.activation_checkpointing:
-        layers = config.num_layers * config.d_model * size + layer
-    logits = 3 * config.vocab_size * size  # the logits, their log-softmax, and the gradient of one of them
-    copies = 2 * config.num_parameters() if mixed else 0  # autocast keeps the weights it has cast
-    return round(plan.batch_size * plan.context_length * (layers + logits)) + copies
+        layers = config.num_layers * config.d_model * weight + layer
+    logits = 3 * config.vocab_size * weight  # the logits, their log-softmax, and the gradient of one of them
+    copies = 2 * config.num_parameters() if value < weight else 0  # autocast keeps the weights it has cast
+    return plan.batch_size * plan.context_length * (layers + logits) + copies
 
 
 def batch_refusal(plan: Plan, available_bytes: int) -> Refusal | None:

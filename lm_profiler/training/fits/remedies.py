@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.record.collection import Entry
@@ -82,15 +81,14 @@ def _fitting(plan: Plan, room: int) -> list[str]:
 
 
 def _ways(plan: Plan) -> Iterator[list[tuple[str, Plan]]]:
-    """Ways to need less, each from the least change to the greatest."""
+    """Ways to need less, each from the least change to the greatest; what changes nothing does not fit either."""
     yield [(f"--data.batch_size={n}", replace(plan, batch_size=n)) for n in _halves(plan.batch_size)]
     yield [(f"--data.context_length={n}", replace(plan, context_length=n)) for n in _halves(plan.context_length)]
-    if plan.precision in ("32-true", "bf16-mixed", "16-mixed"):
-        names = ["bf16-true"] if plan.precision != "32-true" else ["bf16-mixed", "bf16-true"]
+    if plan.precision != "64-true":  # whoever asks for that needs it
+        names = ("bf16-mixed", "bf16-true")
         yield [(f"--trainer.precision={name}", replace(plan, precision=name)) for name in names]
-    if plan.training and not plan.config.activation_checkpointing:
-        less = replace(plan, config=replace(plan.config, activation_checkpointing=True))
-        yield [("--model.activation_checkpointing=true", less)]
+    config = replace(plan.config, activation_checkpointing=True)
+    yield [("--model.activation_checkpointing=true", replace(plan, config=config))]
 
 
 def _halves(number: int) -> Sequence[int]:
@@ -103,17 +101,12 @@ def _plan(entry: Entry) -> Plan | None:
         return None
     if any(name in str(entry.option("trainer.strategy")) for name in _SHARDED):
         return None
-    of_size = vars(preset(size)) if isinstance(size := entry.option("model.size"), str) else {}
-    dimensions: dict[str, Any] = {}
-    for field in fields(TransformerConfig):
-        given = entry.option(f"model.{field.name}")
-        dimensions[field.name] = of_size.get(field.name) if given is None else given
+    size, optimizer = (entry.option(f"model.{name}") for name in ("size", "optimizer"))
     batch_size, context_length = (entry.option(f"data.{name}") for name in ("batch_size", "context_length"))
-    optimizer = entry.option("model.optimizer")
-    if None in (*dimensions.values(), batch_size, context_length, optimizer):
+    if None in (size, optimizer, batch_size, context_length):
         return None
     return Plan(
-        config=TransformerConfig(**dimensions),
+        config=preset(size, **{field.name: entry.option(f"model.{field.name}") for field in fields(TransformerConfig)}),
         batch_size=batch_size,
         context_length=context_length,
         precision=full_name(entry.option("trainer.precision")),
