@@ -189,8 +189,8 @@ class _Search:
                 self._sweep(folder)
             elif "run.json" in (*files, *folders):  # a folder of that name is told as one that cannot be read
                 folders.clear()
-                if self._first_time(folder):
-                    self._run(folder)
+                if self._first_time(folder) and (record := self._record(folder)) is not None:
+                    self.collection.entries.append(Entry(folder, record))
             elif any(name in files for name in _LEFT_BY_A_RUN):
                 folders.clear()
                 if self._first_time(folder):
@@ -225,23 +225,18 @@ class _Search:
             if outcome is None and (left := folder / cell.id / OUTCOME_FILE).exists():
                 self._problem(f"{left}: cannot be read; the cell counts as not run")
             run = _begun(folder / cell.id) if outcome is None else outcome.run and folder / outcome.run
-            if not run:
-                entries.append(Entry(folder / cell.id, None, cell, outcome, folder))
-            elif self._first_time(run):
-                of_cell: dict[str, Any] = {"cell": cell, "outcome": outcome, "sweep": folder}
-                if not self._run(run, **of_cell):
-                    entries.append(Entry(run, None, **of_cell))
+            if not run or self._first_time(run):
+                record = self._record(run) if run else None
+                entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         entries[first:] = _with_siblings(entries[first:])
 
-    def _run(self, folder: Path, **of_sweep: Any) -> bool:
-        """Whether there is a record that can be read."""
+    def _record(self, folder: Path) -> RunRecord | None:
+        """None where it cannot be read, which is told."""
         try:
-            record = read_run(folder)
+            return read_run(folder)
         except RecordError as error:
             self._problem(str(error))
-            return False
-        self.collection.entries.append(Entry(folder, record, **of_sweep))
-        return True
+            return None
 
     def _first_time(self, folder: Path) -> bool:
         real = os.path.realpath(folder)
