@@ -47,11 +47,6 @@ class TokenSequences(Dataset[Batch]):
     def __len__(self) -> int:
         return ENDLESS
 
-    def __getitem__(self, index: int) -> Batch:
-        """Inputs and targets [T]."""
-        inputs, targets = self.__getitems__([index])
-        return inputs[0], targets[0]
-
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """Inputs and targets [B, T]: a whole batch at once, so that there is nothing left to collate."""
         ids = self._ids(indices)

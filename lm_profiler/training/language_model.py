@@ -84,6 +84,7 @@ class LanguageModel(LightningModule):
             attention=attention,
             activation_checkpointing=activation_checkpointing,
         )
+        self.vocab_size = vocab_size  # the data asks for it here
         # `compile` is a method of nn.Module, and `optimizers` one of Lightning's: hence the longer names.
         self.compile_model = compile
         self.compile_mode = compile_mode
@@ -94,11 +95,6 @@ class LanguageModel(LightningModule):
         self.fused = fused
         self._matmul_switches: Switches | None = None
         self._check_options()
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, the one place where the data asks for it."""
-        return self.config.vocab_size
 
     def _check_options(self) -> None:
         expect_one_of(get_args(OptimizerName), "optimizer", self.optimizer_name)
