@@ -117,8 +117,7 @@ def kernels_file(trace: Path) -> Path:
 
 def kernel_files(folder: Path) -> list[Path]:
     """The tables of the run in ``folder``, one a rank, rank 0's first."""
-    files = (folder / "trace").glob(f"*{_KERNELS}")
-    return sorted((f for f in files if not f.name.startswith(".")), key=lambda f: (len(f.name), f.name))
+    return sorted((folder / "trace").glob(f"[!.]*{_KERNELS}"), key=lambda file: (len(file.name), file.name))
 
 
 def read_kernels(path: Path) -> KernelTable:
