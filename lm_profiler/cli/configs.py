@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.cli.usage import nearest
-from lm_profiler.record.shipped_configs import config_file, names
+from lm_profiler.record.shipped_configs import by_name, config_file
 from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
 from lm_profiler.usage_error import UsageError
 
@@ -49,5 +49,5 @@ def _instead_of(path: str, shipped: str) -> str:
     """The shipped config that was probably meant, else all of them; nothing where ``path`` looks like a file."""
     if "/" in path or path.endswith((".yaml", ".yml", ".json")):
         return ""
-    known = names(shipped)
+    known = by_name(shipped)
     return f"; did you mean {close}?" if (close := nearest(path, known)) else f"; shipped are {', '.join(known)}"

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lm_profiler.cli.prose import explain
-from lm_profiler.record.shipped_configs import names
+from lm_profiler.record.shipped_configs import by_name
 from lm_profiler.training import FakeTokens, LanguageModel
 
 
@@ -30,7 +30,7 @@ class Parser(LightningArgumentParser):
         """What our own model and data take, which the parser keeps to ``--model.help CLASS``, comes last."""
         for action in self._actions:
             if action.dest == "config":
-                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(names())}."
+                action.help = f"A YAML file of options, or one that comes with the package: {', '.join(by_name())}."
         text: str = super().format_help(formatter)
         if "model" not in (self.groups or ()):  # a verb's parser has it
             return text

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
-_SUFFIX = ".yaml"
 
-
-def names(below: str = "") -> list[str]:
-    """The names of the shipped configs, or of the shipped sweeps (``below`` is ``sweeps``)."""
-    folder = files("lm_profiler") / "configs" / below
-    return sorted(file.name.removesuffix(_SUFFIX) for file in folder.iterdir() if file.name.endswith(_SUFFIX))
+def by_name(below: str = "") -> dict[str, str]:
+    """The paths of the shipped configs by their names, or those of the shipped sweeps (``below`` is ``sweeps``)."""
+    folder = Path(__file__).parent.parent / "configs" / below
+    return {file.stem: str(file) for file in sorted(folder.glob("*.yaml"))}
 
 
 def config_file(given: str, below: str = "") -> str:
@@ -19,6 +16,5 @@ def config_file(given: str, below: str = "") -> str:
 
     A file that is called so, in the current folder, goes before a shipped one.
     """
-    if given not in names(below) or Path(given).is_file():
-        return given
-    return str(files("lm_profiler") / "configs" / below / f"{given}{_SUFFIX}")
+    shipped = by_name(below)
+    return given if given not in shipped or Path(given).is_file() else shipped[given]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.shipped_configs import config_file, names
+from lm_profiler.record.shipped_configs import by_name, config_file
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -19,7 +19,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("below", ["", "sweeps"])
 def test_every_config_of_the_tree_has_its_name(below: str) -> None:
     files = sorted((CONFIGS / below).glob("*.yaml"))
-    assert names(below) == sorted(file.name[: -len(".yaml")] for file in files)
+    assert list(by_name(below)) == sorted(file.name[: -len(".yaml")] for file in files)
     for file in files:
         meant = Path(config_file(file.name[: -len(".yaml")], below))
         assert meant.read_bytes() == file.read_bytes()
@@ -41,7 +41,7 @@ def test_a_misspelt_name_is_told_the_nearest(verb: list[str], capsys: pytest.Cap
 
 def test_a_name_like_no_other_is_told_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config=quite-another"]) == 2
-    assert capsys.readouterr().err.rstrip().endswith(f"; shipped are {', '.join(names())}")
+    assert capsys.readouterr().err.rstrip().endswith(f"; shipped are {', '.join(by_name())}")
 
 
 def test_a_missing_file_is_told_no_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_an_unknown_sweep_is_told_the_shipped_sweeps(capsys: pytest.CaptureFixtu
 
 def test_a_shipped_sweep_names_shipped_configs_alone() -> None:
     for file in (CONFIGS / "sweeps").glob("*.yaml"):
-        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in names()
+        assert yaml.safe_load(file.read_text(encoding="utf-8"))["config"] in by_name()
 
 
 def test_a_shipped_sweep_can_be_planned_from_any_folder(capsys: pytest.CaptureFixture[str]) -> None:
