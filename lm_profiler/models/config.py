@@ -39,10 +39,6 @@ class TransformerConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "rope_theta"):
             expect(getattr(self, name) > 0, name, "a positive number", getattr(self, name))
-        self._check_heads()
-        expect_one_of(get_args(AttentionName), "attention", self.attention)
-
-    def _check_heads(self) -> None:
         if self.d_model % self.num_heads:
             # Remedy: the nearest head counts that work, since guessing them is tedious.
             fitting = [h for h in range(1, self.d_model // 2 + 1) if self.d_model % (2 * h) == 0]
@@ -56,6 +52,7 @@ class TransformerConfig:
                 f"num_heads: expected an even width per head, because RoPE turns pairs, "
                 f"given {self.d_model} / {self.num_heads} = {self.head_dim}; change num_heads or d_model"
             )
+        expect_one_of(get_args(AttentionName), "attention", self.attention)
 
     @property
     def head_dim(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -175,15 +175,10 @@ class LanguageModel(LightningModule):
         else:
             super().optimizer_zero_grad(epoch, batch_idx, optimizer)
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
         """Clip as the Trainer says, but not without an optimizer: Lightning's stand-in holds no gradients."""
         if self.optimizer_name != "none":
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            super().configure_gradient_clipping(*args, **kwargs)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Token ids [B, T] to logits [B, T, V]."""

@@ -36,13 +36,11 @@ def remedies(entries: Sequence[Entry]) -> list[str]:
 
 
 def _remedies(entry: Entry) -> list[str]:
-    if entry.status == "refused":
+    if entry.status == "oom":
+        options, sure = _after_oom(entry), "by an estimate of the activations"
+    else:  # a refusal says itself what would fit, and nothing else does
         failure = entry.record.failure if entry.record is not None else None
         options, sure = list(failure.remedies) if failure is not None else [], "activations aside"
-    elif entry.status == "oom":
-        options, sure = _after_oom(entry), "by an estimate of the activations"
-    else:
-        return []
     if not options:
         return []
     lines = [f"  would fit, {sure}: {_command(entry)} {options[0]}"]
