@@ -107,18 +107,16 @@ def try_or_note(what: str, look: Callable[[], Result], notes: list[str]) -> Resu
     return Guard(what, notes.append, outcome="unknown").run(look)
 
 
+@dataclass(eq=False, slots=True)
 class Hook:
     """A callable of ours inside an object of training's. A copy of that object, or its pickle, has one that does
     nothing and knows nothing of us."""
 
-    __slots__ = ("_call", "_part")
-
-    def __init__(self, part: Guard, call: Callable[..., Any]) -> None:
-        self._part = part
-        self._call = call
+    part: Guard
+    call: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        return self._part.run(self._call, *args)
+        return self.part.run(self.call, *args)
 
     def __reduce__(self) -> Any:
         return getattr, (nullcontext(), "__exit__")  # takes anything and returns None

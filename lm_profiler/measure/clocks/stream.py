@@ -27,6 +27,7 @@ class EventStream:
         self._current: Callable[[], Any] = partial(ask, index)
 
     def record(self) -> torch.Event:
+        """An instant at the end of what has been enqueued so far; costs a microsecond and waits for nothing."""
         event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
         try:
             # Without a stream the event would go to that of the current device, which may be another.
@@ -36,18 +37,21 @@ class EventStream:
         return event
 
     def reached(self, instant: torch.Event) -> bool:
+        """Whether the stream has got there."""
         try:
             return bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 
     def seconds(self, start: torch.Event, end: torch.Event) -> float | None:
+        """Seconds between two instants that were reached; None where one of them cannot be read."""
         try:
             return float(start.elapsed_time(end)) * 1e-3  # elapsed_time is in milliseconds
         except (RuntimeError, ValueError):
             return None
 
     def release(self, instants: Sequence[torch.Event]) -> None:
+        """Hand instants back for reuse."""
         self._free.extend(instants)
 
     def wait(self) -> None:

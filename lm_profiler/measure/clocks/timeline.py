@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.record.quantities import PARTS
 
 DATA, TRANSFER, FORWARD, ZERO_GRAD, BACKWARD, CLIP, OPTIMIZER, OTHER = range(len(PARTS))
@@ -19,22 +21,7 @@ OUTSIDE = len(PARTS)
 """Code of what lies between two marks of a step and yet is not part of it (validation amid accumulation)."""
 
 
-class Stream(Protocol):
-    """A device's clock: instants in the order of its stream, known only once the stream has got there."""
-
-    def record(self) -> Any:
-        """An instant at the end of what has been enqueued so far; costs a microsecond and waits for nothing."""
-
-    def reached(self, instant: Any) -> bool:
-        """Whether the stream has got there."""
-
-    def seconds(self, start: Any, end: Any) -> float | None:
-        """Seconds between two instants that were reached; None where one of them cannot be read."""
-
-    def release(self, instants: Sequence[Any]) -> None:
-        """Hand instants back for reuse."""
-
-
+@dataclass(slots=True)
 class StepMarks:
     """The marks of one finished step: ``codes[k]`` is the part that begins at ``host_ns[k]``; the last one ends it.
 
@@ -42,22 +29,17 @@ class StepMarks:
     ``idle`` those at which it had: there it waits for the host.
     """
 
-    __slots__ = ("asked", "codes", "host_ns", "idle", "instants")
-
-    def __init__(
-        self, codes: list[int], host_ns: list[int], instants: list[Any], asked: int = 0, idle: int = 0
-    ) -> None:
-        self.codes = codes
-        self.host_ns = host_ns
-        self.instants = instants
-        self.asked = asked
-        self.idle = idle
+    codes: list[int]
+    host_ns: list[int]
+    instants: list[Any]
+    asked: int = 0
+    idle: int = 0
 
     def host_seconds(self) -> tuple[float, ...]:
         """Seconds of each of ``TIMED`` on the host's clock."""
         return _per_part(self.codes, [(b - a) * 1e-9 for a, b in pairwise(self.host_ns)])
 
-    def stream_seconds(self, stream: Stream) -> tuple[float, ...] | None:
+    def stream_seconds(self, stream: EventStream) -> tuple[float, ...] | None:
         """Seconds of each of ``TIMED`` on the device's stream, whose every instant must have been reached.
 
         None where one of them cannot be read.
@@ -75,6 +57,7 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
     return tuple(parts)
 
 
+@dataclass(eq=False)
 class Timeline:
     """Takes the marks. It and ``Span`` are the hot path, flat on purpose: between a model's own work every further
     Python frame costs a microsecond and more, several times what it costs in a tight loop.
@@ -85,31 +68,11 @@ class Timeline:
         part: answers for what fails while training is in here.
     """
 
-    __slots__ = (
-        "_asked",
-        "_idle",
-        "_instants",
-        "_observers",
-        "_stream",
-        "after",
-        "clock",
-        "codes",
-        "failed_in",
-        "host_ns",
-        "live",
-        "part",
-        "running",
-        "stack",
-    )
+    clock: Callable[[], int] = time.perf_counter_ns
+    stream: EventStream | None = None
+    part: Guard = UNGUARDED
 
-    def __init__(
-        self,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        stream: Stream | None = None,
-        part: Guard = UNGUARDED,
-    ) -> None:
-        self.clock = clock
-        self.part = part
+    def __post_init__(self) -> None:
         self.stack = [OTHER]
         self.codes: list[int] = []
         self.host_ns: list[int] = []
@@ -120,7 +83,6 @@ class Timeline:
         self.failed_in: int | None = None
         self._instants: list[Any] = []
         self._asked = self._idle = 0
-        self._stream = stream
         self.observers = ()
 
     @property
@@ -131,7 +93,7 @@ class Timeline:
     @observers.setter
     def observers(self, observers: tuple[Callable[[int], None], ...]) -> None:
         self._observers = observers
-        self.after = self._after if observers or self._stream is not None else None
+        self.after = self._after if observers or self.stream is not None else None
 
     @property
     def current(self) -> int:
@@ -146,12 +108,12 @@ class Timeline:
             self.after(code)
 
     def _after(self, code: int) -> None:
-        if self._stream is not None:
-            self._take_instant(self._stream, code)
+        if self.stream is not None:
+            self._take_instant(self.stream, code)
         for observer in self._observers:
             observer(code)
 
-    def _take_instant(self, stream: Stream, code: int) -> None:
+    def _take_instant(self, stream: EventStream, code: int) -> None:
         if code < OTHER and self._instants and self.codes[-2] == OTHER:
             self._asked += 1
             self._idle += stream.reached(self._instants[-1])
@@ -231,17 +193,15 @@ class Timeline:
             self.failed_in = self.stack[-1]
 
 
+@dataclass(eq=False, slots=True)
 class Span:
     """A part as a context manager; reusable and reentrant, so that a step allocates none.
 
     It does what ``Timeline.enter`` and ``leave`` do, in one frame.
     """
 
-    __slots__ = ("_code", "_timeline")
-
-    def __init__(self, timeline: Timeline, code: int) -> None:
-        self._timeline = timeline
-        self._code = code
+    _timeline: Timeline
+    _code: int
 
     def __enter__(self) -> None:
         timeline, code = self._timeline, self._code

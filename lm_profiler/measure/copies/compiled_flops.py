@@ -72,14 +72,20 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool,
     if _sharded_otherwise(module):
         raise UncountableError("the step is compiled, and its weights are sharded otherwise than by FSDP2 alone")
     try:
-        sent = _pickled((on_meta(module), step, on_meta(batch), backward))
+        sent = _Bounded()
+        pickle.dump((on_meta(module), step, on_meta(batch), backward), sent)
     except Exception as error:
         raise UncountableError(f"a copy cannot be sent to another process: {said(error)}") from None
     command = [sys.executable, "-c", _PROGRAM]
     head = json.dumps(sys.path).encode() + b"\n"
     try:
         done = subprocess.run(
-            command, input=head + sent, capture_output=True, env=_surroundings(), timeout=limit_s, check=False
+            command,
+            input=head + sent.getvalue(),
+            capture_output=True,
+            env=_surroundings(),
+            timeout=limit_s,
+            check=False,
         )
         answer = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
@@ -104,8 +110,7 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
     """
     # On the meta device are also the tensors that the step makes without naming one. Anomaly detection reads values.
     with undisturbed(module), META, torch.autograd.set_detect_anomaly(False), torch.set_grad_enabled(backward):
-        copies = ModuleCopy(_meta_tensor, META)
-        copy, shapes = copies(module), copies(batch)
+        copy, shapes = on_meta((module, batch))
         counter = FlopCounter()
         with counter:
             loss = loss_of(step(copy, shapes))
@@ -169,9 +174,3 @@ class _Bounded(io.BytesIO):
         if self.tell() + len(data) > _MOST_SENT:
             raise ValueError(f"it is larger than {_MOST_SENT >> 20} MiB")
         return super().write(data)
-
-
-def _pickled(value: Any) -> bytes:
-    into = _Bounded()
-    pickle.dump(value, into)
-    return into.getvalue()

@@ -6,7 +6,8 @@ up exactly, in eval mode (two precisions draw unlike dropout masks from one seed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,21 +81,21 @@ def _exact() -> Iterator[None]:
 
 @dataclass
 class _Seen:
-    """One run, its results as float32 on the host. Modules and parameters by name, each once."""
+    """One run, its results as float32 on the host, by class of modules. Parameters count once."""
 
-    classes: dict[str, str]
+    modules: Counter[str]
     loss: float = 0.0
-    output: Tensor | None = None
-    outputs: dict[str, set[str]] = field(default_factory=dict)
-    parameters: dict[str, set[str]] = field(default_factory=dict)
-    gradients: dict[str, dict[str, Tensor]] = field(default_factory=dict)
-    gradient_dtypes: dict[str, set[str]] = field(default_factory=dict)
+    output: dict[str, Tensor] = field(default_factory=dict)
+    """Of the ``last`` module that had one."""
+    dtypes: defaultdict[tuple[str, str], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Of a class's ``parameters``, ``outputs`` and ``gradients``."""
+    gradients: defaultdict[str, dict[str, Tensor]] = field(default_factory=lambda: defaultdict(dict))
 
 
 def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextManager[Any], scale: float) -> _Seen:
     module.eval()
-    seen = _Seen({name: type(part).__name__ for name, part in module.named_modules()})
-    hooks = [part.register_forward_hook(partial(_see_output, seen, name)) for name, part in module.named_modules()]
+    seen = _Seen(Counter(map(_kind, module.modules())))
+    hooks = [part.register_forward_hook(partial(_see_output, seen)) for part in module.modules()]
     seed()
     with precision:
         loss = loss_of(step(module, batch))
@@ -104,26 +105,28 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
         raise ValueError(f"expected a loss that can be differentiated, given {type(loss).__name__}")
     (loss * scale).backward()
     seen.loss = loss.item()
-    seen.output = None if seen.output is None else _on_host(seen.output)
+    seen.output = {name: _on_host(output) for name, output in seen.output.items()}
     _see_gradients(seen, module, scale)
     return seen
 
 
-def _see_output(seen: _Seen, name: str, part: nn.Module, arguments: Any, output: Any) -> None:
+def _see_output(seen: _Seen, part: nn.Module, arguments: Any, output: Any) -> None:
     floating = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
-    seen.outputs.setdefault(name, set()).update(_name(leaf.dtype) for leaf in floating)
-    seen.output = next((leaf for leaf in floating if leaf.ndim), seen.output)
+    seen.dtypes[_kind(part), "outputs"].update(_name(leaf.dtype) for leaf in floating)
+    seen.output = next(({"last": leaf} for leaf in floating if leaf.ndim), seen.output)
 
 
 def _see_gradients(seen: _Seen, module: nn.Module, scale: float) -> None:
-    known: set[int] = set()
-    for name, part in module.named_modules():
-        own = {key: p for key, p in part.named_parameters(recurse=False) if id(p) not in known}
-        known.update(map(id, own.values()))
-        there = {key: parameter.grad for key, parameter in own.items() if parameter.grad is not None}
-        seen.parameters[name] = {_name(parameter.dtype) for parameter in own.values()}
-        seen.gradient_dtypes[name] = {_name(gradient.dtype) for gradient in there.values()}
-        seen.gradients[name] = {key: _on_host(gradient) / scale for key, gradient in there.items()}
+    for name, parameter in module.named_parameters():
+        kind = _kind(module.get_submodule(name.rpartition(".")[0]))
+        seen.dtypes[kind, "parameters"].add(_name(parameter.dtype))
+        if parameter.grad is not None:
+            seen.dtypes[kind, "gradients"].add(_name(parameter.grad.dtype))
+            seen.gradients[kind][name] = _on_host(parameter.grad) / scale
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__
 
 
 def _on_host(tensor: Tensor) -> Tensor:
@@ -135,50 +138,37 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _compare(seen: _Seen, reference: _Seen) -> NumericsFacts:
-    gradients = {name: _squares(seen.gradients[name], reference.gradients[name]) for name in seen.classes}
-    outputs = [] if seen.output is None or reference.output is None else [(seen.output, reference.output)]
+    gradients = {kind: _squares(seen.gradients[kind], reference.gradients[kind]) for kind in seen.modules}
+    kinds = [
+        NumericsKind(
+            kind=kind,
+            modules=modules,
+            parameters=sorted(seen.dtypes[kind, "parameters"]),
+            outputs=sorted(seen.dtypes[kind, "outputs"]),
+            gradients=sorted(seen.dtypes[kind, "gradients"]),
+            gradient_error=_relative([gradients[kind]]),
+        )
+        for kind, modules in seen.modules.items()
+    ]
     return NumericsFacts(
         loss=_finite(seen.loss),
         reference_loss=_finite(reference.loss),
-        output_error=_relative([_square(*pair) for pair in outputs]),
-        gradient_error=_relative([pair for pairs in gradients.values() for pair in pairs]),
-        kinds=[kind for kind in _kinds(seen, gradients) if kind.parameters or kind.outputs],
+        output_error=_relative([_squares(seen.output, reference.output)]),
+        gradient_error=_relative(gradients.values()),
+        kinds=[kind for kind in kinds if kind.parameters or kind.outputs],
     )
 
 
-def _kinds(seen: _Seen, gradients: Mapping[str, list[_Squares]]) -> Iterator[NumericsKind]:
-    for kind in dict.fromkeys(seen.classes.values()):
-        names = [name for name, other in seen.classes.items() if other == kind]
-        yield NumericsKind(
-            kind=kind,
-            modules=len(names),
-            parameters=_union(seen.parameters, names),
-            outputs=_union(seen.outputs, names),
-            gradients=_union(seen.gradient_dtypes, names),
-            gradient_error=_relative([pair for name in names for pair in gradients[name]]),
-        )
-
-
-def _union(dtypes: Mapping[str, set[str]], names: list[str]) -> list[str]:
-    return sorted(set().union(*(dtypes.get(name, set()) for name in names)))
-
-
-_Squares = tuple[float, float]
-"""Of a difference and of its reference, summed."""
-
-
-def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> list[_Squares]:
-    return [_square(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
-
-
-def _square(ours: Tensor, reference: Tensor) -> _Squares:
+def _squares(ours: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> tuple[float, float]:
+    """Of the differences and of their references, summed over what both have."""
     norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
-    return norm(ours - reference).item() ** 2, norm(reference).item() ** 2
+    pairs = [(ours[name], reference[name]) for name in ours.keys() & reference.keys()]
+    return sum(norm(a - b).item() ** 2 for a, b in pairs), sum(norm(b).item() ** 2 for _, b in pairs)
 
 
-def _relative(squares: list[_Squares]) -> float | None:
+def _relative(squares: Iterable[tuple[float, float]]) -> float | None:
     """The Euclidean norm of all differences over that of all references; None where there is nothing to compare."""
-    difference, reference = (sqrt(sum(column)) for column in zip(*squares, strict=True)) if squares else (0.0, 0.0)
+    difference, reference = (sqrt(sum(column)) for column in zip(*squares, strict=True))
     return _finite(difference / reference) if reference else None
 
 
