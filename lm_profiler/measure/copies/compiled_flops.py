@@ -73,20 +73,13 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool,
         raise UncountableError("the step is compiled, and its weights are sharded otherwise than by FSDP2 alone")
     try:
         sent = _Bounded()
+        sent.write(json.dumps(sys.path).encode() + b"\n")
         pickle.dump((on_meta(module), step, on_meta(batch), backward), sent)
     except Exception as error:
         raise UncountableError(f"a copy cannot be sent to another process: {said(error)}") from None
     command = [sys.executable, "-c", _PROGRAM]
-    head = json.dumps(sys.path).encode() + b"\n"
     try:
-        done = subprocess.run(
-            command,
-            input=head + sent.getvalue(),
-            capture_output=True,
-            env=_surroundings(),
-            timeout=limit_s,
-            check=False,
-        )
+        done = subprocess.run(command, input=sent.getvalue(), capture_output=True, env=_surroundings(), timeout=limit_s)
         answer = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise UncountableError(f"on a copy the step took more than {limit_s:.0f} s") from None
