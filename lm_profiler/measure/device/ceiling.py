@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import stream_of
-from lm_profiler.measure.memory.peaks import allocator_of, available_bytes
+from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.usage_error import UsageError
 
 SMALLEST, LARGEST = 128, 16384
@@ -107,8 +107,7 @@ def _usable_bytes(device: torch.device) -> int:
         return available_bytes(torch.device("cpu")) or 0
     if device.type == "cpu":
         return free
-    allocator = allocator_of(device)
-    return free + int(allocator.memory_reserved(device)) - int(allocator.memory_allocated(device))
+    return free + torch.accelerator.memory_reserved(device) - torch.accelerator.memory_allocated(device)
 
 
 def fastest(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import OUTSIDE
@@ -53,10 +54,11 @@ def storages_by_cause(
 ) -> Iterator[dict[int, int]]:
     """Bytes of each storage on ``device``, by its identity, for each cause of ``Holdings``; none occurs twice."""
     grouped = list(_grouped(optimizers))
+    states = tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
     causes = (
         module.parameters(),
         _gradients(module, optimizers),
-        [*grouped, *(tensor for optimizer in optimizers for tensor in _inside(optimizer.state))],
+        [*grouped, *(leaf for leaf in states if isinstance(leaf, Tensor))],
         module.buffers(),
     )
     seen: set[int] = set()
@@ -124,8 +126,10 @@ class HoldingsReader:
     def __call__(self, code: int) -> None:
         peak = self.peak()
         after = holdings(self.module, self.optimizers, self.device)
-        if self._part is not None:
-            self._keep(self._part, HeldAtPeak(peak, self._held(peak, after)))
+        if self._part is not None and self._part != OUTSIDE:
+            reading = HeldAtPeak(peak, self._held(peak, after))
+            best = self._by_part.get(self._part, reading)
+            self._by_part[self._part] = max(best, reading, key=lambda each: (each.peak or 0, each.holdings.total))
         self._part, self._before, self._top = code, after, None
         self._arrived = storages(_gradients(self.module, self.optimizers), self.device)
 
@@ -145,21 +149,12 @@ class HoldingsReader:
         # A peak that rose once more after the last hook found all that had arrived.
         return replace(held, gradients=gradients if peak <= top else sum(self._arrived.values()))
 
-    def _keep(self, part: int, reading: HeldAtPeak) -> None:
-        best = self._by_part.get(part)
-        if part != OUTSIDE and (best is None or _order(reading) > _order(best)):
-            self._by_part[part] = reading
-
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
             self._arrived.update(storages((parameter.grad,), self.device))
         peak = self.peak()
         if peak is not None and (self._top is None or peak > self._top[0]):
             self._top = peak, sum(self._arrived.values())
-
-
-def _order(reading: HeldAtPeak) -> tuple[int, int]:
-    return reading.peak or 0, reading.holdings.total
 
 
 def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
@@ -171,17 +166,6 @@ def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
 def _gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
     parameters = (*module.parameters(), *_grouped(optimizers))
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
-
-
-def _inside(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _inside(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _inside(item)
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lm_profiler.measure.boundary import message_of
-from lm_profiler.measure.memory.peaks import allocator_of, available_bytes, free_and_total
+from lm_profiler.measure.memory.peaks import available_bytes, free_and_total
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import AllocatorReading, OutOfMemory
 
@@ -65,7 +65,7 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
     if device.type == "cpu":
         return None
     try:
-        stats = allocator_of(device).memory_stats(device)
+        stats = torch.accelerator.memory_stats(device)
     except (AttributeError, RuntimeError):
         return None
     free, total = free_and_total(device) or (0, None)

@@ -60,24 +60,21 @@ class LevelsReader:
         self._part = code
 
     def step_ended(self) -> None:
-        """Keep the step's levels; what comes until the next mark is in no part."""
+        """Keep the step's levels."""
         known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
         self.levels = MemoryLevels(**known, source="allocator" if self._saved is None else "counted")
-        self._begin_step()
+        self.stop()
 
     def stop(self) -> None:
-        """Drop a step that did not end."""
-        self._begin_step()
+        """What comes until the next mark is in no step; one that did not end is dropped."""
+        if self._saved is not None:
+            self._saved.unwatch()
+        self._part, self._known = None, {}
 
     @property
     def watching(self) -> bool:
         """Whether hooks are left in torch; ``stop`` amid a backward pass leaves them."""
         return self._saved is not None and self._saved.seeing
-
-    def _begin_step(self) -> None:
-        if self._saved is not None:
-            self._saved.unwatch()
-        self._part, self._known = None, {}
 
     def _now(self) -> int:
         if self._saved is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
@@ -20,24 +20,7 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that getrusage(2) counts maximum resident set sizes in."""
 
 
-class Probe(Protocol):
-    """Reads the most memory held since the last reset."""
-
-    def reset(self) -> None:
-        """Peaks count from here on, where they can be reset at all."""
-
-    def peaks(self) -> Peaks:
-        """The most since the last reset, for each of ``MEMORY``."""
-
-    def held(self) -> int | None:
-        """Bytes that tensors hold now; None where nobody counts them."""
-
-
-def allocator_of(device: torch.device) -> Any:
-    """torch's functions about the caching allocator of ``device``; ``torch.accelerator`` has them from 2.9 on."""
-    return torch.cuda if device.type == "cuda" else torch.accelerator
-
-
+@dataclass(frozen=True)
 class DeviceProbe:
     """The caching allocator of ``device``.
 
@@ -45,27 +28,25 @@ class DeviceProbe:
     takes ten times that, too much for once a step.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._allocator = allocator_of(device)
+    device: torch.device
 
     def reset(self) -> None:
-        self._allocator.reset_peak_memory_stats(self._device)
+        """Peaks count from here on."""
+        torch.accelerator.reset_peak_memory_stats(self.device)
 
     def peaks(self) -> Peaks:
-        if self._device.type == "cuda":
-            stats = self._allocator.memory_stats_as_nested_dict(self._device)
+        """The most since the last reset, for each of ``MEMORY``."""
+        if self.device.type == "cuda":
+            stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
                 return 0, 0, None
             return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
-        return (
-            self._allocator.max_memory_allocated(self._device),
-            self._allocator.max_memory_reserved(self._device),
-            None,
-        )
+        allocator = torch.accelerator
+        return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None
 
     def held(self) -> int | None:
-        return int(self._allocator.memory_allocated(self._device))
+        """Bytes that tensors hold now."""
+        return torch.accelerator.memory_allocated(self.device)
 
 
 class ProcessProbe:
@@ -82,6 +63,7 @@ class ProcessProbe:
         self._inherits = False
 
     def reset(self) -> None:
+        """Peaks count from here on, where they can be reset at all."""
         if self.resettable:
             self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
             own = self._own_peak()
@@ -89,6 +71,7 @@ class ProcessProbe:
             self._inherits = own is not None and largest > own + 2**20
 
     def peaks(self) -> Peaks:
+        """The most since the last reset, for each of ``MEMORY``."""
         if self._inherits:
             return None, None, self._own_peak()
         return None, None, resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
@@ -101,6 +84,10 @@ class ProcessProbe:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
         return None
+
+
+Probe = DeviceProbe | ProcessProbe
+"""Reads the most memory held since the last reset, and what tensors hold now, where somebody counts it."""
 
 
 def probe_of(device: torch.device) -> Probe:
@@ -128,11 +115,10 @@ class PartPeaks:
         self._whole: Peaks = UNKNOWN
 
     def __call__(self, code: int) -> None:
-        if self._part is not None:
+        if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
             self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
-            if self._part != OUTSIDE:
-                self._whole = largest((self._whole, peaks))
+            self._whole = largest((self._whole, peaks))
         self._part = code
         self._probe.reset()
 

@@ -138,8 +138,8 @@ def test_what_torch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     """A device whose driver has 1 GiB left, of which the allocator holds 70 and uses 20."""
     gib = 2**30
     monkeypatch.setattr(module, "available_bytes", lambda device: gib)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70 * gib)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20 * gib)
+    monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 70 * gib)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 20 * gib)
     assert module._usable_bytes(torch.device("cuda", 0)) == 51 * gib
     assert module._usable_bytes(CPU) == gib
 

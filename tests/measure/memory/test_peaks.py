@@ -118,12 +118,10 @@ print(subprocess.run([sys.executable, "-c", {code!r}], capture_output=True, text
     assert int(done.stdout) < 700 * MEGABYTE
 
 
-def test_cudas_allocator_is_asked_by_what_every_torch_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("reset_peak_memory_stats", "memory_allocated"):  # new in 2.9
-        monkeypatch.delattr(torch.accelerator, name)
+def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     device, resets = torch.device("cuda", 0), []
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", {device: 7}.get)
+    monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", resets.append)
+    monkeypatch.setattr(torch.accelerator, "memory_allocated", {device: 7}.get)
     monkeypatch.setattr(
         torch.cuda,
         "memory_stats_as_nested_dict",
