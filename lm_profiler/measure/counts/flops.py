@@ -11,11 +11,10 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from lm_profiler.measure.boundary import comes_from_outside, said
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
-from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, Formula, UncountableError, formula_of
+from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, UncountableError, formula_of
 from lm_profiler.record.run import Flops
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
@@ -56,8 +55,8 @@ class FlopCounter(TorchDispatchMode):
         self.unknown: str | None = None
         """Why the count cannot be trusted."""
         self._flops: Counter[str] = Counter()
-        self._formulas: dict[Any, Formula | None] = {}
-        self._composite: dict[Any, bool] = {}
+        self._formula_of = cache(formula_of)
+        self._is_composite = cache(_is_composite)
         self._thread = threading.get_ident()
 
     def flops(self) -> Flops:
@@ -104,22 +103,18 @@ class FlopCounter(TorchDispatchMode):
         self.unknown = str(error) if isinstance(error, UncountableError) else f"{func}: {said(error)}"
 
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if func not in self._formulas:
-            self._formulas[func] = formula_of(func)
-        formula = self._formulas[func]
+        formula = self._formula_of(func)
         if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
             self._flops[_work(self._thread)] += flops
 
-    def _is_composite(self, func: Any) -> bool:
-        """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
-        if func not in self._composite:
-            self._composite[func] = isinstance(func, torch._ops.OpOverload) and _has(func) == [True, False, False]
-        return self._composite[func]
 
-
-def _has(func: Any) -> list[bool]:
+def _is_composite(func: Any) -> bool:
+    """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return False
     keys = ("CompositeImplicitAutograd", "CPU", "CUDA")
-    return [torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys]
+    composite, cpu, cuda = (torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys)
+    return composite and not cpu and not cuda
 
 
 def _autocast_of_caller() -> AbstractContextManager[None]:
@@ -142,22 +137,16 @@ def _work(caller: int) -> str:
     if torch._C._current_graph_task_id() == -1:
         return "forward"
     checkpointed = engine = None
-    for frame in _outwards(sys._getframe(1)):
+    for frame, _ in walk_stack(sys._getframe(1)):
         if frame.f_code in _ENGINE:
             engine = frame
             break
         checkpointed = checkpointed or frame.f_code.co_filename == checkpoint.__file__
     if engine is None:  # a thread of autograd's own
-        callers = _outwards(sys._current_frames().get(caller))
-        engine = next((frame for frame in callers if frame.f_code in _ENGINE), None)
+        callers = walk_stack(sys._current_frames()[caller])
+        engine = next((frame for frame, _ in callers if frame.f_code in _ENGINE), None)
     differentiated = engine is not None and engine.f_locals["create_graph"]
     return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 class StepFlops:

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections import Counter
 from contextlib import ExitStack
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -23,13 +24,14 @@ _TEXT = "called a synchronizing CUDA operation"  # c10/cuda/CUDAFunctions.cpp, w
 _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
 
-_NOBODYS = ("warnings", "_py_warnings", "torch")
+# Modules, each with a dot behind its name.
+_NOBODYS = ("warnings.", "_py_warnings.", "torch.")
 _FRAMEWORKS = (
-    *("lightning", "pytorch_lightning", "lightning_fabric", "torchmetrics"),
+    *("lightning.", "pytorch_lightning.", "lightning_fabric.", "torchmetrics."),
     # the instruments; lm_profiler's own model and LightningModule are code like anyone's
-    *("lm_profiler.callbacks", "lm_profiler.measure"),
+    *("lm_profiler.callbacks.", "lm_profiler.measure."),
 )
-_LOOPS = ("lightning.pytorch.loops", "pytorch_lightning.loops")
+_LOOPS = ("lightning.pytorch.loops.", "pytorch_lightning.loops.")
 
 
 class SyncDetector:
@@ -82,27 +84,22 @@ def sync_detector_of(device: torch.device) -> SyncDetector | None:
     return SyncDetector() if device.type == "cuda" and torch.cuda.is_available() else None
 
 
-def _culprit(frame: FrameType | None, default: tuple[str, int, str]) -> tuple[str, int, str]:
+def _culprit(innermost: FrameType, default: tuple[str, int, str]) -> tuple[str, int, str]:
     """The innermost line of the user's code; where a framework synchronizes by itself, the framework's line.
 
     Beyond a Lightning loop the user's next line is the call of ``fit``, which says nothing: hence the stop there.
     """
     fallback = None
-    while frame is not None:
-        module = frame.f_globals.get("__name__") or ""
-        if not (_within(module, _NOBODYS) or _generated(frame)):
-            here = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    for frame, line in walk_stack(innermost):
+        module = f"{frame.f_globals.get('__name__') or ''}."
+        if not module.startswith(_NOBODYS) and not _generated(frame):
+            here = (frame.f_code.co_filename, line, frame.f_code.co_name)
             fallback = fallback or here
-            if _within(module, _LOOPS):
+            if module.startswith(_LOOPS):
                 break
-            if not _within(module, _FRAMEWORKS):
+            if not module.startswith(_FRAMEWORKS):
                 return here
-        frame = frame.f_back
     return fallback or default
-
-
-def _within(module: str, packages: tuple[str, ...]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _generated(frame: FrameType) -> bool:
