@@ -16,7 +16,6 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.measure.device.kept_ceilings import known_ceiling
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Flops, NumericsFacts, Verb
@@ -28,7 +27,8 @@ class LateFacts:
 
     flops: Flops | None = None
     """Of a step, over all ranks."""
-    ceiling: Ceiling | None = None
+    ceiling_flops_per_s: float | None = None
+    """Of one device."""
     peak_flops_per_s: float | None = None
     """Of one device, where the user says it."""
     samples: int | None = None
@@ -69,7 +69,7 @@ class Afterwards:
         notes += without_kernels(device, kernels)
         return LateFacts(
             flops=try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes),
-            ceiling=try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
+            ceiling_flops_per_s=try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
             if dtype
             else None,
             peak_flops_per_s=self._peak_flops_per_s,

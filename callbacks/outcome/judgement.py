@@ -20,7 +20,6 @@ from lm_profiler.analysis.steps.statistics import median_rank
 from lm_profiler.analysis.steps.typical import agree, resamples
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.measure.device.environment import cpu_cores, matrix_units
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
@@ -60,7 +59,7 @@ def judge_utilisation(
     device_name: str,
     dtype: Dtype | None,
     devices: int,
-    ceiling: Ceiling | None,
+    ceiling_flops_per_s: float | None,
     peak_flops_per_s: float | None,
 ) -> Utilisation | None:
     """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
@@ -70,10 +69,9 @@ def judge_utilisation(
     rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
     if peak_flops_per_s is not None:
         rate, source = peak_flops_per_s, "given with --peak_tflops"
-    own = None if ceiling is None else ceiling.flops_per_s
-    reached = share_of_peak(flops.all, step_s, own, devices)
+    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if reached is not None and reached > _BEYOND:
-        own = reached = None  # no step beats the machine: something else used it while it was measured
+        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
     return Utilisation(
         flops=flops,
         dtype=dtype,
@@ -81,7 +79,7 @@ def judge_utilisation(
         peak_source=source,
         mfu=share_of_peak(flops.model, step_s, rate, devices),
         hfu=share_of_peak(flops.all, step_s, rate, devices),
-        ceiling_flops_per_s=own,
+        ceiling_flops_per_s=ceiling_flops_per_s,
         of_ceiling=reached,
     )
 

@@ -168,7 +168,9 @@ class Recorder:
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if self._device.type == "cpu" else self._world_size
         name, dtype = device_name(self._device), run_dtype(self.trainer)
-        return judge_utilisation(late.flops, step_s, name, dtype, devices, late.ceiling, late.peak_flops_per_s)
+        return judge_utilisation(
+            late.flops, step_s, name, dtype, devices, late.ceiling_flops_per_s, late.peak_flops_per_s
+        )
 
     def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
         trainer, steady, utilisation = self.trainer, self._steady, record.utilisation

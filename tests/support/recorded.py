@@ -13,7 +13,6 @@ from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.recorder import Recorder
-from lm_profiler.measure.device.ceiling import Ceiling
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Flops, RunRecord, read_run
 from lm_profiler.record.steps import StepRow
@@ -47,8 +46,3 @@ def lines(record: RunRecord) -> dict[str, list[str]]:
         first, _, rest = line.partition(" ")
         said.setdefault(first, []).append(rest)
     return said
-
-
-def ceiling_of(rate: float) -> Ceiling:
-    fields = dict.fromkeys(Ceiling.__dataclass_fields__)
-    return Ceiling(**{**fields, "flops_per_s": rate})

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.usage_error import UsageError
 
 SMALLEST, LARGEST = 128, 16384
 """Sides of the square matrices. The smallest takes milliseconds even where a dtype is emulated."""
@@ -30,29 +28,13 @@ _TILE = 256
 _MEMORY_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """The fastest matrix product that was seen."""
-
-    flops_per_s: float
-    dtype: str
-    """As torch names it: ``"bfloat16"``."""
-    size: int
-    """Side of the square matrices."""
-
-    @property
-    def seconds(self) -> float:
-        """Length of that product."""
-        return 2 * self.size**3 / self.flops_per_s
-
-
 def matmul_ceiling(
     device: torch.device,
     dtype: torch.dtype,
     budget_s: float = 0.5,
     clock: Callable[[], int] = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
-) -> Ceiling | None:
+) -> float | None:
     """The best rate of square products [N, N] · [N, N], 2·N³ FLOPs each, found within ``budget_s`` seconds.
 
     Several short probes share the budget, with pauses between them: what else uses the machine comes and goes, and can
@@ -70,13 +52,8 @@ def matmul_ceiling(
         pause: Waits between two probes, in seconds.
 
     Returns:
-        None if the device has no product in this dtype, or no memory for one that is long enough.
-
-    Raises:
-        UsageError: ``budget_s`` is not positive.
+        FLOP/s; None if the device has no product in this dtype, or no memory for one that is long enough.
     """
-    if not budget_s > 0:
-        raise UsageError(f"budget_s: expected a positive number of seconds, given {budget_s}")
     try:
         products = Products(device, dtype, clock)
         products(1)
@@ -97,7 +74,7 @@ def matmul_ceiling(
     if best is None:
         return None
     size, seconds = best
-    return Ceiling(2 * size**3 / seconds, str(dtype).removeprefix("torch."), size)
+    return 2 * size**3 / seconds
 
 
 def _usable_bytes(device: torch.device) -> int:

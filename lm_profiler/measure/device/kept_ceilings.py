@@ -6,13 +6,13 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
 import torch
 
-from lm_profiler.measure.device.ceiling import Ceiling, matmul_ceiling
+from lm_profiler.measure.device.ceiling import matmul_ceiling
 from lm_profiler.measure.device.environment import cpu_name, device_name
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.files import write_whole
@@ -33,9 +33,9 @@ def known_ceiling(
     dtype: torch.dtype,
     say: Callable[[str], None],
     folder: Path | None = None,
-    probe: Callable[[torch.device, torch.dtype], Ceiling | None] = matmul_ceiling,
-) -> Ceiling | None:
-    """The ceiling of this machine: the better of what is read now and what was kept, where the two agree.
+    probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
+) -> float | None:
+    """The ceiling of this machine in FLOP/s: the better of what is read now and what was kept, where the two agree.
 
     The best reading is kept in a file for each device, CPU, number of threads, dtype, precision and version of torch.
     What cannot be read or written there is as if nothing had been kept; processes that write at once leave one whole
@@ -46,39 +46,35 @@ def known_ceiling(
         folder: Where readings are kept; ``cache_folder()`` if not given.
         probe: Reads the ceiling.
     """
-    reading = probe(device, dtype)
-    if reading is None:
+    rate = probe(device, dtype)
+    if rate is None:
         return None
-    path = _file(device, reading.dtype, folder)
-    kept = None if path is None else _read(path)
-    if path is not None and (kept is None or reading.flops_per_s > kept):
-        _write(path, reading.flops_per_s)
-    if kept is None:
-        return reading
-    if min(reading.flops_per_s, kept) < AGREE * max(reading.flops_per_s, kept):
+    try:
+        path = (folder or cache_folder()) / f"ceiling-{_name(device, dtype)}.json"
+    except RuntimeError:  # without a home
+        return rate
+    kept = _read(path)
+    if kept is None or rate > kept:
+        _write(path, rate)
+    if kept is not None and min(rate, kept) < AGREE * max(rate, kept):
         say(
-            f"ceiling unknown: the matmul rate measured here was {_rate(reading.flops_per_s)} now and "
-            f"{_rate(kept)} before: something else uses it, or did; if it was changed, remove {path}"
+            f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
+            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
         )
         return None
-    return replace(reading, flops_per_s=max(reading.flops_per_s, kept))
+    return max(rate, kept or 0.0)
 
 
-def _file(device: torch.device, dtype: str, folder: Path | None) -> Path | None:
-    """None without a home."""
+def _name(device: torch.device, dtype: torch.dtype) -> str:
     what = {
         "device": device_name(device),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
-        "dtype": dtype,
+        "dtype": str(dtype).removeprefix("torch."),
         "precision": float32_matmul_precision(device.type),
         "torch": torch.__version__,
     }
-    name = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
-    try:
-        return (folder or cache_folder()) / f"ceiling-{name}.json"
-    except RuntimeError:
-        return None
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> float | None:
@@ -90,12 +86,6 @@ def _read(path: Path) -> float | None:
 
 
 def _write(path: Path, flops_per_s: float) -> None:
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({"flops_per_s": flops_per_s}) + "\n")
-    except OSError:
-        return
-
-
-def _rate(flops_per_s: float) -> str:
-    return f"{flops_per_s / 1e9:.3g} GFLOP/s"

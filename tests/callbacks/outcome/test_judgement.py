@@ -12,7 +12,7 @@ from cuda_trace import cuda_step
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.compile import from_compiled
-from recorded import FLOPS, LEVEL, ceiling_of, lines, recorded
+from recorded import FLOPS, LEVEL, lines, recorded
 from torch import nn
 
 from lm_profiler.analysis.hardware.advice import Settings
@@ -57,7 +57,7 @@ def test_a_run_that_slows_half_way_says_so(tmp_path: Path) -> None:
 
 
 def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0)))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0))
     assert record.verdict is not None
     assert record.verdict.bound_by == "compute"
     said = lines(record)
@@ -78,7 +78,7 @@ def test_the_trace_tells_what_the_marks_cannot(
     tmp_path: Path, all_reduce_us: float, adam_us: float, bound_by: str, share: float
 ) -> None:
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
-    verdict = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0), kernels=table)).verdict
+    verdict = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0, kernels=table)).verdict
     assert verdict is not None
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
 
@@ -96,7 +96,7 @@ def test_nothing_measured_has_no_verdict(tmp_path: Path) -> None:
 def use(**changes: Any) -> Any:
     options: dict[str, Any] = {
         "flops": FLOPS, "step_s": 2.0, "device_name": "unheard of", "dtype": "bfloat16", "devices": 1,
-        "ceiling": None, "peak_flops_per_s": 1000.0,
+        "ceiling_flops_per_s": None, "peak_flops_per_s": 1000.0,
     }  # fmt: skip
     return judge_utilisation(**{**options, **changes})
 
@@ -109,7 +109,7 @@ def test_mfu_leaves_recomputation_out_and_hfu_does_not() -> None:
 
 def test_several_devices_share_the_step() -> None:
     assert use(devices=4).mfu == pytest.approx(300 / 2 / 4000)
-    assert use(devices=4, ceiling=ceiling_of(100.0)).of_ceiling == pytest.approx(360 / 2 / 400)
+    assert use(devices=4, ceiling_flops_per_s=100.0).of_ceiling == pytest.approx(360 / 2 / 400)
 
 
 def test_the_table_knows_a_device_until_a_peak_is_given() -> None:
@@ -129,7 +129,7 @@ def test_without_a_peak_the_share_is_unknown(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("rate,reached", [(180 / 1.04, 1.04), (180 / 1.06, None)])
 def test_a_ceiling_that_a_step_beats_is_unknown(rate: float, reached: float | None) -> None:
-    found = use(ceiling=ceiling_of(rate))
+    found = use(ceiling_flops_per_s=rate)
     assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
     assert (found.ceiling_flops_per_s is None) == (reached is None)
 
@@ -208,7 +208,7 @@ def test_unknown_work_has_no_utilisation() -> None:
 
 
 def test_utilisation_is_of_the_median_step(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceiling_of(72_000.0), 60_000.0))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0, 60_000.0))
     assert record.utilisation is not None
     assert record.utilisation.mfu == pytest.approx(300 / 10e-3 / 60_000)
     assert record.utilisation.of_ceiling == pytest.approx(360 / 10e-3 / 72_000)

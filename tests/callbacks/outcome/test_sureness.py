@@ -15,7 +15,7 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
-from recorded import FLOPS, LEVEL, ceiling_of, lines
+from recorded import FLOPS, LEVEL, lines
 
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
@@ -29,7 +29,7 @@ from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS
 
-HALF_OF_THE_CEILING = LateFacts(FLOPS, ceiling_of(72_000.0))
+HALF_OF_THE_CEILING = LateFacts(FLOPS, 72_000.0)
 """Of steps of 10 ms."""
 
 

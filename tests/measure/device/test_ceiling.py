@@ -13,7 +13,6 @@ from lm_profiler.measure.device import ceiling as module
 from lm_profiler.measure.device.ceiling import (
     LARGEST,
     SMALLEST,
-    Ceiling,
     fastest,
     largest_size,
     matmul_ceiling,
@@ -160,7 +159,7 @@ def test_several_probes_share_the_budget_and_the_best_counts(monkeypatch: pytest
     monkeypatch.setattr(module, "Products", Shared)
     result = matmul_ceiling(CPU, torch.float32, 0.6, clock=lambda: round(now[0] * 1e9), pause=pauses.append)
     assert result is not None
-    assert result.flops_per_s == pytest.approx(1e11)
+    assert result == pytest.approx(1e11)
     assert len(pauses) == 2
     assert now[0] < 1.0
 
@@ -184,6 +183,11 @@ def test_matrices_fit_into_half_of_the_free_memory() -> None:
     assert sum(3 * 8 * n**2 for n in halvings) <= 10**8 / 2
 
 
+def _size(rate: float) -> float:
+    """The side of the matrices whose product takes a millisecond."""
+    return (rate * 1e-3 / 2) ** (1 / 3)
+
+
 def test_a_control_groups_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "lm_profiler.measure.memory.peaks._cgroup_bytes", {"memory.max": 2**20, "memory.current": 0}.get
@@ -191,16 +195,14 @@ def test_a_control_groups_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None
     ticks = iter(range(0, 10**12, 1_000_000))
     result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
     assert result is not None
-    assert 3 * 4 * result.size**2 <= 2**20 / 2
+    assert 3 * 4 * _size(result) ** 2 <= 2**20 / 2
 
 
 def test_injected_clock_gives_the_rate() -> None:
     ticks = iter(range(0, 10**12, 1_000_000))  # every reading comes a millisecond after the last
     result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
     assert result is not None
-    assert result.seconds == pytest.approx(1e-3)
-    assert result.flops_per_s == pytest.approx(2 * result.size**3 / 1e-3)
-    assert result.dtype == "float32"
+    assert _size(result) == pytest.approx(round(_size(result)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -210,19 +212,13 @@ def test_real_product_on_the_cpu(dtype: torch.dtype) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = matmul_ceiling(CPU, dtype, budget_s=0.2)
     assert time.perf_counter() - start < 2
-    assert isinstance(result, Ceiling)
-    assert 1e7 < result.flops_per_s < 1e14
-    assert result.dtype == str(dtype).removeprefix("torch.")
+    assert result is not None
+    assert 1e7 < result < 1e14
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
 def test_dtype_without_a_product_gives_none() -> None:
     assert matmul_ceiling(CPU, torch.bool, budget_s=0.05) is None
-
-
-def test_budget_must_be_positive() -> None:
-    with pytest.raises(ValueError, match=r"budget_s: expected a positive number of seconds, given 0"):
-        matmul_ceiling(CPU, torch.float32, budget_s=0)
 
 
 @pytest.mark.gpu
@@ -235,4 +231,4 @@ def test_cuda_is_timed_by_its_events(dtype: torch.dtype, monkeypatch: pytest.Mon
     monkeypatch.setattr(module.Products, "_synchronize", forbidden)
     result = matmul_ceiling(torch.device("cuda", 0), dtype)
     assert result is not None
-    assert 1e11 < result.flops_per_s < 1e16
+    assert 1e11 < result < 1e16
