@@ -7,13 +7,13 @@ as stolen, nobody inside can see.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from lm_profiler.measure.device.cpu_reading import CpuReading, cpu_reading
-from lm_profiler.measure.device.gpu_sharing import gpu_neighbours_of
+from lm_profiler.measure.device.gpu_sharing import gpu_sharing
+from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import Contention, GpuSharing
 
 _SLACK_S = 0.03
@@ -32,23 +32,22 @@ class CpuUse:
     gpu: GpuSharing | None = None
 
 
+@dataclass(eq=False)
 class CpuUseReader:
-    """Reads the counts at ``begin`` and at ``end``, and nothing in between, for a run on ``device``."""
+    """Reads the counts at ``begin`` and at ``end``, and nothing in between; of ``gpu`` too, where the run has one."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._gpu = gpu_neighbours_of(device)
-        self._before: CpuReading | None = None
+    gpu: Gpu | None
+    _begun_s: float = 0.0
+    _before: CpuReading | None = None
 
     def begin(self) -> None:
-        if self._gpu is not None:
-            self._gpu.begin()
-        self._before = cpu_reading()
+        self._begun_s, self._before = time.time(), cpu_reading()
 
     def end(self) -> list[CpuUse]:
         """The use of this process; empty where nobody counts."""
         if self._before is None or (after := cpu_reading()) is None:
             return []
-        return [CpuUse(self._before, after, None if self._gpu is None else self._gpu.end())]
+        return [CpuUse(self._before, after, None if self.gpu is None else gpu_sharing(self.gpu, self._begun_s))]
 
 
 def contention(uses: Sequence[CpuUse]) -> Contention | None:

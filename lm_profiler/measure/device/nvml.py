@@ -19,7 +19,7 @@ class Gpu:
 
     handle: Any
     nvml: Any
-    uuid: str | None = None
+    uuid: str
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """What ``function`` says of the card; None where this GPU, driver or pynvml does not support it."""

@@ -13,9 +13,7 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import Any, Literal, NamedTuple, TypeVar
 
-import torch
-
-from lm_profiler.measure.device.nvml import Gpu, gpu_of
+from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import Telemetry
 
 Value = TypeVar("Value")
@@ -92,9 +90,7 @@ class TelemetrySampler:
             return None
         self._stopping.set()
         thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
-        reading = _reading(self._log)
-        uuid = self.gpu.uuid
-        return reading if reading is None or uuid is None else reading.model_copy(update={"gpus": [uuid]})
+        return _reading(self._log, self.gpu.uuid)
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
         log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
@@ -122,7 +118,7 @@ class TelemetrySampler:
         return None if answer is None else int(answer)
 
 
-def _reading(log: _Log) -> Telemetry | None:
+def _reading(log: _Log, uuid: str) -> Telemetry | None:
     samples = list(log.samples)
     if not samples:
         return None
@@ -141,6 +137,7 @@ def _reading(log: _Log) -> Telemetry | None:
         energy_j=energy_j,
         energy_source=source,
         throttle_reasons=_throttling([sample.reasons for sample in samples if sample.reasons is not None]),
+        gpus=[uuid],
     )
 
 
@@ -178,9 +175,7 @@ def together(readings: Sequence[Telemetry | None]) -> Telemetry | None:
     known = _known(readings)
     if not known:
         return None
-    cards = list({tuple(reading.gpus) or (str(n),): reading for n, reading in enumerate(known)}.values())
-    if len(cards) == 1 and len(known) == len(readings):
-        return cards[0]
+    cards = list({tuple(reading.gpus): reading for reading in known}.values())
     all_known = len(known) == len(readings)
     slowest = min(cards, key=lambda card: (card.clock_share is None, card.clock_share or 0.0))
     sources = {card.energy_source for card in cards}
@@ -208,9 +203,3 @@ def _known(values: Iterable[Value | None]) -> list[Value]:
 def _sum(values: Iterable[float | None]) -> float | None:
     known = list(values)
     return None if None in known else sum(_known(known))
-
-
-def telemetry_of(device: torch.device, nvml: Any = None, properties: Any = None) -> TelemetrySampler | None:
-    """The telemetry of a CUDA device; None off NVIDIA, without NVML, and under MIG, where the power is of the card."""
-    gpu = gpu_of(device, nvml, properties)
-    return None if gpu is None else TelemetrySampler(gpu)

@@ -21,6 +21,7 @@ from zoo import Compiled, CompiledOutside, CompiledWithValues
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
+from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -257,7 +258,8 @@ def test_what_fails_beside_the_times_is_a_note(
 
 def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(start=no, stop=lambda: None)
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.telemetry_of", lambda device: broken)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.gpu_of", lambda device: Gpu("handle", None, "GPU-0"))
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.TelemetrySampler", lambda gpu: broken)
     record = run(BoringModel(), tmp_path, profiler=instruments(1, 3, memory=1, trace=1))
     assert record.memory is not None
     assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}

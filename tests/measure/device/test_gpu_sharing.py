@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_profiler.measure.device.gpu_sharing import GpuNeighbours, gpu_neighbours_of
-from lm_profiler.measure.device.nvml import Gpu
+from lm_profiler.measure.device.gpu_sharing import gpu_sharing
+from lm_profiler.measure.device.nvml import Gpu, gpu_of
 from lm_profiler.record.run import GpuSharing
 
 ME = os.getpid()
@@ -45,9 +45,7 @@ class FakeNvml:
 
 def neighbours(running: Any, samples: Any) -> GpuSharing | None:
     """What is told of measured steps that begin at second 1000."""
-    watch = GpuNeighbours(Gpu("handle", FakeNvml(running, samples)), lambda: 1000.0)
-    watch.begin()
-    return watch.end()
+    return gpu_sharing(Gpu("handle", FakeNvml(running, samples), "GPU-0"), 1000.0)
 
 
 GIB = 2**30
@@ -89,11 +87,9 @@ def test_an_nvml_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -
     answered = threading.Event()
     nvml = FakeNvml({}, [])
     monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: answered.wait() and [])
-    watch = GpuNeighbours(Gpu("handle", nvml))
-    watch.begin()
-    assert watch.end() is None
+    assert gpu_sharing(Gpu("handle", nvml, "GPU-0"), 1000.0) is None
     answered.set()
 
 
 def test_off_nvidia_nobody_is_asked() -> None:
-    assert gpu_neighbours_of(torch.device("cpu")) is None
+    assert gpu_of(torch.device("cpu")) is None

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from lm_profiler.measure.device import environment
-from lm_profiler.measure.device.nvml import Gpu
-from lm_profiler.measure.device.telemetry import TelemetrySampler, telemetry_of, together
+from lm_profiler.measure.device.nvml import Gpu, gpu_of
+from lm_profiler.measure.device.telemetry import TelemetrySampler, together
 from lm_profiler.record.run import Telemetry
 
 CUDA = torch.device("cuda", 1)
@@ -98,7 +98,7 @@ class Seconds:
 
 
 def _read(nvml: FakeNvml) -> Telemetry:
-    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=1e-4, clock=Seconds())
+    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4, clock=Seconds())
     telemetry.start()
     telemetry.start()  # runs already
     assert nvml.sampled.wait(10) or "nvmlDeviceGetClockInfo" in nvml.lacks
@@ -144,7 +144,7 @@ def test_what_a_gpu_does_not_support_is_unknown_and_nothing_else() -> None:
         *("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"),
     )
     nvml = FakeNvml(*(f"nvmlDeviceGet{name}" for name in everything))
-    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=1e-4)
+    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4)
     telemetry.start()
     reading = telemetry.stop()
     assert reading is not None
@@ -186,7 +186,7 @@ def test_an_older_driver_is_asked_by_the_older_name() -> None:
 
 def test_it_starts_anew_and_stops_without_a_start() -> None:
     nvml = FakeNvml()
-    telemetry = TelemetrySampler(Gpu("handle", nvml), period_s=60)
+    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=60)
     assert telemetry.stop() is None
     for _ in range(2):
         telemetry.start()
@@ -201,20 +201,20 @@ def test_it_starts_anew_and_stops_without_a_start() -> None:
 @pytest.mark.parametrize("uuid", ["0a1b2c3d-0000-1111-2222-333344445555", "GPU-0a1b2c3d-0000-1111-2222-333344445555"])
 def test_the_device_is_found_by_its_uuid(uuid: str) -> None:
     nvml = FakeNvml()
-    assert telemetry_of(CUDA, nvml, SimpleNamespace(uuid=uuid)) is not None
+    assert gpu_of(CUDA, nvml, SimpleNamespace(uuid=uuid)) is not None
     assert nvml.asked_for == ["GPU-0a1b2c3d-0000-1111-2222-333344445555"]
 
 
 @pytest.mark.parametrize("lacks", ["nvmlInit", "nvmlDeviceGetHandleByUUID"])
 def test_without_nvml_or_a_handle_there_is_none(lacks: str) -> None:
-    assert telemetry_of(CUDA, FakeNvml(lacks), SimpleNamespace(uuid="x")) is None
+    assert gpu_of(CUDA, FakeNvml(lacks), SimpleNamespace(uuid="x")) is None
 
 
 def test_a_slice_of_a_card_has_none_and_a_card_that_cannot_be_sliced_has() -> None:
     sliced = FakeNvml()
     sliced.mig = 1
-    assert telemetry_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
-    assert telemetry_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
+    assert gpu_of(CUDA, sliced, SimpleNamespace(uuid="x")) is None
+    assert gpu_of(CUDA, FakeNvml("nvmlDeviceGetMigMode"), SimpleNamespace(uuid="x")) is not None
 
 
 class OldNvml:
@@ -238,8 +238,9 @@ class OldNvml:
 def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     died: list[Any] = []
     monkeypatch.setattr(threading, "excepthook", died.append)
-    telemetry = telemetry_of(CUDA, OldNvml(), SimpleNamespace(uuid="0a1b"))
-    assert telemetry is not None
+    gpu = gpu_of(CUDA, OldNvml(), SimpleNamespace(uuid="0a1b"))
+    assert gpu is not None
+    telemetry = TelemetrySampler(gpu)
     telemetry.start()
     reading = telemetry.stop()
     assert died == []
@@ -252,7 +253,7 @@ def test_with_an_old_pynvml_what_it_lacks_is_unknown(monkeypatch: pytest.MonkeyP
 
 
 def test_a_pynvml_that_cannot_find_the_card_is_none() -> None:
-    assert telemetry_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
+    assert gpu_of(CUDA, SimpleNamespace(nvmlInit=list), SimpleNamespace(uuid="x")) is None
 
 
 @pytest.mark.parametrize("version", ["570.86.10", b"570.86.10"])
@@ -328,15 +329,16 @@ def test_what_one_card_does_not_say_is_unknown_of_the_sum() -> None:
 
 
 def test_a_cpu_has_none() -> None:
-    assert telemetry_of(torch.device("cpu")) is None
+    assert gpu_of(torch.device("cpu")) is None
 
 
 @pytest.mark.gpu
 def test_a_gpu_at_work_is_read() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
-    telemetry = telemetry_of(device)
-    if telemetry is None:
+    gpu = gpu_of(device)
+    if gpu is None:
         pytest.skip("no NVML here, or a MIG slice")
+    telemetry = TelemetrySampler(gpu)
     x = torch.ones(4096, 4096, device=device)
     telemetry.start()
     started = time.perf_counter()
