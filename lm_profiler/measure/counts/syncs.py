@@ -92,17 +92,13 @@ def _culprit(innermost: FrameType, default: tuple[str, int, str]) -> tuple[str, 
     fallback = None
     for frame, line in walk_stack(innermost):
         module = f"{frame.f_globals.get('__name__') or ''}."
-        if not module.startswith(_NOBODYS) and not _generated(frame):
-            here = (frame.f_code.co_filename, line, frame.f_code.co_name)
+        file = frame.f_code.co_filename
+        generated = file.startswith("<") or "torchinductor_" in file  # by torch.compile; or there is no file at all
+        if not generated and not module.startswith(_NOBODYS):
+            here = (file, line, frame.f_code.co_name)
             fallback = fallback or here
             if module.startswith(_LOOPS):
                 break
             if not module.startswith(_FRAMEWORKS):
                 return here
     return fallback or default
-
-
-def _generated(frame: FrameType) -> bool:
-    """Code that torch.compile wrote, and what has no file at all."""
-    name = frame.f_code.co_filename
-    return name.startswith("<") or "torchinductor_" in name

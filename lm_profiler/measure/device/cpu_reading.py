@@ -6,6 +6,7 @@ import os
 import resource
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic  # not by its module: whoever replaces the clock there counts its calls
@@ -85,13 +86,10 @@ def _waits(proc: Path, family: Iterable[int]) -> dict[int, float] | None:
     """Seconds that each thread was ready to run and had no CPU; None where the kernel does not count."""
     waited = {}
     for pid in family:
-        try:
-            threads = [int(entry.name) for entry in os.scandir(proc / str(pid) / "task")]
-        except OSError:  # it has ended
-            continue
-        for thread in threads:
-            if (text := _text(proc / str(pid) / "task" / str(thread) / "schedstat")) is not None:
-                waited[thread] = int(text.split()[1]) * 1e-9
+        with suppress(OSError):  # of one that has ended
+            for thread in os.scandir(proc / str(pid) / "task"):
+                if (text := _text(Path(thread.path, "schedstat"))) is not None:
+                    waited[int(thread.name)] = int(text.split()[1]) * 1e-9
     return waited or None
 
 

@@ -72,7 +72,7 @@ def device_name(device: torch.device) -> str:
     """The device's own name, as its driver says it; on the CPU, the processor's."""
     if device.type == "cpu":
         return cpu_name()
-    if device.type == "mps" and hasattr(torch.backends.mps, "get_name"):
+    if device.type == "mps":
         return str(torch.backends.mps.get_name())
     module = torch.get_device_module(device)
     return str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type

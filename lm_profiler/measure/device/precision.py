@@ -54,11 +54,9 @@ class Switches:
 
 
 def operators_with_precision() -> list[Any]:
-    """What has a float32 precision of its own, since torch 2.9."""
+    """What has a float32 precision of its own."""
     libraries: Any = torch.backends
     cuda, cudnn, mkldnn = libraries.cuda, libraries.cudnn, libraries.mkldnn
-    if not hasattr(cuda.matmul, "fp32_precision"):
-        return []
     return [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 

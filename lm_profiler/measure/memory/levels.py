@@ -85,13 +85,11 @@ class LevelsReader:
         return sum(held.values())
 
 
+@dataclass(eq=False)
 class _SavedTensor:
     """A tensor that autograd saved; lives as long as the graph needs it."""
 
-    __slots__ = ("__weakref__", "tensor")
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    tensor: Tensor
 
 
 class SavedTensors:

@@ -134,10 +134,16 @@ class PartPeaks:
 
 def available_bytes(device: torch.device) -> int | None:
     """Bytes that a run could take on ``device`` now; of the CPU, what this machine and its control group have left."""
-    if device.type == "cpu":
-        return _available_host_bytes()
-    known = free_and_total(device)
-    return None if known is None else known[0]
+    if device.type != "cpu":
+        known = free_and_total(device)
+        return None if known is None else known[0]
+    import psutil
+
+    available = int(psutil.virtual_memory().available)
+    limit, used = (_cgroup_bytes(name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None:
+        available = min(available, max(limit - used, 0))
+    return available
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -147,16 +153,6 @@ def free_and_total(device: torch.device) -> tuple[int, int] | None:
     except (AttributeError, RuntimeError):
         return None
     return free, total
-
-
-def _available_host_bytes() -> int | None:
-    import psutil
-
-    available = int(psutil.virtual_memory().available)
-    limit, used = (_cgroup_bytes(name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
 
 
 def _cgroup_bytes(name: str) -> int | None:

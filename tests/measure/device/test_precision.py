@@ -14,8 +14,6 @@ from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.device.precision import Switches, float32_matmul_precision
 
 BACKENDS: Any = torch.backends
-NEWER = hasattr(torch.backends.cuda.matmul, "fp32_precision")
-needs_the_newer = pytest.mark.skipif(not NEWER, reason="torch 2.9 brought the newer switch")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +30,6 @@ def test_the_older_switch_is_read_in_its_own_words(word: str) -> None:
     assert float32_matmul_precision() == float32_matmul_precision("cpu") == word
 
 
-@needs_the_newer
 @pytest.mark.parametrize("word, read", [("tf32", "high"), ("ieee", "highest"), ("none", "highest")])
 def test_the_newer_switch_is_read_where_the_older_refuses(word: str, read: str) -> None:
     BACKENDS.cuda.matmul.fp32_precision = word
@@ -42,7 +39,6 @@ def test_the_newer_switch_is_read_where_the_older_refuses(word: str, read: str) 
     assert matmul_dtype("32-true", float32_matmul_precision()) == ("tf32" if word == "tf32" else "float32")
 
 
-@needs_the_newer
 def test_each_device_has_its_own() -> None:
     BACKENDS.mkldnn.matmul.fp32_precision = "bf16"
     assert (float32_matmul_precision("cuda"), float32_matmul_precision("cpu")) == ("highest", "medium")
@@ -53,7 +49,6 @@ def test_an_unknown_precision_has_no_dtype() -> None:
     assert matmul_dtype("bf16-mixed", "unknown") == "bfloat16"
 
 
-@needs_the_newer
 def test_what_was_set_by_either_switch_is_put_back() -> None:
     BACKENDS.cuda.matmul.fp32_precision = "tf32"
     BACKENDS.mkldnn.matmul.fp32_precision = "bf16"
