@@ -109,15 +109,12 @@ class Timeline:
 
     def _after(self, code: int) -> None:
         if self.stream is not None:
-            self._take_instant(self.stream, code)
+            if code < OTHER and self._instants and self.codes[-2] == OTHER:
+                self._asked += 1
+                self._idle += self.stream.reached(self._instants[-1])
+            self._instants.append(self.stream.record())
         for observer in self._observers:
             observer(code)
-
-    def _take_instant(self, stream: EventStream, code: int) -> None:
-        if code < OTHER and self._instants and self.codes[-2] == OTHER:
-            self._asked += 1
-            self._idle += stream.reached(self._instants[-1])
-        self._instants.append(stream.record())
 
     def begin_step(self) -> None:
         """Start a step at this instant, in the part that is open."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
 
 
-@dataclass(frozen=True)
-class Holdings:
+class Holdings(NamedTuple):
     """Bytes held on one device. Each storage counts once, for the first cause that it has in this order."""
 
     parameters: int
@@ -28,11 +27,10 @@ class Holdings:
 
     @property
     def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer_states + self.buffers
+        return sum(self)
 
 
-@dataclass(frozen=True)
-class HeldAtPeak:
+class HeldAtPeak(NamedTuple):
     """The peak of one part of a step in bytes (None where the device cannot say), and what was held at that time."""
 
     peak: int | None
@@ -71,7 +69,7 @@ def storages_by_cause(
 def by_cause(peak_allocated: int | None, held: Holdings) -> MemoryCauses:
     """``peak_allocated`` split by what was held at that time; the rest is None where it would be negative."""
     rest = None if peak_allocated is None else peak_allocated - held.total
-    return MemoryCauses(**asdict(held), activations_and_rest=rest if rest is None or rest >= 0 else None)
+    return MemoryCauses(**held._asdict(), activations_and_rest=rest if rest is None or rest >= 0 else None)
 
 
 @dataclass(eq=False)
@@ -147,7 +145,7 @@ class HoldingsReader:
             return held
         top, gradients = self._top
         # A peak that rose once more after the last hook found all that had arrived.
-        return replace(held, gradients=gradients if peak <= top else sum(self._arrived.values()))
+        return held._replace(gradients=gradients if peak <= top else sum(self._arrived.values()))
 
     def _gradient_arrived(self, parameter: Tensor) -> None:
         if parameter.grad is not None:  # an optimizer that steps inside of backward has cleared it already
