@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from math import ceil
 from typing import Any
 
-from lm_profiler.analysis.compare.comparison import Comparison, Compilation, PartChange
+from lm_profiler.analysis.compare.comparison import Comparison, Compilation, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
 from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S, Quantity
@@ -52,23 +52,20 @@ def opening(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """A row for the step, each part of it, tokens/s and each peak; texts, one for each of ``HEADER``."""
-    parts = []
-    for part in (comparison.step, comparison.forward_backward, *comparison.phases):
-        of_step = "" if part.of_step is None else f"{part.of_step:+.1%}"
-        parts.append(_cells(TIMES[part.part], part.a_s, part.b_s, part.interval, part.verdict, of_step))
-    others = [(MEMORY[row.reading], row.a_bytes, row.b_bytes, row) for row in comparison.memory]
+    parts = (comparison.step, comparison.forward_backward, *comparison.phases)
+    texts = [_cells(TIMES[part.part], part.a_s, part.b_s, part) for part in parts]
     if (rate := comparison.tokens) is not None:
-        parts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate.interval, rate.verdict))
-    return parts + [_cells(of, a, b, row.interval, row.verdict) for of, a, b, row in others]
+        texts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate))
+    return texts + [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]
 
 
-def _cells(
-    of: Quantity, a: float, b: float, interval: RatioInterval | None, verdict: str, of_step: str = ""
-) -> list[str]:
+def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | MemoryChange) -> list[str]:
     """Times stand without their unit: the header says it."""
     shown_a, shown_b, more = (of.show(x, unit=False) for x in (a, b, b - a))
     title = of.title if of.unit == "s" else of.heading
-    return [title, shown_a, shown_b, _signed(more), of_step, _ratio(interval, a, b), verdict]
+    share = change.of_step if isinstance(change, PartChange) else None
+    of_step = "" if share is None else f"{share:+.1%}"
+    return [title, shown_a, shown_b, _signed(more), of_step, _ratio(change.interval, a, b), change.verdict]
 
 
 def closing(comparison: Comparison) -> list[str]:

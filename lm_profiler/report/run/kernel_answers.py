@@ -53,7 +53,7 @@ def _matmul(table: KernelTable) -> str:
 def _shares(table: KernelTable, kind: Kind) -> str:
     passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
     parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
-    shares = [f"{_kind_s(table, phases, kind) / _phases_s(table, phases):.1%} of {name}" for name, phases in parts]
+    shares = [f"{kind_s(table, phases, kind) / _phases_s(table, phases):.1%} of {name}" for name, phases in parts]
     return ", ".join(shares)
 
 
@@ -77,7 +77,8 @@ def _attention(table: KernelTable, phase: str) -> str | None:
     return "; ".join(answers) or None
 
 
-def _kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
+def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
+    """What ran of ``kind`` in ``phases``, over all steps."""
     of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
     return sum(time.total_s for time in of_phases if time is not None)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.kernels import KernelTable, Kind
+from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
-from lm_profiler.report.run.kernel_answers import kernel_answers
+from lm_profiler.report.run.kernel_answers import kernel_answers, kind_s
 from lm_profiler.report.tables.table import Table, text_table
 
 IDLE = "idle"
@@ -50,21 +50,18 @@ def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]
 
 def _by_kind(table: KernelTable) -> Table:
     """A row a phase, a column a kind that occurs, the largest first; the last row is the step."""
-    sums: dict[Kind, float] = {}
-    for phase in table.phases.values():
-        for kind, time in phase.kinds.items():
-            sums[kind] = sums.get(kind, 0.0) + time.total_s
+    sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
     kinds = sorted(sums, key=lambda kind: -sums[kind])
-    idle_s = sum(phase.idle_s for phase in table.phases.values())
+    totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
     what, idle = "kernels on the device", IDLE
     if table.source != "kernels":
         what, idle = "operators on the host", "no operator"
     rows = []
     for name, phase in table.phases.items():
-        times = [phase.kinds[kind].total_s if kind in phase.kinds else 0.0 for kind in kinds]
+        times = [kind_s(table, [name], kind) for kind in kinds]
         rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
-    rows.append(["step", *_cells(table, *(sums[kind] for kind in kinds), idle_s, table.window_s)])
-    rows.append(["share", *(f"{part / table.window_s:.1%}" for part in (*(sums[kind] for kind in kinds), idle_s)), ""])
+    rows.append(["step", *_cells(table, *totals, table.window_s)])
+    rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals), ""])
     titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
     return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
 

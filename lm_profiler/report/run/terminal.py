@@ -8,7 +8,7 @@ from pathlib import Path
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.record.files import from_here
 from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, QUANTITIES, TIMES, counted, with_prefix
-from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, TimeSummary, Utilisation
+from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.tables.columns import device_of
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
@@ -49,10 +49,7 @@ def time_table(record: RunRecord) -> Table:
         # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
         if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
             continue
-        digits = _digits(record.time[part].mean or 0.0)
-        cells = _cells(part, record.time[part], _share(record, part), digits)
-        if host:
-            cells.append(TIMES[part].show(record.host_time[part].median, unit=False, digits=digits))
+        cells = _cells(record, part, host)
         rows.append([TableCell(text, text, style="bold" if part == "step" else "") for text in cells])
     headings = [Heading(title, title, figures=title != "phase") for title in titles]
     return Table(headings, rows, below=summary_lines(record), title=headline(record))
@@ -69,18 +66,14 @@ def headline(record: RunRecord) -> str:
     return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
 
 
-def _digits(seconds: float) -> int:
-    """Behind the point of milliseconds: three or four figures that mean something."""
-    return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1
+def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
+    """The time of ``part``, at last that on the ``host``'s own clock."""
+    time = record.time[part]
+    mean_s, step_s = time.mean or 0.0, record.time["step"].mean
+    digits = 3 if mean_s < 0.01 else 2 if mean_s < 0.1 else 1  # three or four figures that mean something
+    # Of the typical step; of the mean one in records that do not know it.
+    share = record.shares.get(part, mean_s / step_s if step_s else None)
 
-
-def _share(record: RunRecord, part: str) -> float | None:
-    """Of the typical step; of the mean one in records that do not know it."""
-    mean, step_s = record.time[part].mean, record.time["step"].mean
-    return record.shares.get(part, mean / step_s if mean is not None and step_s else None)
-
-
-def _cells(part: str, time: TimeSummary, share: float | None, digits: int) -> list[str]:
     def show(value: float | None) -> str:
         return TIMES[part].show(value, unit=False, digits=digits)
 
@@ -94,6 +87,7 @@ def _cells(part: str, time: TimeSummary, share: float | None, digits: int) -> li
         median,
         show(time.p95),
         "" if share is None else f"{share:.1%}",
+        *([show(record.host_time[part].median)] if host else []),
     ]
 
 
@@ -103,9 +97,7 @@ def summary_lines(record: RunRecord) -> list[str]:
     if rates := [*_rates(record), *_utilisation(record.utilisation)]:
         lines.append(", ".join(rates))
     lines += _memory(record)
-    if record.verdict is not None:
-        lines += verdict_lines(record)
-    lines += odd_lines(record)
+    lines += [*verdict_lines(record), *_odd_steps(record)]
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     lines += [f"note: {note}" for note in record.notes]
@@ -164,16 +156,16 @@ def verdict_lines(record: RunRecord) -> list[str]:
     if verdict is None:
         return []
     bound = f"bound by {verdict.bound_by}" if verdict.bound_by is not None else "no bottleneck found"
-    text = f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"
+    said = [f"{bound if verdict.certain else 'bottleneck unknown'}: {verdict.evidence}"]
     if steadiness is not None:
-        text = "; ".join([_words(steadiness), *contention_lines(record.contention), text])
+        said = [_words(steadiness), *contention_lines(record.contention), *said]
         if steadiness.cut:
-            text += f"; left out {counted(steadiness.cut, 'more warm-up step')}"
-            if steadiness.bias_of_mean is not None:
-                text += f", which would have shifted the mean by {steadiness.bias_of_mean:+.1%}"
+            bias = steadiness.bias_of_mean
+            shift = "" if bias is None else f", which would have shifted the mean by {bias:+.1%}"
+            said.append(f"left out {counted(steadiness.cut, 'more warm-up step')}{shift}")
         if steadiness.recompilations:
-            text += f"; {counted(steadiness.recompilations, 'recompilation')} while measuring"
-    return [f"verdict: {text}{_clock(record.telemetry)}", f"next: {verdict.advice}"]
+            said.append(f"{counted(steadiness.recompilations, 'recompilation')} while measuring")
+    return [f"verdict: {'; '.join([*said, *_clock(record.telemetry)])}", f"next: {verdict.advice}"]
 
 
 def _words(steadiness: Steadiness) -> str:
@@ -190,7 +182,7 @@ def _words(steadiness: Steadiness) -> str:
     return f"{text}: the median step is only known to within ±{known}"
 
 
-def odd_lines(record: RunRecord) -> list[str]:
+def _odd_steps(record: RunRecord) -> list[str]:
     """The three steps that are farthest from the others, and how many more are: one line, or none."""
     if not record.odd_steps:
         return []
@@ -211,16 +203,16 @@ def _duration(seconds: float) -> str:
     return f"{seconds:,.1f} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
 
 
-def _clock(telemetry: Telemetry | None) -> str:
+def _clock(telemetry: Telemetry | None) -> list[str]:
     """A slow or throttled GPU makes every figure above slow: that is part of the verdict."""
     if telemetry is None:
-        return ""
+        return []
     reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""
     which = "the slowest GPU" if len(telemetry.gpus) > 1 else "the GPU"
     if telemetry.clock_share is not None and (telemetry.clock_share < _SLOW_CLOCK or reasons):
-        return f"; {which} ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"
+        return [f"{which} ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"]
     which = "a GPU" if len(telemetry.gpus) > 1 else "the GPU"
-    return f"; {which} was throttled{reasons}" if reasons else ""
+    return [f"{which} was throttled{reasons}"] if reasons else []
 
 
 def numerics_headline(audit: NumericsFacts) -> str:

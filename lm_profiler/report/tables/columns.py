@@ -74,6 +74,10 @@ def device_of(environment: Environment | None) -> str | None:
     return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
 
 
+def _device(entry: Entry) -> str | None:
+    return device_of(entry.environment)
+
+
 def _precision(entry: Entry) -> str | None:
     if entry.record is not None and entry.record.model is not None:
         return entry.record.model.precision
@@ -101,6 +105,10 @@ def _option(name: str, title: str, path: str, meaning: str) -> Column:
     return Column(name, title, _of_option(path), meaning, option=path, compared=True)
 
 
+def _asked(name: str, title: str, get: Callable[[RunRecord], Any], meaning: str) -> Column:
+    return Column(name, title, _of_record(get), meaning, place=Place.ASKED)
+
+
 _FACTS: dict[str, tuple[Column, ...]] = {
     "The run": (
         Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
@@ -108,17 +116,11 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
         Column("reason", "reason", lambda entry: entry.reason, "why it did not end well", place=Place.HEADLINE),
         Column("repeat", "repeat", lambda entry: entry.cell and entry.cell.repeat, "of its cell", place=Place.ASKED),
-        Column("started", "started", _of_record(lambda run: run.started), "date and time", place=Place.ASKED),
+        _asked("started", "started", lambda run: run.started, "date and time"),
     ),
     "What ran": (
         Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
-        Column(
-            "device",
-            "device",
-            lambda entry: device_of(entry.environment),
-            "name of the device, and how many",
-            compared=True,
-        ),
+        Column("device", "device", _device, "name of the device, and how many", compared=True),
         _option("size", "size", "model.size", "preset of the model"),
         *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
         Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
@@ -131,21 +133,9 @@ _FACTS: dict[str, tuple[Column, ...]] = {
         Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
     ),
     "What came of it": (
-        Column(
-            "benchmark_steps",
-            "steps",
-            _of_record(QUANTITIES["steps_measure"].get),
-            "steps that were measured",
-            place=Place.ASKED,
-        ),
+        _asked("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
         Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
-        Column(
-            "bound_by",
-            "bound by",
-            _of_record(lambda run: run.verdict and run.verdict.bound_by),
-            "its bottleneck",
-            place=Place.ASKED,
-        ),
+        _asked("bound_by", "bound by", lambda run: run.verdict and run.verdict.bound_by, "its bottleneck"),
     ),
 }
 
