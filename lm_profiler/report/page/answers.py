@@ -10,7 +10,7 @@ from typing import Any
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
-from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place, Quantity
+from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.facts import sections
@@ -27,9 +27,8 @@ MOST_STEPS = 4000
 Json = dict[str, Any]
 
 
-def colours() -> Json:
-    """One for each part of a step, others for what is no part, a pale one; (colour, hatching) for kinds of kernel."""
-    return {"parts": PART_COLOURS, "series": list(SERIES_COLOURS), "pale": PALE, "kinds": KIND_LOOKS}
+COLOURS: Json = {"parts": PART_COLOURS, "series": SERIES_COLOURS, "pale": PALE, "kinds": KIND_LOOKS}
+"""One for each part of a step, others for what is no part, a pale one; (colour, hatching) for kinds of kernel."""
 
 
 def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> Json:
@@ -38,10 +37,9 @@ def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> J
     ``headline`` and ``table`` name the columns of the pages' table, the first of which stay in view; ``parts`` those of
     what a step's time is cut into, in the order of a stack; ``where`` is where the runs are from.
     """
-    columns = [of for of in COLUMNS.values() if of.quantity is None or _is_listed(of.quantity)]
     came_of_it = [of for of in FACTS if of.group == COLUMNS["steadiness"].group]
     options = _options(list(runs.values()))
-    shown = [*columns, *(option for option in options if option.name not in COLUMNS)]
+    shown = list({of.name: of for of in (*filter(_is_listed, COLUMNS.values()), *options)}.values())
     return {
         "where": where,
         "columns": [_column(column) for column in shown],
@@ -54,9 +52,9 @@ def listing(runs: Mapping[str, Entry], where: str, problems: Sequence[str]) -> J
     }
 
 
-def _is_listed(quantity: Quantity) -> bool:
+def _is_listed(of: Column) -> bool:
     """Whether it is shown of many runs: not each part's spread, which would be most of the answer."""
-    return quantity.place <= Place.FILE and quantity.of is None
+    return of.quantity is None or (of.place <= Place.FILE and of.quantity.of is None)
 
 
 def _options(entries: list[Entry]) -> list[Column]:
@@ -88,8 +86,7 @@ def _column(column: Column) -> Json:
     """How it is called and shown, what it means, and in which group it is."""
     of = column.quantity
     shown = None if of is None else {"unit": of.shown_unit, "scale": of.scale, "digits": of.digits}
-    said = {"meaning": column.meaning, "group": column.group, "shown": shown}
-    return {"name": column.name, "title": column.title, **said}
+    return {name: getattr(column, name) for name in ("name", "title", "meaning", "group")} | {"shown": shown}
 
 
 def table_of(table: Table) -> Json:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 import os
-from collections.abc import Iterator
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
@@ -37,8 +37,8 @@ def write_page(collection: Collection, path: Path, table: Table | None = None) -
         OSError: ``path`` cannot be written.
     """
     scripts = [_plotly(), bundled(STATIC / "page.js")]
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
-    write_whole(path, "\n".join(_document(collection, table, scripts, _POLICY.format(scripts=allowed))))
+    policy = _POLICY.format(scripts=digests(script.encode() for script in scripts))
+    write_whole(path, "\n".join(_document(collection, table, scripts, policy)))
 
 
 def _document(collection: Collection, table: Table | None, scripts: list[str], policy: str) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
     runs = _named(collection.entries)
-    yield _answer("colours", answers.colours())
+    yield _answer("colours", answers.COLOURS)
     listing = answers.listing(runs, "this page", collection.problems)
     yield _answer("runs", {**listing, "given": answers.table_of(table or Table([], []))})
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
@@ -81,5 +81,6 @@ def _plotly() -> str:
     return script.replace("</script", "<\\/script")  # the same text in JavaScript, and no end of the element in HTML
 
 
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def digests(scripts: Iterable[bytes]) -> str:
+    """Of ``scripts`` in a page, as its policy names those that may run."""
+    return " ".join(f"'sha256-{b64encode(sha256(script).digest()).decode()}'" for script in scripts)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from pathlib import Path
 
 from tensorboard.errors import NotFoundError
 from werkzeug.wrappers import Request, Response
 
+from lm_profiler.report.page.page import digests
 from lm_profiler.tensorboard.tab.files import inside, send, wheel_folder
 
 PAGE = "index.html"
@@ -31,8 +30,7 @@ def send_perfetto(request: Request, name: str) -> Response:
     Raises:
         NotFoundError: the wheel is not installed, or has no such file.
     """
-    scripts = _INLINE_SCRIPT.findall(inside(_root(), PAGE).read_bytes())
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts)
+    hashes = digests(_INLINE_SCRIPT.findall(inside(_root(), PAGE).read_bytes()))
     policy = (
         "default-src 'self'; object-src 'none'; frame-ancestors 'self'; img-src 'self' data: blob:; "
         f"font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval' {hashes}"

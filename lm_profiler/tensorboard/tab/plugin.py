@@ -15,7 +15,7 @@ from werkzeug.wrappers import Request, Response
 from lm_profiler.record.extras import MissingExtra
 from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.page.answers import colours
+from lm_profiler.report.page.answers import COLOURS
 from lm_profiler.report.page.page import STATIC
 from lm_profiler.tensorboard.tab import answers
 from lm_profiler.tensorboard.tab.files import send, wheel_folder
@@ -31,21 +31,19 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
     plugin_name = "lm_profiler"
 
     def __init__(self, context: TBContext) -> None:
-        self._logdir = Path(context.logdir or "")
-        self._given = bool(context.logdir)
+        self._logdir = Path(context.logdir) if context.logdir else None
 
     def frontend_metadata(self) -> FrontendMetadata:
         return FrontendMetadata(es_module_path="/static/index.js", tab_name="LM Profiler")
 
     def is_active(self) -> bool:
         """Whether there is a run below the log folder, or was one that never ended."""
-        if not self._given:
-            return False
-        return any("run.json" in files or "sweep.json" in files for _, _, files in os.walk(self._logdir))
+        folders = () if self._logdir is None else os.walk(self._logdir)
+        return any("run.json" in files or "sweep.json" in files for _, _, files in folders)
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         about_runs: dict[str, Callable[[Path, Request], object]] = {
-            "/colours": lambda _, __: colours(),
+            "/colours": lambda _, __: COLOURS,
             "/runs": lambda logdir, _: answers.listing(logdir),
             "/run": lambda logdir, request: answers.run(logdir, _argument(request, "run")),
             "/kernels": lambda logdir, request: answers.kernels(logdir, _argument(request, "run")),
@@ -78,7 +76,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return send(request, path.parent, path.name)
 
     def _folder(self) -> Path:
-        if not self._given or not self._logdir.is_dir():
+        if self._logdir is None or not self._logdir.is_dir():
             raise InvalidArgumentError(
                 "The LM Profiler tab needs --logdir with one folder on TensorBoard's own machine."
             )
