@@ -54,10 +54,9 @@ def _banner(entries: Sequence[Entry], cut: Cut | None) -> list[str]:
 
 def _block(entry: Entry, name: str, steps: Steps | None) -> list[str]:
     size = str(COLUMNS["size"].get(entry) or entry.name)
-    parameters = COLUMNS["parameters"].get(entry)
     lines = [
         f"{size.upper()} MODEL{name[len(size) :]}",
-        f"Parameters: {'unknown' if parameters is None else f'{parameters:,}'}",
+        f"Parameters: {fact_cell([entry], COLUMNS['parameters']).text or 'unknown'}",
     ]
     if entry.status != "ok":
         word = WORDS.get(entry.status, entry.status)

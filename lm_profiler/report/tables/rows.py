@@ -6,21 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, Place
+from lm_profiler.report.tables import merged
 from lm_profiler.report.tables.columns import COLUMNS, FACTS, Column, column, figures, peak_memory
-from lm_profiler.report.tables.merged import (
-    HOW_MERGED,
-    WORDS,
-    Merged,
-    alone,
-    counted,
-    differs,
-    distinct,
-    estimated,
-    fact,
-    status,
-    told_by_size,
-    unlike,
-)
+from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, distinct, fact, status
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
@@ -43,7 +31,7 @@ def rows(groups: Sequence[Merged], columns: Sequence[Column] | None = None, by: 
 
 def apart_by(groups: Sequence[Merged]) -> list[Column]:
     """The facts that tell the rows apart."""
-    return [of for of in _known_facts(groups) if differs(groups, of) and not told_by_size(groups, of)]
+    return [of for of in _known_facts(groups) if merged.differs(groups, of) and not merged.told_by_size(groups, of)]
 
 
 def naming(groups: Sequence[Merged]) -> list[Column]:
@@ -65,7 +53,7 @@ def called(names: Sequence[Column]) -> Sequence[Column]:
 def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
     everything = [entry for group in groups for entry in group]
-    facts = [of for of in _known_facts(groups) if of not in shown and not differs(alone(everything), of)]
+    facts = [of for of in _known_facts(groups) if of not in shown and not merged.differs(merged.alone(everything), of)]
     in_all, in_some = [], []
     for of in facts:
         text = f"{of.title} {_text(fact(everything, of), of)}"
@@ -115,7 +103,7 @@ def cell(group: Merged, of: Column, interval: bool = True) -> TableCell:
     """A fact or figure of ``group``; no figure where it did not get that far, and of a phase that it does not have."""
     if of.quantity is None:
         return fact_cell(group, of)
-    typical = estimated(group, of)
+    typical = merged.estimated(group, of)
     if typical.value is None:
         return TableCell(text="" if status(group) != "ok" or _is_time(of) else "unknown")
     ends = (typical.low, typical.high) if interval else (None, None)
@@ -134,7 +122,7 @@ def notes(groups: Sequence[Merged], apart: Sequence[Column]) -> list[str]:
     """What a reader must know: which rows bring unlike runs together, and why some have no figures."""
     mixed: dict[str, list[str]] = {}
     for group in groups:
-        if differ := unlike(group):
+        if differ := merged.unlike(group):
             mixed.setdefault(", ".join(differ), []).append(label(group, apart))
     lines = [f"note: runs that differ in {facts} share a row: {_some(rows)}" for facts, rows in mixed.items()]
     ended = [(label(group, apart), entry) for group in groups for entry in group if entry.reason is not None]
@@ -157,7 +145,7 @@ def _table(groups: Sequence[Merged], columns: Sequence[Column], short: Sequence[
     if any(len(group) > 1 for group in groups):
         headings.append(Heading("n", "n", figures=True))
         for group, row in zip(groups, cells, strict=True):
-            n = sum(entry.status == "ok" for entry in counted(group))
+            n = sum(entry.status == "ok" for entry in merged.counted(group))
             row.append(TableCell(n, str(n)))
     return Table(headings, cells)
 

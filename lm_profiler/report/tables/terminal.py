@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
@@ -32,12 +33,12 @@ def plain(text: str) -> str:
 def terminal(table: Table, file: TextIO | None = None) -> str:
     """The table as the terminal behind ``file`` shows it; without one, as wide as it needs to be."""
     screen = file is not None and file.isatty()
-    most = shutil.get_terminal_size().columns if screen else None
+    most = shutil.get_terminal_size().columns if screen else sys.maxsize
     coloured = screen and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     return "".join(f"{line}\n" for line in lines(table, most, coloured))
 
 
-def lines(table: Table, most: int | None = None, coloured: bool = False) -> Iterator[str]:
+def lines(table: Table, most: int = sys.maxsize, coloured: bool = False) -> Iterator[str]:
     """The lines of ``table``; columns are no wider together than ``most``, if figures allow it.
 
     The one rule of width: figures are never shortened. Columns of text are folded, the widest first, where that is
@@ -60,25 +61,22 @@ def lines(table: Table, most: int | None = None, coloured: bool = False) -> Iter
     yield from (plain(line).rstrip() for line in table.below)
 
 
-def _narrowed(widths: list[int], right: Sequence[bool], most: int | None) -> list[int]:
-    def excess(of: Sequence[int]) -> int:
-        return 0 if most is None else sum(of) + _GAP * (len(of) - 1) - most
-
-    if excess(widths) <= 0:
-        return widths
+def _narrowed(widths: list[int], right: Sequence[bool], most: int) -> list[int]:
     narrower, text = list(widths), [at for at, figures in enumerate(right) if not figures]
-    while excess(narrower) > 0 and any(narrower[at] > _LEAST for at in text):
+    excess = sum(widths) + _GAP * (len(widths) - 1) - most
+    while excess > 0 and any(narrower[at] > _LEAST for at in text):
         narrower[max(text, key=narrower.__getitem__)] -= 1
-    if excess(narrower) <= 0:
+        excess -= 1
+    if excess <= 0:
         return narrower
-    return [width if figures else min(width, (most or 0) // 2) for width, figures in zip(widths, right, strict=True)]
+    return [width if figures else min(width, most // 2) for width, figures in zip(widths, right, strict=True)]
 
 
-def _pieces(widths: Sequence[int], most: int | None) -> Iterator[list[int]]:
+def _pieces(widths: Sequence[int], most: int) -> Iterator[list[int]]:
     """Which columns stand beside each other within ``most``, always behind the first."""
     shown = [0] if widths else []
     for at in range(1, len(widths)):
-        if most is not None and len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
+        if len(shown) > 1 and sum(widths[s] + _GAP for s in shown) + widths[at] > most:
             yield shown
             shown = [0]
         shown.append(at)
