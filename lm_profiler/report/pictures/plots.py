@@ -98,8 +98,8 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
     for at, (name, line) in enumerate(named.items()):
         style = _MARKERS[at % len(_MARKERS)] + (_DASHES[at // len(SERIES_COLOURS) % len(_DASHES)] if numbers else "")
         points = [(ticks[group.values[0]], estimated(group.entries, figure)) for group in line]
-        colour = SERIES_COLOURS[at % len(SERIES_COLOURS)]
-        _line(axes, points, figure.quantity.scale, colour, style, shortened(name) if at < _MOST_WORDS else "_")
+        look = {"color": SERIES_COLOURS[at % len(SERIES_COLOURS)], "fmt": style}
+        _line(axes, points, figure.quantity.scale, label=shortened(name) if at < _MOST_WORDS else "_", **look)
     _ticks(axes, ticks, numbers)
     columns = groups[0].columns
     axes.set_xlabel("\n".join((wrapped(columns[0].title, _WIDTH), *absent)))
@@ -111,15 +111,13 @@ def _figure_against(groups: Sequence[Group], figure: Column) -> Figure:
     return drawn
 
 
-def _line(
-    axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, colour: str, style: str, name: str
-) -> None:
+def _line(axes: Axes, points: Sequence[tuple[float, Estimate]], scale: float, color: str, **look: Any) -> None:
     """A point for each figure; on the axis, a cross where there is none."""
     x, y, *around = known_points(points, scale)
-    axes.errorbar(x, y, yerr=around, fmt=style, color=colour, label=name, capsize=3)
+    axes.errorbar(x, y, yerr=around, color=color, capsize=3, **look)
     missing = [x for x, figure in points if figure.value is None]
     if missing:
-        axes.plot(missing, [0.0] * len(missing), "x", color=colour, clip_on=False)
+        axes.plot(missing, [0.0] * len(missing), "x", color=color, clip_on=False)
 
 
 def _absent(groups: Sequence[Group], figures: Sequence[Estimate]) -> list[str]:

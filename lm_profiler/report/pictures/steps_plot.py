@@ -85,10 +85,10 @@ def _panel(axes: Axes, entry: Entry) -> None:
         axes.plot([row.step for row in rows], ms, "o-", color="black", ms=2.5, lw=0.8)
         axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
+    else:
+        axes.set_yticks([])
     if entry.status != "ok" or not rows:
         axes.annotate(trouble([entry]) or "no steps", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
-    if not rows:
-        axes.set_yticks([])
 
 
 def _scale(axes: Axes, ms: Sequence[float]) -> None:

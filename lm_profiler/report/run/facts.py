@@ -12,9 +12,6 @@ from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
-Facts = list[tuple[str, str]]
-"""What is told, and how much of it."""
-
 _LISTS_OF = {"Steps": "odd_steps", "Synchronization": "syncs", "Numerics": "numerics.kinds", "Ranks": "rank_step_s"}
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
@@ -43,18 +40,18 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     """Its facts with what they mean; below them its list, and its families."""
     alone = (of for of in group if of.of is None and of.get(record) is not None)
     rows = [[of.title, shown(of, record), of.meaning] for of in alone]
-    rows += [[name, text, ""] for name, text in _words(record, title)]
+    rows += _words(record, title)
     several = _families(record, [of for of in group if of.of is not None])
     tables = [text_table(("", "", ""), rows, left=3), list_table(record, _LISTS_OF.get(title, "")), several]
     tables = [table for table in tables if table.rows]
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
 
 
-def _words(record: RunRecord, title: str) -> Facts:
+def _words(record: RunRecord, title: str) -> list[list[str]]:
     """What the record says of the model and the machine in words."""
     part: BaseModel | None = {"Model": record.model, "Machine": record.environment}.get(title)
     said = {} if part is None else {name: _said(value) for name, value in part.model_dump().items()}
-    return [(name.replace("_", " "), text) for name, text in said.items() if text]
+    return [[name.replace("_", " "), text, ""] for name, text in said.items() if text]
 
 
 def _said(value: Any) -> str:
