@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.analysis.trace.walk import Range
 
+Times = NDArray[np.int64]
+
 NO_PHASE = "other"
 """What lies in no phase."""
-
-_START = attrgetter("start")
 
 
 @dataclass
@@ -38,31 +39,25 @@ class Busy:
 
 def phase_at(phases: Sequence[Range], moment: int) -> str:
     """Whose host code runs at ``moment``."""
-    last = bisect_right(phases, moment, key=_START) - 1
+    last = bisect_right(phases, moment, key=attrgetter("start")) - 1
     return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
 
 
-def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """What any interval covers between ``begin`` and ``end``, without overlaps, by time."""
+def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
+    """What any interval covers between ``begin`` and ``end``, without overlaps, by time: where it begins and ends."""
     order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
     start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
     reached = np.maximum.accumulate(stop)
     first = np.ones(len(order), dtype=bool)
     first[1:] = start[1:] > reached[:-1]
-    return zip(map(int, start[first]), map(int, reached[np.roll(first, -1)]), strict=True)
+    return start[first], reached[np.roll(first, -1)]
 
 
-def by_phase(union: Iterable[tuple[int, int]], phases: list[Range]) -> Counter[str]:
-    """How much of ``union`` lies in each phase, and outside all of them."""
+def by_phase(starts: Times, ends: Times, phases: Sequence[Range]) -> Counter[str]:
+    """How much of what lasts from ``starts`` to ``ends`` lies in each phase, and outside all of them."""
     covered: Counter[str] = Counter()
-    first = 0
-    for start, stop in union:
-        outside = stop - start
-        while first < len(phases) and phases[first].end <= start:
-            first += 1
-        for phase in phases[first : bisect_right(phases, stop, key=_START)]:
-            shared = max(min(stop, phase.end) - max(start, phase.start), 0)
-            covered[phase.name] += shared
-            outside -= shared
-        covered[NO_PHASE] += outside
+    for phase in phases:
+        start, end = (np.clip(side, phase.start, phase.end) for side in (starts, ends))
+        covered[phase.name] += int((end - start).sum())
+    covered[NO_PHASE] += int((ends - starts).sum()) - covered.total()
     return covered

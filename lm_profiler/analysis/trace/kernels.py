@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, by_phase, phase_at, union_of
 from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import MODULE_PREFIX, LaunchCall, Operator, Packed, walk
@@ -102,8 +104,8 @@ def _of_operators(packed: Packed, begin: int, end: int) -> KernelTable:
             if call.caller < 0:
                 starts.append(call.start)
                 ends.append(call.start + call.length)
-    covered = by_phase(union_of(starts, ends, begin, end), packed.phases)
-    idle = by_phase([(begin, end)], packed.phases)
+    covered = by_phase(*union_of(starts, ends, begin, end), packed.phases)
+    idle = by_phase(np.array([begin]), np.array([end]), packed.phases)
     idle.subtract(covered)
     return _table(packed, totals, Busy(end, covered, idle), memory_bound_share=None, communication_share=None)
 
