@@ -63,7 +63,7 @@ def judge_utilisation(
     peak_flops_per_s: float | None,
 ) -> Utilisation | None:
     """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
-    if flops is None or step_s is None:
+    if flops is None or not step_s:
         return None
     known = peak(device_name, dtype) if dtype is not None else None
     rate, source = (None, None) if known is None else (known.flops_per_s, known.source)

@@ -19,29 +19,15 @@ def share_of_peak(
         The share, or None where any figure is unknown.
 
     Raises:
-        ValueError: for a step, a peak or a number of devices that is not positive, or negative FLOPs.
+        ValueError: for a peak that is not positive.
     """
     if flops_per_step is None or step_s is None or peak_flops_per_s is None:
         return None
-    if flops_per_step < 0:
-        raise ValueError(f"FLOPs per step must not be negative, got {flops_per_step}")
-    _positive(step_s=step_s, peak_flops_per_s=peak_flops_per_s, devices=devices)
+    if not peak_flops_per_s > 0:
+        raise ValueError(f"peak_flops_per_s must be positive, got {peak_flops_per_s}")
     return flops_per_step / (step_s * peak_flops_per_s * devices)
 
 
 def per_second(count: float | None, step_s: float | None) -> float | None:
-    """``count`` things of a step, over all devices, per second; None where either is unknown.
-
-    Raises:
-        ValueError: for a step that is not positive.
-    """
-    if count is None or step_s is None:
-        return None
-    _positive(step_s=step_s)
-    return count / step_s
-
-
-def _positive(**figures: float) -> None:
-    for name, value in figures.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
+    """``count`` things of a step, over all devices, per second; None where either is unknown."""
+    return None if count is None or step_s is None else count / step_s
