@@ -17,13 +17,12 @@ def _backward_over_forward(record: RunRecord) -> float | None:
     return backward / forward if backward and forward else None
 
 
-def _ranks_apart(record: RunRecord) -> float | None:
-    ranks = record.rank_step_s
-    return max(ranks) / min(ranks) - 1 if len(ranks) > 1 and min(ranks) > 0 else None
+def _apart(ranks: list[float]) -> float | None:
+    return max(ranks) / min(ranks) - 1 if min(ranks) > 0 else None
 
 
-def _of_ranks(which: Callable[[list[float]], float]) -> Callable[[RunRecord], float | None]:
-    return lambda record: which(record.rank_step_s) if len(record.rank_step_s) > 1 else None
+def _of_ranks(what: Callable[[list[float]], float | None]) -> Callable[[RunRecord], float | None]:
+    return lambda record: what(record.rank_step_s) if len(record.rank_step_s) > 1 else None
 
 
 def _times_synchronized(syncs: list[Sync]) -> int:
@@ -74,7 +73,7 @@ _THROUGHPUT = (
 
 _RANKS = (
     figure("environment.world_size", "ranks", "count", "processes of the run", "world_size"),
-    computed("ranks_apart", "slowest rank longer by", "%", _APART, _ranks_apart),
+    computed("ranks_apart", "slowest rank longer by", "%", _APART, _of_ranks(_apart)),
     computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _of_ranks(min)),
     computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _of_ranks(max)),
 )
