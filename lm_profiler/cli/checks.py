@@ -18,7 +18,7 @@ from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.training.fits.batch import batch_refusal
 from lm_profiler.training.fits.states import Plan, Refusal, refusal
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
@@ -42,9 +42,8 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     """Raise UsageError for a Trainer that cannot be had here, where Lightning's own words would not help."""
     if options["barebones"]:
         raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
-    if options["accumulate_grad_batches"] < 1:
-        given = options["accumulate_grad_batches"]
-        raise UsageError(f"trainer.accumulate_grad_batches: expected 1 or more, given {given}")
+    batches = options["accumulate_grad_batches"]
+    expect(batches >= 1, "trainer.accumulate_grad_batches", "1 or more", batches)
     devices = str(options["devices"])
     if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MOST_DEVICES):
         raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES:,}, given {devices[:30]}")

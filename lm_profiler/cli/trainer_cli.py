@@ -33,7 +33,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 _INSTRUMENTS = {"stages": StageOptions, "memory": MemoryOptions, "trace": TraceOptions, "numerics": NumericsOptions}
@@ -204,8 +204,7 @@ class ProfilerCLI(LightningCLI):
         if self.verb == "fit" and config["limit_val_batches"] is None:
             kwargs["limit_val_batches"] = 0
         peak = self._get(self.config, "peak_tflops")
-        if peak is not None and not 0 < peak < math.inf:
-            raise UsageError(f"peak_tflops: expected a positive number of TFLOP/s, given {peak}")
+        expect(peak is None or 0 < peak < math.inf, "peak_tflops", "a positive number of TFLOP/s", peak)
         attempt.profiler = TrainingProfiler(
             launch=replace(attempt.launch, folder=attempt.folder),
             peak_flops_per_s=None if peak is None else peak * 1e12,

@@ -13,7 +13,7 @@ import yaml
 
 from lm_profiler.record.run import Verb
 from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")
 
@@ -81,8 +81,7 @@ class Request:
             raise UsageError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
-            if value is not None and not least <= value < math.inf:
-                raise UsageError(f"{name}: expected {least} or more, given {value}")
+            expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
         self._check_swept()
         self._check_cluster()
 

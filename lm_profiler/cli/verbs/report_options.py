@@ -11,7 +11,7 @@ from lm_profiler.cli.usage import either
 from lm_profiler.cli.verbs.report_output import format_of
 from lm_profiler.report.pictures.plots import KINDS
 from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +58,9 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
-            if number is not None and number < least:
-                raise UsageError(f"{name}: expected {least} or more, given {number}")
+            expect(number is None or number >= least, name, f"{least} or more", number)
         for name, known in (("format", [*SUFFIXES.values()]), ("plot", KINDS)):
-            if getattr(self, name) not in (None, *known):
-                raise UsageError(f"{name}: expected {either(known)}, given {getattr(self, name)!r}")
+            expect(getattr(self, name) in (None, *known), name, either(known), getattr(self, name))
         if self.plot is None:
             object.__setattr__(self, "format", format_of(self.format, self.output))
         if not self.runs and self.columns != ["help"]:

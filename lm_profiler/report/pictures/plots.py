@@ -19,7 +19,7 @@ from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
-from lm_profiler.usage_error import UsageError
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.axes import Axes
@@ -46,11 +46,9 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         OSError: ``path`` cannot be written.
         MissingExtra: matplotlib is not installed.
     """
-    if kind not in KINDS:
-        raise UsageError(f"plot: expected one of {', '.join(KINDS)}, given {kind!r}")
+    expect_one_of(KINDS, "plot", kind)
     suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise UsageError(f"plot: expected a file ending in {', '.join(SUFFIXES)}, given {path.name!r}")
+    expect(suffix in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
     if not entries:
         raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     require("matplotlib", "plot")
