@@ -16,7 +16,7 @@ import yaml
 from lm_profiler.cli.configs import is_text, read_config
 from lm_profiler.cli.line import Option, options_in
 from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.record.yaml_text import read_text, too_large, without
+from lm_profiler.record.yaml_text import TooLarge, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
@@ -165,8 +165,6 @@ def _items(arguments: Sequence[str]) -> Iterator[_Item]:
         if option.name == "config" and "://" not in option.value:
             yield _config(option)
             continue
-        if (reason := too_large(option.value)) is not None:
-            raise UsageError(f"{option.name}: expected a value that can be read, given one that {reason}")
         content = _loaded(option)
         for part in reversed(option.name.split(".")):
             content = {part: content}
@@ -180,7 +178,10 @@ def _loaded(option: Option) -> Any:
     try:
         if option.name in OURS and value.endswith(_FILES):
             value = read_text(Path(value))
+        check_size(value)
         return yaml.safe_load(value)
+    except TooLarge as error:
+        raise UsageError(f"{option.name}: expected a value that can be read, given one that {error}") from None
     except (OSError, ValueError, yaml.YAMLError):  # the parser tells what is wrong with it
         return value
 

@@ -23,6 +23,10 @@ class YamlTextError(ValueError):
     """It is not to be read as YAML; the message says why, after a name of what it is: "is not YAML at line 2: …"."""
 
 
+class TooLarge(YamlTextError):
+    """It has more values or levels than anybody writes, contains itself, or has a character that no call can have."""
+
+
 def read_text(path: Path) -> str:
     """The text of ``path``, which may be a pipe and is read once.
 
@@ -47,7 +51,7 @@ def compose(text: str) -> yaml.Node | None:
         YamlTextError: it is not YAML, contains itself, or becomes too large.
     """
     try:
-        _check_size(text)
+        check_size(text)
         node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
         yaml.safe_load(text)  # that values can be had
         return node
@@ -55,17 +59,6 @@ def compose(text: str) -> yaml.Node | None:
         raise
     except _ERRORS as error:
         raise YamlTextError(_why(error)) from None
-
-
-def too_large(text: str) -> str | None:
-    """Why ``text`` is not to be read as YAML for its size alone; None where it may be, or is none."""
-    try:
-        _check_size(text)
-    except YamlTextError as error:
-        return str(error)
-    except _ERRORS:
-        pass
-    return None
 
 
 def text_of(node: yaml.Node) -> str:
@@ -103,8 +96,13 @@ def _why(error: Exception) -> str:
     return f"is not YAML{where}: {why or (str(error).splitlines() or ['it cannot be read'])[0][:200]}"
 
 
-def _check_size(text: str) -> None:
-    """Raise YamlTextError before a few lines of aliases become millions of values, or never end."""
+def check_size(text: str) -> None:
+    """Before a few lines of aliases become millions of values, or never end.
+
+    Raises:
+        TooLarge: it is not to be read for its size alone.
+        yaml.YAMLError: it is not YAML.
+    """
     sizes: dict[str, int] = {}
     within: list[tuple[str | None, int]] = []
     total = 0
@@ -115,15 +113,15 @@ def _check_size(text: str) -> None:
                 sizes[anchor] = total - before
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in within):
-                raise YamlTextError(f"contains itself, at *{event.anchor}")
+                raise TooLarge(f"contains itself, at *{event.anchor}")
             total += sizes.get(event.anchor or "", 1)
         elif isinstance(event, yaml.NodeEvent):
             if isinstance(event, yaml.CollectionStartEvent):
                 within.append((event.anchor, total))
             total += 1
         if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
-            raise YamlTextError("has a value with the character 0 in it")
+            raise TooLarge("has a value with the character 0 in it")
         if len(within) > DEEPEST:
-            raise YamlTextError(f"has more than {DEEPEST} levels")
+            raise TooLarge(f"has more than {DEEPEST} levels")
         if total > MOST_NODES:
-            raise YamlTextError(f"has more than {MOST_NODES:,} values")
+            raise TooLarge(f"has more than {MOST_NODES:,} values")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from lm_profiler.record.yaml_text import MOST_NODES, YamlTextError, compose, too_large, without
+from lm_profiler.record.yaml_text import MOST_NODES, TooLarge, YamlTextError, check_size, compose, without
 
 
 def test_aliases_count_as_often_as_they_repeat_a_value() -> None:
     thousand = f"a: &a [{'1, ' * 999}1]\n"
     lines = [f"k{i}: *a\n" for i in range(MOST_NODES // 1000)]
-    assert too_large(thousand + "".join(lines[:50])) is None
-    assert too_large(thousand + "".join(lines)) == "has more than 100,000 values"
+    check_size(thousand + "".join(lines[:50]))
+    with pytest.raises(TooLarge, match=r"^has more than 100,000 values$"):
+        check_size(thousand + "".join(lines))
 
 
 def test_keys_are_taken_out_and_other_values_stay_as_they_were_written() -> None:
@@ -22,6 +23,7 @@ def test_keys_are_taken_out_and_other_values_stay_as_they_were_written() -> None
 
 
 def test_what_is_no_yaml_is_not_too_large() -> None:
-    assert too_large("[1") is None
+    with pytest.raises(yaml.YAMLError):
+        check_size("[1")
     with pytest.raises(YamlTextError, match=r"^is not YAML at line 2: "):
         compose("[1")
