@@ -133,11 +133,10 @@ class Entry:
 def _at(config: Mapping[str, Any], path: str) -> Any:
     value: Any = config
     for key in path.split("."):
-        if isinstance(value, Mapping) and isinstance(value.get("init_args"), Mapping):
-            value = value if key in value else value["init_args"]
-        if not isinstance(value, Mapping) or key not in value:
+        if not isinstance(value, Mapping):
             return None
-        value = value[key]
+        inner = value.get("init_args")
+        value = value.get(key, inner.get(key) if isinstance(inner, Mapping) else None)
     return value.get("class_path", value) if isinstance(value, Mapping) else value
 
 
@@ -185,8 +184,8 @@ class _Search:
             folder = Path(here)
             folders.sort(key=_by_number)
             if PLAN_FILE in files:
-                folders.clear()
-                self._sweep(folder)
+                if not self._first_time(folder) or self._sweep(folder):
+                    folders.clear()
             elif "run.json" in (*files, *folders):  # a folder of that name is told as one that cannot be read
                 folders.clear()
                 if self._first_time(folder) and (record := self._record(folder)) is not None:
@@ -207,17 +206,16 @@ class _Search:
             return f"{link}: is a link, and links are not followed; give {link.resolve()} itself"
         return None
 
-    def _sweep(self, folder: Path) -> None:
-        """A sweep's cells in the order of its plan; those that were not tried yet are ``not run``."""
-        if not self._first_time(folder):
-            return
+    def _sweep(self, folder: Path) -> bool:
+        """A sweep's cells in the order of its plan; those that were not tried yet are ``not run``.
+
+        False where the plan cannot be read: then its runs are found like any others.
+        """
         try:
             plan, outcomes = read_plan(folder), read_outcomes(folder)
         except (RecordError, OSError) as error:
             self._problem(str(error))
-            for child in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
-                self.walk(child)
-            return
+            return False
         entries = self.collection.entries
         first = len(entries)
         for cell in plan.cells:
@@ -229,6 +227,7 @@ class _Search:
                 record = self._record(run) if run else None
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         entries[first:] = _with_siblings(entries[first:])
+        return True
 
     def _record(self, folder: Path) -> RunRecord | None:
         """None where it cannot be read, which is told."""
