@@ -116,17 +116,13 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) ->
     return 2 * prod(query.shape[:-1]) * key.shape[-2] * (query.shape[-1] + value.shape[-1])
 
 
-def _flash_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, lse: Any, *lengths: Any, **_: Any) -> int:
-    """Of sequences of unlike lengths, which only torch's own formula takes apart."""
-    forward = flop_registry[torch.ops.aten._flash_attention_forward]
-    return 2 * int(forward(query, key, value, *lengths[:4]))
+def _backward_of(name: str, inputs: int) -> Formula:
+    """Of sequences of unlike lengths, which only torch's own formula of ``name`` takes apart.
 
-
-def _efficient_backward(
-    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, *lengths: Any, **_: Any
-) -> int:
-    forward = flop_registry[torch.ops.aten._efficient_attention_forward]
-    return 2 * int(forward(query, key, value, bias, *lengths[:4]))
+    Of a forward's arguments its ``inputs`` follow the gradient, and the lengths stand behind its results.
+    """
+    forward = flop_registry[getattr(torch.ops.aten, name)]
+    return lambda _, *args, **__: 2 * int(forward(*args[:inputs], *args[5:9]))
 
 
 def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:
@@ -161,8 +157,8 @@ _BY_NAME: dict[str, Formula] = {
     "convolution_backward": _convolution_backward,
     **{f"_scaled_dot_product_{kind}": _attention for kind in _FUSED},
     **{f"_scaled_dot_product_{kind}_backward": _after_first(_twice(_attention)) for kind in _FUSED},
-    "_flash_attention_backward": _flash_backward,
-    "_efficient_attention_backward": _efficient_backward,
+    "_flash_attention_backward": _backward_of("_flash_attention_forward", inputs=3),
+    "_efficient_attention_backward": _backward_of("_efficient_attention_forward", inputs=4),
     "mkldnn_rnn_layer": _recurrent_layer,
     "mkldnn_rnn_layer_backward": _twice(_recurrent_layer),
     **dict.fromkeys(("_cudnn_rnn", "miopen_rnn"), _recurrent),

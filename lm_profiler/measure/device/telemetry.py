@@ -37,11 +37,11 @@ _SEEN_SHARE = 0.05  # of the samples; a reason that held in fewer is left out
 
 class _Sample(NamedTuple):
     at_s: float
-    sm_clock_mhz: int | None
-    temperature_c: int | None
-    power_mw: int | None
+    sm_clock_hz: float | None
+    temperature_c: float | None
+    power_w: float | None
     reasons: int | None
-    energy_mj: int | None
+    energy_j: float | None
 
 
 @dataclass
@@ -49,8 +49,8 @@ class _Log:
     """What one thread collects."""
 
     samples: list[_Sample] = field(default_factory=list)
-    max_sm_clock_mhz: int | None = None
-    power_limit_mw: int | None = None
+    max_sm_clock_hz: float | None = None
+    power_limit_w: float | None = None
 
 
 @dataclass(eq=False)
@@ -93,29 +93,30 @@ class TelemetrySampler:
         return _reading(self._log, self.gpu.uuid)
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
-        log.max_sm_clock_mhz = self._ask("nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
-        log.power_limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
+        log.max_sm_clock_hz = self._ask(1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)
+        log.power_limit_w = self._ask(1e-3, "nvmlDeviceGetEnforcedPowerLimit")
         log.samples.append(self._sample())
         while not stopping.wait(self.period_s):
             log.samples.append(self._sample())
         log.samples.append(self._sample())
 
     def _sample(self) -> _Sample:
-        reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # drivers before 535 know it by its old name only
-            reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+            reasons = self.gpu.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return _Sample(
             at_s=self.clock(),
-            sm_clock_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
-            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
-            power_mw=self._ask("nvmlDeviceGetPowerUsage"),
+            sm_clock_hz=self._ask(1e6, "nvmlDeviceGetClockInfo", _CLOCK_SM),
+            temperature_c=self._ask(1.0, "nvmlDeviceGetTemperature", _TEMPERATURE_GPU),
+            power_w=self._ask(1e-3, "nvmlDeviceGetPowerUsage"),
             reasons=reasons,
-            energy_mj=self._ask("nvmlDeviceGetTotalEnergyConsumption"),
+            energy_j=self._ask(1e-3, "nvmlDeviceGetTotalEnergyConsumption"),
         )
 
-    def _ask(self, function: str, *arguments: Any) -> int | None:
+    def _ask(self, unit: float, function: str, *arguments: Any) -> float | None:
+        """The answer in SI units: ``unit`` is what NVML counts in."""
         answer = self.gpu.ask(function, *arguments)
-        return None if answer is None else int(answer)
+        return None if answer is None else answer * unit
 
 
 def _reading(log: _Log, uuid: str) -> Telemetry | None:
@@ -123,17 +124,16 @@ def _reading(log: _Log, uuid: str) -> Telemetry | None:
     if not samples:
         return None
     energy_j, source = _energy(samples)
-    clock_hz = _median((sample.sm_clock_mhz for sample in samples), 1e6)
-    highest_hz = _median((log.max_sm_clock_mhz,), 1e6)
+    clock_hz, highest_hz = _median(sample.sm_clock_hz for sample in samples), log.max_sm_clock_hz
     return Telemetry(
         samples=len(samples),
         duration_s=samples[-1].at_s - samples[0].at_s,
         median_sm_clock_hz=clock_hz,
         max_sm_clock_hz=highest_hz,
         clock_share=clock_hz / highest_hz if clock_hz and highest_hz else None,
-        median_temperature_c=_median((sample.temperature_c for sample in samples), 1.0),
-        median_power_w=_median((sample.power_mw for sample in samples), 1e-3),
-        power_limit_w=_median((log.power_limit_mw,), 1e-3),
+        median_temperature_c=_median(sample.temperature_c for sample in samples),
+        median_power_w=_median(sample.power_w for sample in samples),
+        power_limit_w=log.power_limit_w,
         energy_j=energy_j,
         energy_source=source,
         throttle_reasons=_throttling([sample.reasons for sample in samples if sample.reasons is not None]),
@@ -141,16 +141,16 @@ def _reading(log: _Log, uuid: str) -> Telemetry | None:
     )
 
 
-def _median(values: Iterable[int | None], scale: float) -> float | None:
+def _median(values: Iterable[float | None]) -> float | None:
     known = _known(values)
-    return median(known) * scale if known else None
+    return median(known) if known else None
 
 
 def _energy(samples: Sequence[_Sample]) -> tuple[float | None, Literal["counter", "power samples"] | None]:
-    first, last = samples[0].energy_mj, samples[-1].energy_mj
+    first, last = samples[0].energy_j, samples[-1].energy_j
     if first is not None and last is not None and last >= first and len(samples) > 1:
-        return (last - first) * 1e-3, "counter"
-    powers = [(sample.at_s, sample.power_mw * 1e-3) for sample in samples if sample.power_mw is not None]
+        return last - first, "counter"
+    powers = [(sample.at_s, sample.power_w) for sample in samples if sample.power_w is not None]
     if len(powers) < 2:
         return None, None
     return sum((p + q) / 2 * (t - s) for (s, p), (t, q) in pairwise(powers)), "power samples"
