@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.measure.memory.causes import HeldAtPeak
-from lm_profiler.record.run import AllocatorReading, MemoryLevels, Sync, Telemetry
+from lm_profiler.record.run import AllocatorReading, MemoryCauses, MemoryLevels, Sync, Telemetry
 from lm_profiler.record.steps import Peaks, StepRow
 
 
@@ -24,7 +23,7 @@ class Measured:
     notes: Sequence[str] = ()
     # What the instruments say, each under the name of its facts.
     part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
-    held: Mapping[str, HeldAtPeak] = field(default_factory=dict)
+    causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     allocator: AllocatorReading | None = None
     recompilations: int = 0

@@ -92,7 +92,7 @@ class MemoryReader:
             return
         holdings, levels, parts = self._readers
         self.discard()
-        self.facts |= {"part_peaks": parts.by_part(), "held": holdings.by_part(), "levels": levels.levels}
+        self.facts |= {"part_peaks": parts.by_part(), "causes": holdings.by_part(), "levels": levels.levels}
 
     def discard(self) -> None:
         if self._readers is None:

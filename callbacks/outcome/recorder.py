@@ -37,7 +37,6 @@ from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
-from lm_profiler.measure.memory.causes import by_cause
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -212,7 +211,7 @@ def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
     return MemoryFacts(
         measured=_reading(largest(row.memory for row in timed)),
         parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
-        causes={part: by_cause(held.peak, held.holdings) for part, held in measured.held.items()},
+        causes=dict(measured.causes),
         held=measured.levels,
         allocator=measured.allocator,
     )

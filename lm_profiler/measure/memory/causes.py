@@ -30,13 +30,6 @@ class Holdings(NamedTuple):
         return sum(self)
 
 
-class HeldAtPeak(NamedTuple):
-    """The peak of one part of a step in bytes (None where the device cannot say), and what was held at that time."""
-
-    peak: int | None
-    holdings: Holdings
-
-
 def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.device) -> Holdings:
     """What ``module`` and ``optimizers`` hold now on ``device``.
 
@@ -104,7 +97,7 @@ class HoldingsReader:
         self._before = Holdings(0, 0, 0, 0)
         self._arrived: dict[int, int] = {}
         self._top: tuple[int, int] | None = None
-        self._by_part: dict[int, HeldAtPeak] = {}
+        self._by_part: dict[int, tuple[int | None, Holdings]] = {}
 
     def start(self) -> None:
         """Watch gradients arrive."""
@@ -125,9 +118,9 @@ class HoldingsReader:
         peak = self.peak()
         after = holdings(self.module, self.optimizers, self.device)
         if self._part is not None and self._part != OUTSIDE:
-            reading = HeldAtPeak(peak, self._held(peak, after))
+            reading = peak, self._held(peak, after)
             best = self._by_part.get(self._part, reading)
-            self._by_part[self._part] = max(best, reading, key=lambda each: (each.peak or 0, each.holdings.total))
+            self._by_part[self._part] = max(best, reading, key=lambda each: (each[0] or 0, each[1].total))
         self._part, self._before, self._top = code, after, None
         self._arrived = storages(_gradients(self.module, self.optimizers), self.device)
 
@@ -135,9 +128,9 @@ class HoldingsReader:
         """What comes until the next mark is in no part."""
         self._part = None
 
-    def by_part(self) -> dict[str, HeldAtPeak]:
-        """For each part that occurred, its highest peak over all steps observed."""
-        return {part: self._by_part[code] for code, part in enumerate(PARTS) if code in self._by_part}
+    def by_part(self) -> dict[str, MemoryCauses]:
+        """For each part that occurred, its highest peak over all steps observed, by cause."""
+        return {part: by_cause(*self._by_part[code]) for code, part in enumerate(PARTS) if code in self._by_part}
 
     def _held(self, peak: int | None, after: Holdings) -> Holdings:
         held = max(self._before, after, key=lambda reading: reading.total)
