@@ -12,15 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.analysis.steps.summaries import (
-    ideal_step_s,
-    mean_over_ranks,
-    rank_medians,
-    scalars,
-    summaries,
-    throughput,
-)
-from lm_profiler.analysis.steps.typical import odd, shares, typical
+from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
+from lm_profiler.analysis.steps.typical import typical
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
@@ -87,10 +80,10 @@ class Recorder:
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
         steady = self._steady = steps if level is None else steps[level.cut :]
         notes = list(measured.notes)
-        times = summaries(steady, "device")
-        tokens = throughput(steady, times)
+        figures = step_figures(steady)
         return RunRecord(
             **self.launch.facts(),
+            **figures,
             status=status,
             failure=failure,
             verb=self.verb,
@@ -98,15 +91,10 @@ class Recorder:
             steps_planned=dict(measured.planned),
             first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
             between_steps_s=measured.between_steps_s,
-            time=times,
-            host_time=summaries(steady, "host"),
-            shares=shares(typical(steady)),
-            odd_steps=odd(steady),
             rank_step_s=rank_medians(timed),
             memory=_memory(timed, measured),
-            throughput=tokens,
             steadiness=level,
-            telemetry=_telemetry(measured.telemetry, steady, tokens.tokens_per_step),
+            telemetry=_telemetry(measured.telemetry, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
             notes=notes,

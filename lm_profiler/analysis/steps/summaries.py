@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.statistics import summarise
+from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
 from lm_profiler.record.steps import StepRow, largest
@@ -68,6 +70,18 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
         values.append((TOKENS_PER_S, per_second(row.tokens, step_s)))
         values.append((MFU, None if ideal_s is None else ideal_s / step_s))
     return {str(of.tag): value * of.scale for of, value in values if value is not None}
+
+
+def step_figures(steps: Sequence[StepRow], samples: int | None = None) -> dict[str, Any]:
+    """What a record says of ``steps`` of ``samples`` each, by its fields."""
+    times = summaries(steps, "device")
+    return {
+        "time": times,
+        "host_time": summaries(steps, "host"),
+        "shares": shares(typical(steps)),
+        "odd_steps": odd(steps),
+        "throughput": throughput(steps, times, samples),
+    }
 
 
 def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:

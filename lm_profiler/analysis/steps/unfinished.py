@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, summaries, throughput
-from lm_profiler.analysis.steps.typical import odd, shares, typical
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures
 from lm_profiler.record.collection import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord
@@ -39,8 +38,6 @@ def as_far_as_it_came(record: RunRecord, rows: Sequence[StepRow]) -> RunRecord:
     if timed:
         facts["first_step_s"] = timed[0].time("step")
     if measured:
-        facts |= {"time": summaries(measured, "device"), "host_time": summaries(measured, "host")}
-        facts |= {"shares": shares(typical(measured)), "odd_steps": odd(measured)}
-        facts["throughput"] = throughput(measured, facts["time"])
+        facts |= step_figures(measured)
     note = f"unfinished: {UNFINISHED}; figures are of the {counted(len(measured), 'measured step')} that it finished"
     return record.model_copy(update={**facts, "notes": [*record.notes, note]})

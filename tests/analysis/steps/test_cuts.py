@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tabled import run, step_rows
 
-from lm_profiler.analysis.steps.cuts import readable, steps_after
+from lm_profiler.analysis.steps.cuts import cut_anew, readable, steps_after
 from lm_profiler.record.run import Steadiness
 
 RNG = np.random.default_rng(0)
@@ -39,3 +39,14 @@ def test_runs_without_steps_are_named():
     good, problems = readable([run("a", MEASURED), died])
     assert [str(entry.folder) for entry in good] == ["a"]
     assert problems == ["died: no steps to cut (oom)"]
+
+
+def test_all_that_is_said_of_the_steps_is_of_the_cut():
+    own = run("a", [(0.1, 0.3)] * 9, [(9.0, 1.0)])
+    [entry], problems = cut_anew([own], [0], 8)
+    assert problems == []
+    assert entry.record.throughput is not None
+    assert [step.step for step in entry.record.odd_steps] == [1]
+    assert entry.record.shares["forward"] == pytest.approx(0.25)  # the odd step is left out
+    [entry], _ = cut_anew([own], [1], 8)
+    assert entry.record.odd_steps == []
