@@ -5,7 +5,6 @@ A remedy is offered only where the setting is known to be off: an unknown settin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 _HEAVY_OPTIMIZER = 0.25
@@ -74,26 +73,22 @@ def for_input(s: Settings, copying: bool) -> str:
 def for_host(s: Settings) -> str:
     """The device waits for launches: fewer and bigger kernels."""
     return _first(
-        [
-            (s.compiled is False, "Try torch.compile: it fuses small kernels into fewer launches."),
-            (s.fused_optimizer is False, "Use the fused optimizer (fused=True): one launch instead of hundreds."),
-        ],
-        _larger_batch(s, "the same launches then do more work"),
+        (s.compiled is False, "Try torch.compile: it fuses small kernels into fewer launches."),
+        (s.fused_optimizer is False, "Use the fused optimizer (fused=True): one launch instead of hundreds."),
+        otherwise=_larger_batch(s, "the same launches then do more work"),
     )
 
 
 def for_memory(s: Settings, optimizer_share: float) -> str:
     """Bytes are what costs: move fewer, or use them more often."""
     return _first(
-        [
-            *_lighter_optimizer(s, optimizer_share),
-            (
-                s.compiled is False,
-                "Try torch.compile: fused kernels read and write memory once instead of once per operator.",
-            ),
-            (s.can_halve, f"Try precision {s.half_precision}: half the bytes."),
-        ],
-        _larger_batch(s, "each weight read then serves more tokens"),
+        *_lighter_optimizer(s, optimizer_share),
+        (
+            s.compiled is False,
+            "Try torch.compile: fused kernels read and write memory once instead of once per operator.",
+        ),
+        (s.can_halve, f"Try precision {s.half_precision}: half the bytes."),
+        otherwise=_larger_batch(s, "each weight read then serves more tokens"),
     )
 
 
@@ -109,14 +104,12 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_devi
     if utilisation < 0.6:
         rest = _larger_batch(s, "larger matrix products run closer to the peak")
     return _first(
-        [
-            *_lighter_optimizer(s, optimizer_share),
-            (on_device and s.full_precision and s.tf32 is False, _TF32),
-            (on_device and s.can_halve, f"Try precision {s.half_precision}: it runs on tensor cores."),
-            (s.compiled is False, "Try torch.compile."),
-            (s.checkpointing is True and spare, "Switch activation checkpointing off: memory is free for it."),
-        ],
-        rest,
+        *_lighter_optimizer(s, optimizer_share),
+        (on_device and s.full_precision and s.tf32 is False, _TF32),
+        (on_device and s.can_halve, f"Try precision {s.half_precision}: it runs on tensor cores."),
+        (s.compiled is False, "Try torch.compile."),
+        (s.checkpointing is True and spare, "Switch activation checkpointing off: memory is free for it."),
+        otherwise=rest,
     )
 
 
@@ -125,7 +118,7 @@ def for_unknown(s: Settings, optimizer_share: float, traced: bool) -> str:
     look = "Record a trace (--trace.steps=3) and look for gaps and for what takes longest."
     if traced:
         look = "Look for gaps and for what takes longest in the trace (report RUN --kernels)."
-    return _first(_lighter_optimizer(s, optimizer_share), look)
+    return _first(*_lighter_optimizer(s, optimizer_share), otherwise=look)
 
 
 def _lighter_optimizer(s: Settings, share: float) -> list[tuple[bool, str]]:
@@ -146,5 +139,5 @@ def _larger_batch(s: Settings, why: str) -> str:
     return f"Try a larger batch{now}: {why}."
 
 
-def _first(options: Iterable[tuple[bool, str]], otherwise: str) -> str:
+def _first(*options: tuple[bool, str], otherwise: str) -> str:
     return next((text for applies, text in options if applies), otherwise)
