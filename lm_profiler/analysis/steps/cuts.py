@@ -39,11 +39,15 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
     """
     if warmup is None and count is None and entry.cut is not None:
         warmup, count = entry.cut.warmup, entry.cut.steps
-    rows = mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
+    rows = _recorded(entry)
     own = sum(row.stage == "warmup" for row in rows) + (0 if entry.record is None else entry.record.steps_left_out)
     first = own if warmup is None else warmup
     kept = rows[first:] if count is None else rows[first : first + count]
     return Steps(kept, summaries(kept, "device"), rows[:first])
+
+
+def _recorded(entry: Entry) -> list[StepRow]:
+    return mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
 
 
 def cut_anew(
@@ -99,7 +103,7 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     good, problems = [], []
     for entry in entries:
         try:
-            if entry.record is not None and entry.record.steps and steps_after(entry, 0).rows:
+            if entry.record is not None and entry.record.steps and _recorded(entry):
                 good.append(entry)
             else:
                 problems.append(f"{entry.folder}: no steps to cut ({entry.status})")
@@ -111,10 +115,11 @@ def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 def long_enough(
     entries: Sequence[Entry], settings: Sequence[int], count: int | None
 ) -> tuple[list[tuple[Entry, list[int]]], list[str]]:
-    """Each of ``entries`` with those of ``settings`` after which ``count`` (any) steps are left, and what is not."""
-    enough_steps, problems = [], []
-    for entry in entries:
-        recorded = len({row.step for row in entry.rows if row.stage in _STAGES and row.seconds is not None})
+    """Each readable one of ``entries`` with those of ``settings`` that leave ``count`` (any) steps; and what is not."""
+    good, problems = readable(entries)
+    enough_steps = []
+    for entry in good:
+        recorded = len(_recorded(entry))
         left = {setting: max(0, recorded - setting) for setting in settings}
         problems += [_too_few(entry, setting, count, n) for setting, n in left.items() if n < (count or 1)]
         if enough := [setting for setting, n in left.items() if n >= (count or 1)]:

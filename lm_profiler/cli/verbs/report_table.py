@@ -74,8 +74,6 @@ def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
 
 
 def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
-    good, problems = readable(entries)
-    settings = options.warmup or WARMUPS
-    runs, short = long_enough(good, settings, options.steps)
+    runs, problems = long_enough(entries, options.warmup or WARMUPS, options.steps)
     made = (warmup_rows if options.layout == "warmups" else warmups)(runs, options.steps) if runs else None
-    return made, problems + short
+    return made, problems
