@@ -64,18 +64,25 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    (tmp_path / "users_cell.py").write_text(USERS)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def server(here: Path) -> Iterator[CellServer]:
+@pytest.fixture(scope="module")
+def started_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CellServer, Path]]:
+    """A server, which loads torch when it is first asked for a cell, and the folder of its cells."""
+    here = tmp_path_factory.mktemp("cells")
+    (here / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    (here / "users_cell.py").write_text(USERS)
     with CellServer(FORKING) as server:
-        yield server
+        yield server, here
+
+
+@pytest.fixture
+def here(started_once: tuple[CellServer, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(started_once[1])
+    return started_once[1]
+
+
+@pytest.fixture
+def server(started_once: tuple[CellServer, Path], here: Path) -> CellServer:
+    return started_once[0]
 
 
 def its_end(server: CellServer) -> CellEnded:
@@ -83,6 +90,11 @@ def its_end(server: CellServer) -> CellEnded:
         for event in server.events(120):
             if isinstance(event, CellEnded):
                 return event
+
+
+def program_of(server: CellServer) -> psutil.Process:
+    assert server._process is not None
+    return psutil.Process(server._process.pid)
 
 
 def begin(server: CellServer, name: str, here: Path, *options: str) -> None:
@@ -133,7 +145,7 @@ def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Pat
 
     while output.read_text().count("waiting") < 2:
         assert server.events(0.1) == [], output.read_text()
-    (program,) = psutil.Process().children()
+    program = program_of(server)
     (rank0,) = program.children()
     ranks = [rank0, *rank0.children(recursive=True)]
     assert len(ranks) >= 2
@@ -143,15 +155,15 @@ def test_ranks_of_a_forked_cell_run_and_go_with_it(server: CellServer, here: Pat
 
 
 def test_cells_die_with_a_server_that_nobody_could_ask_to_kill_them(server: CellServer, here: Path) -> None:
-    output = here / "waits.txt"
-    server.start("waits", ["fit", "--config=config.yaml", "--name=waits", "--model.waits=true"], output, {})
+    output = here / "alone.txt"
+    server.start("alone", ["fit", "--config=config.yaml", "--name=alone", "--model.waits=true"], output, {})
     while not output.exists() or "waiting" not in output.read_text():
         server.events(0.1)
-    (program,) = psutil.Process().children()
+    program = program_of(server)
     cells = program.children()
     program.kill()
     assert psutil.wait_procs(cells, timeout=10)[1] == []  # before this client has noticed anything
-    assert server.events(10) == [CellEnded("waits", None, "the process that starts cells died (SIGKILL)")]
+    assert server.events(10) == [CellEnded("alone", None, "the process that starts cells died (SIGKILL)")]
 
 
 TWO = """
@@ -232,7 +244,7 @@ def test_what_a_cell_started_goes_when_the_server_is_killed(small: tuple[str, ..
         while CellStarted("cell") not in server.events(60):
             pass
         group = whole_group(tmp_path / "out.txt")
-        (program,) = psutil.Process().children()
+        program = program_of(server)
         program.kill()
         assert server.events(60) == [CellEnded("cell", None, "the process that starts cells died (SIGKILL)")]
         assert psutil.wait_procs(group, timeout=10)[1] == []
@@ -254,5 +266,5 @@ def test_nothing_is_left_when_the_client_is_killed_amid_the_imports(small: tuple
 def test_a_client_does_not_wait_for_imports_that_nobody_needs(small: tuple[str, ...], tmp_path: Path) -> None:
     with CellServer((*small, "stuck")) as server:
         server.start("cell", [], tmp_path / "out.txt", {})
-        (program,) = psutil.Process().children()
+        program = program_of(server)
     assert not program.is_running()
