@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lm_profiler.models.config import AttentionName
-from lm_profiler.training.fits.states import Refusal, bytes_per_value, bytes_per_weight, gib
+from lm_profiler.training.fits.states import Refusal, bytes_per_value, bytes_per_weight, gib, halves
 
 _SCORES = 3
 """Arrays [B, T, T] that `math` holds at once: the scores, the masked scores and their softmax. Measured on the CPU:
@@ -75,9 +75,5 @@ class AttentionFootprint:
 
         options = ["--model.attention=sdpa"] if fits(attention="sdpa") else []
         for name in ("context_length", "batch_size"):
-            smaller: int = getattr(self, name)
-            while smaller and not fits(**{name: smaller}):
-                smaller //= 2
-            if smaller:
-                options.append(f"--data.{name}={smaller}")
+            options += [f"--data.{name}={n}" for n in halves(getattr(self, name)) if fits(**{name: n})][:1]
         return options

@@ -10,7 +10,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.command import command_line
 from lm_profiler.record.precision import full_name
 from lm_profiler.training.fits.batch import activation_bytes
-from lm_profiler.training.fits.states import Plan
+from lm_profiler.training.fits.states import Plan, halves
 
 _ROOM = 0.9
 """Share of a device's memory that a plan may fill: the rest is the driver's context, workspaces and gaps."""
@@ -80,17 +80,13 @@ def _fitting(plan: Plan, room: int) -> list[str]:
 
 def _ways(plan: Plan) -> Iterator[list[tuple[str, Plan]]]:
     """Ways to need less, each from the least change to the greatest; what changes nothing does not fit either."""
-    yield [(f"--data.batch_size={n}", replace(plan, batch_size=n)) for n in _halves(plan.batch_size)]
-    yield [(f"--data.context_length={n}", replace(plan, context_length=n)) for n in _halves(plan.context_length)]
+    yield [(f"--data.batch_size={n}", replace(plan, batch_size=n)) for n in halves(plan.batch_size)]
+    yield [(f"--data.context_length={n}", replace(plan, context_length=n)) for n in halves(plan.context_length)]
     if plan.precision != "64-true":  # whoever asks for that needs it
         names = ("bf16-mixed", "bf16-true")
         yield [(f"--trainer.precision={name}", replace(plan, precision=name)) for name in names]
     config = replace(plan.config, activation_checkpointing=True)
     yield [("--model.activation_checkpointing=true", replace(plan, config=config))]
-
-
-def _halves(number: int) -> Sequence[int]:
-    return [number >> shift for shift in range(1, number.bit_length())]
 
 
 def _plan(entry: Entry) -> Plan | None:

@@ -178,5 +178,10 @@ def _dimensions(config: TransformerConfig) -> tuple[int, ...]:
     return config.d_model, config.d_ff, config.num_layers, config.num_heads
 
 
+def halves(number: int) -> Sequence[int]:
+    """Half of it, half of that, and so on down to 1."""
+    return [number >> shift for shift in range(1, number.bit_length())]
+
+
 def gib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB"
