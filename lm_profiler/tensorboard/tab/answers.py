@@ -75,9 +75,9 @@ def _has_traces(logdir: Path, name: str) -> bool:
 def traces(logdir: Path, name: str) -> Json:
     """The run's traces, with their sizes in bytes, and whether Perfetto's page is there to show them."""
     files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
-    sizes = {file.name: file.lstat().st_size for file in files if not file.name.startswith(".")}
-    ordered = sorted(sizes, key=lambda file: (len(file), file))  # rank 2 before rank 10
-    return {"traces": [{"file": file, "bytes": sizes[file]} for file in ordered], "perfetto": has_perfetto()}
+    ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
+    shown = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
+    return {"traces": shown, "perfetto": has_perfetto()}
 
 
 def trace(logdir: Path, name: str, file: str) -> Path:

@@ -31,11 +31,9 @@ def inside(root: Path, name: str) -> Path:
     """
     try:
         path = (root / name).resolve(strict=True)
-        inside = path.is_relative_to(root.resolve(strict=True))
-    except (OSError, RuntimeError, ValueError):  # none there; links in a circle; a NUL in the name
-        inside = False
-    if not inside:
-        raise NotFoundError(f"{name!r}: nothing of that name in the folder")
+        path.relative_to(root.resolve(strict=True))
+    except (OSError, RuntimeError, ValueError):  # none there; links in a circle; a NUL in the name, or it lies outside
+        raise NotFoundError(f"{name!r}: nothing of that name in the folder") from None
     return path
 
 

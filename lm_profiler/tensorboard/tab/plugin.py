@@ -42,21 +42,18 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return any("run.json" in files or "sweep.json" in files for _, _, files in folders)
 
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
-        about_runs: dict[str, Callable[[Path, Request], object]] = {
-            "/colours": lambda _, __: COLOURS,
-            "/runs": lambda logdir, _: answers.listing(logdir),
-            "/run": lambda logdir, request: answers.run(logdir, _argument(request, "run")),
-            "/kernels": lambda logdir, request: answers.kernels(logdir, _argument(request, "run")),
-            "/compare": lambda logdir, request: answers.comparison(logdir, *map(request.args.getlist, "ab")),
-            "/traces": lambda logdir, request: answers.traces(logdir, _argument(request, "run")),
-        }
-        sending: dict[str, Handler] = {
+        handlers: dict[str, Handler] = {
+            "/colours": self._json(lambda _, __: COLOURS),
+            "/runs": self._json(lambda root, _: answers.listing(root)),
+            "/run": self._json(lambda root, request: answers.run(root, _argument(request, "run"))),
+            "/kernels": self._json(lambda root, request: answers.kernels(root, _argument(request, "run"))),
+            "/compare": self._json(lambda root, request: answers.comparison(root, *map(request.args.getlist, "ab"))),
+            "/traces": self._json(lambda root, request: answers.traces(root, _argument(request, "run"))),
             "/trace": self._trace,
             "/plotly.js": lambda request: send(request, wheel_folder("plotly"), "package_data/plotly.min.js"),
             "/static/*": lambda request: send(request, STATIC, _rest(request, "/static/")),
             "/perfetto/*": lambda request: send_perfetto(request, _rest(request, "/perfetto/")),
         }
-        handlers = {route: self._json(answer) for route, answer in about_runs.items()} | sending
         return {route: Request.application(_kept_here(handler)) for route, handler in handlers.items()}
 
     def _json(self, answer: Callable[[Path, Request], object]) -> Handler:
