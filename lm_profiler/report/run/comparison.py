@@ -65,7 +65,7 @@ def _cells(of: Quantity, a: float, b: float, change: PartChange | RateChange | M
     title = of.title if of.unit == "s" else of.heading
     share = change.of_step if isinstance(change, PartChange) else None
     of_step = "" if share is None else f"{share:+.1%}"
-    return [title, shown_a, shown_b, _signed(more), of_step, _ratio(change.interval, a, b), change.verdict]
+    return [title, shown_a, shown_b, "+" * (a <= b) + more, of_step, _ratio(change.interval, a, b), change.verdict]
 
 
 def closing(comparison: Comparison) -> list[str]:
@@ -133,10 +133,6 @@ def _ratio(interval: RatioInterval | None, a: float, b: float) -> str:
         return "unknown, repeat" if a > 0.0 and b > 0.0 else ""
     ratio, low, high = (f"{x:.3f}" if x < 10 else f"{x:.3g}" for x in (interval.ratio, interval.low, interval.high))
     return f"{ratio} [{low}, {high}]"
-
-
-def _signed(number: str) -> str:
-    return number if number.startswith("-") else f"+{number}"
 
 
 def _folders(folders: Sequence[str]) -> str:

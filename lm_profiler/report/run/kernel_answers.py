@@ -53,8 +53,7 @@ def _matmul(table: KernelTable) -> str:
 def _shares(table: KernelTable, kind: Kind) -> str:
     passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
     parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
-    shares = [f"{kind_s(table, phases, kind) / _phases_s(table, phases):.1%} of {name}" for name, phases in parts]
-    return ", ".join(shares)
+    return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
 
 
 def _attention(table: KernelTable, phase: str) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.text import shortened
@@ -10,7 +12,7 @@ from lm_profiler.report.tables.table import Table, text_table
 
 IDLE = "idle"
 
-_NOISE = ("void ", "(anonymous namespace)::", "at::native::")
+_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
 """Parts of a kernel's name that tell a reader nothing."""
 
 _LARGEST = 15
@@ -71,10 +73,10 @@ def _largest(table: KernelTable) -> Table:
     name = "kernel" if table.source == "kernels" else "operator"
     rows = [
         [
-            shortened(_plain(row.name)),
+            shortened(_NOISE.sub("", row.name)),
             row.phase,
             row.kind.replace("_", " "),
-            shortened(_plain(row.operator or ""), 32),
+            shortened(_NOISE.sub("", row.operator or ""), 32),
             shortened(row.module or ""),
             f"{row.count / table.steps:g}",
             _ms(table, row.total_s),
@@ -97,9 +99,3 @@ def _cells(table: KernelTable, *seconds: float) -> list[str]:
 
 def _ms(table: KernelTable, seconds: float) -> str:
     return TIMES["step"].show(seconds / table.steps, unit=False, digits=3)
-
-
-def _plain(name: str) -> str:
-    for noise in _NOISE:
-        name = name.replace(noise, "")
-    return name

@@ -96,12 +96,10 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines = []
     if rates := [*_rates(record), *_utilisation(record.utilisation)]:
         lines.append(", ".join(rates))
-    lines += _memory(record)
-    lines += [*verdict_lines(record), *_odd_steps(record)]
+    lines += [*_memory(record), *verdict_lines(record), *_odd_steps(record)]
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
-    lines += [f"note: {note}" for note in record.notes]
-    return [*lines, *failure_lines(record)]
+    return [*lines, *(f"note: {note}" for note in record.notes), *failure_lines(record)]
 
 
 def _memory(record: RunRecord) -> list[str]:
@@ -175,9 +173,8 @@ def _words(steadiness: Steadiness) -> str:
     text = ", ".join(steadiness.words)
     if steadiness.word != "noisy":
         return text
-    if steadiness.known_to is None:
+    if (share := steadiness.known_to) is None:
         return f"{text}: too few steps to know the median"
-    share = steadiness.known_to
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
     return f"{text}: the median step is only known to within ±{known}"
 
@@ -208,11 +205,10 @@ def _clock(telemetry: Telemetry | None) -> list[str]:
     if telemetry is None:
         return []
     reasons = f" ({', '.join(telemetry.throttle_reasons)})" if telemetry.throttle_reasons else ""
-    which = "the slowest GPU" if len(telemetry.gpus) > 1 else "the GPU"
+    several = len(telemetry.gpus) > 1
     if telemetry.clock_share is not None and (telemetry.clock_share < _SLOW_CLOCK or reasons):
-        return [f"{which} ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"]
-    which = "a GPU" if len(telemetry.gpus) > 1 else "the GPU"
-    return [f"{which} was throttled{reasons}"] if reasons else []
+        return [f"the {'slowest ' * several}GPU ran at {telemetry.clock_share:.0%} of its highest clock{reasons}"]
+    return [f"{'a' if several else 'the'} GPU was throttled{reasons}"] if reasons else []
 
 
 def numerics_headline(audit: NumericsFacts) -> str:
