@@ -92,11 +92,8 @@ def _mean_std(time: TimeSummary, sign: str) -> str:
 
 
 def _row(entry: Entry, name: str, steps: Steps | None) -> list[TableCell]:
-    cells = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
-    for part in ("forward", "backward"):
-        if steps is None:
-            cells.append(TableCell(text=WORDS.get(entry.status, entry.status), status=entry.status))
-        else:
-            time = steps.times[part]
-            cells.append(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell())
-    return cells
+    facts = [TableCell(name, name), fact_cell([entry], COLUMNS["parameters"])]
+    if steps is None:
+        return [*facts, *[TableCell(text=WORDS.get(entry.status, entry.status), status=entry.status)] * 2]
+    times = (steps.times[part] for part in ("forward", "backward"))
+    return [*facts, *(TableCell(time.mean, _mean_std(time, "±")) if time.max else TableCell() for time in times)]

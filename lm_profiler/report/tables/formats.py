@@ -65,20 +65,20 @@ def markdown(table: Table) -> str:
 def _piped(table: Table) -> list[str]:
     if not table.headings:
         return []
-    widths, form = _form(table, _markdown)
-    sides = zip(widths, table.headings, strict=True)
-    rule = [f"{'-' * (width + 1)}:" if heading.figures else f":{'-' * (width + 1)}" for width, heading in sides]
+    form = _form(table, _markdown)
+    dashes = zip(table.headings, ("-" * (len(title) + 1) for title in form[0]), strict=True)
+    rule = [f"{line}:" if heading.figures else f":{line}" for heading, line in dashes]
     titles, *rows = (f"| {' | '.join(cells)} |" for cells in form)
     return ["\n".join([titles, f"|{'|'.join(rule)}|", *rows])]
 
 
-def _form(table: Table, escape: Callable[[str], str]) -> tuple[list[int], list[list[str]]]:
-    """The widths of the columns, and titles and rows escaped and padded to them."""
+def _form(table: Table, escape: Callable[[str], str]) -> list[list[str]]:
+    """The titles and the rows, escaped and padded to the widths of their columns."""
     texts = [[escape(heading.title) for heading in table.headings]]
     texts += [[escape(cell.text) for cell in row] for row in table.rows]
     widths = [max(len(column[0]) + 2, *map(len, column)) for column in zip(*texts, strict=True)]
     forms = [f"{{:{'>' if of.figures else '<'}{width}}}" for of, width in zip(table.headings, widths, strict=True)]
-    return widths, [[form.format(text) for form, text in zip(forms, row, strict=True)] for row in texts]
+    return [[form.format(text) for form, text in zip(forms, row, strict=True)] for row in texts]
 
 
 def _markdown(text: str) -> str:
@@ -104,9 +104,8 @@ def fenced(lines: Sequence[str]) -> list[str]:
 def latex(table: Table) -> str:
     """A ``tabular`` for the booktabs package, to be taken in with ``\\input``; the lines around it are comments."""
     above, below = ([f"% {plain(line)}".rstrip() for line in lines] for lines in (table.above, table.below))
-    _, (titles, *rows) = _form(table, _latex)
     sides = "".join("r" if heading.figures else "l" for heading in table.headings)
-    shown = [" " + " & ".join(row) + r" \\" for row in (titles, *rows)]
+    shown = [" " + " & ".join(row) + r" \\" for row in _form(table, _latex)]
     top, bottom = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule"], [r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*above, *top, shown[0], r"\midrule", *shown[1:], *bottom, *below]) + "\n"
 

@@ -46,7 +46,9 @@ def wide(entries: Sequence[Entry]) -> Table:
     A sweep's repeats are rows of their own, told apart by a last column; so are training and the forward pass alone,
     and what was cut anew after several warm-ups.
     """
-    types, alone = device_names(entries), all(_is_attention_alone(entry) for entry in entries)
+    types = device_names(entries)
+    # Attention alone has a width and no size.
+    alone = all(COLUMNS["size"].get(of) is None and COLUMNS["d_model"].get(of) is not None for of in entries)
     verbs = ["verb"] * (len({entry.verb for entry in entries}) > 1)
     cut = ["warmup_steps", "benchmark_steps"] * any(entry.cut is not None for entry in entries)
     repeat = ["repeat"] * any(entry.cell is not None and entry.cell.repeat for entry in entries)
@@ -63,10 +65,6 @@ def wide(entries: Sequence[Entry]) -> Table:
 
 def _facts(entry: Entry, names: Sequence[str]) -> dict[str, TableCell]:
     return {name: fact_cell([entry], COLUMNS[name]) for name in names}
-
-
-def _is_attention_alone(entry: Entry) -> bool:
-    return COLUMNS["size"].get(entry) is None and COLUMNS["d_model"].get(entry) is not None
 
 
 def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> dict[str, TableCell]:

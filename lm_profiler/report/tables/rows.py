@@ -54,15 +54,14 @@ def same_in_all(groups: Sequence[Merged], shown: Sequence[Column]) -> list[str]:
     """What no column shows because it differs nowhere: a line of what all runs have, one of what only some know."""
     everything = [entry for group in groups for entry in group]
     facts = [of for of in _known_facts(groups) if of not in shown and not merged.differs(merged.alone(everything), of)]
-    in_all, in_some = [], []
+    lines: dict[str, list[str]] = {"in all rows": [], "where known": []}
     for of in facts:
         text = f"{of.title} {_text(fact(everything, of), of)}"
         rows = sum(all(of.get(entry) is not None for entry in group) for group in groups)
         if rows == len(groups):
-            in_all.append(text)
+            lines["in all rows"].append(text)
         else:
-            in_some.append(f"{text} ({rows} of {len(groups)} rows)")
-    lines = {"in all rows": in_all, "where known": in_some}
+            lines["where known"].append(f"{text} ({rows} of {len(groups)} rows)")
     return [f"{which}: {', '.join(texts)}" for which, texts in lines.items() if texts]
 
 

@@ -21,9 +21,6 @@ _LEAST = 16
 _BREAKS = dict.fromkeys(map(ord, "\t\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33}
 
-_Part = tuple[int, bool, str]
-"""Of a line's cell: its column's width, whether it stands to the right, its style."""
-
 
 def plain(text: str) -> str:
     """``text`` on one line, with nothing in it that a terminal would obey."""
@@ -91,7 +88,8 @@ def _fold(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width) if cell_len(text) == len(text) else chop_cells(text, width)
 
 
-def _line(texts: Sequence[str], parts: Sequence[_Part], coloured: bool) -> str:
+def _line(texts: Sequence[str], parts: Sequence[tuple[int, bool, str]], coloured: bool) -> str:
+    """Of each part its column's width, whether it stands to the right, and its style."""
     padded = []
     for text, (width, right, style) in zip(texts, parts, strict=True):
         blank, shown = " " * (width - cell_len(text)), _styled(text, style, coloured)
