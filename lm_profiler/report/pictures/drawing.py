@@ -63,10 +63,10 @@ def error_bars(figures: Iterable[Estimate]) -> str:
     return "; ".join(parts)
 
 
-def wrapped(text: str, inches: float, lines: int = 2) -> str:
-    """``text`` on at most so many ``lines`` that are not wider than ``inches``; what has no room is left out."""
+def wrapped(text: str, inches: float) -> str:
+    """``text`` on at most two lines that are not wider than ``inches``; what has no room is left out."""
     width = max(8, int(inches * _CHARACTERS_AN_INCH))
-    return "\n".join(textwrap.wrap(text, width, max_lines=lines, placeholder=" …", break_on_hyphens=False))
+    return "\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …", break_on_hyphens=False))
 
 
 def inches(texts: Sequence[str]) -> float:

@@ -133,11 +133,9 @@ def _ticks(axes: Axes, ticks: Mapping[Any, float], numbers: bool) -> None:
         axes.set_xscale("log", base=2)
     shown = [list(ticks.items())[at] for at in thinned(len(ticks), _MOST_TICKS)]
     names = [shortened(fact_text(value) or "unknown", 32) for value, _ in shown]
-    axes.set_xticks([place for _, place in shown], names)
-    if not numbers and sum(map(len, names)) > _WIDTH * 8:
-        axes.tick_params(axis="x", labelrotation=30)
-        for tick in axes.get_xticklabels():
-            tick.set_horizontalalignment("right")
+    crowded = not numbers and sum(map(len, names)) > _WIDTH * 8
+    turned: dict[str, Any] = {"rotation": 30, "ha": "right"} if crowded else {}
+    axes.set_xticks([place for _, place in shown], names, **turned)
     axes.minorticks_off()
     axes.margins(x=0.1)
     axes.set_ylim(0, 1.05 * axes.get_ylim()[1])

@@ -97,9 +97,8 @@ def _scale(axes: Axes, ms: Sequence[float]) -> None:
         from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if max(ms) < 100 * min(ms) else (1.0,)))
-        axes.yaxis.set_major_formatter(ScalarFormatter())
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        at = LogLocator(subs=(1.0, 2.0, 5.0) if max(ms) < 100 * min(ms) else (1.0,))
+        axes.yaxis.set(major_locator=at, major_formatter=ScalarFormatter(), minor_formatter=NullFormatter())
         axes.text(0.98, 0.96, "log scale", transform=axes.transAxes, ha="right", va="top", fontsize=7, color="#666666")
     else:
         axes.set_ylim(0, 1.1 * max(ms) or 1.0)
