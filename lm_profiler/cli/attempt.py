@@ -34,8 +34,8 @@ class Attempt:
         launch: How it was started.
         log_dir: Folder of all runs.
 
-    ``folder`` is claimed at once; None on all ranks but one. ``profiler`` is the instruments' callback once there is
-    one: from its set-up on, it writes the record itself.
+    ``folder`` is claimed at once, by one rank of all; None on the others. ``profiler`` is the instruments' callback
+    once there is one: from its set-up on, it writes the record itself.
 
     Raises:
         UsageError: the folder cannot be made.
@@ -44,23 +44,19 @@ class Attempt:
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
-        self.parent = Path(log_dir, launch.name)
-        above = (self.parent, *self.parent.parents)
-        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
         self.profiler: TrainingProfiler | None = None
         self.folder: Path | None = None
-        self.claim()
-
-    def claim(self) -> None:
-        """Take a new folder, on one rank of all."""
+        parent = Path(log_dir, launch.name)
+        above = (parent, *parent.parents)
+        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
         if rank() > 0 or int(os.environ.get("NODE_RANK", 0)) > 0:
             return
         try:
-            self.folder = claim_run_dir(self.parent)
+            self.folder = claim_run_dir(parent)
         except OSError as error:
             self._remove_made()
             raise UsageError(
-                f"log_dir: expected a folder that can be written to, given {self.parent} ({error.strerror}); "
+                f"log_dir: expected a folder that can be written to, given {parent} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
 
@@ -99,7 +95,8 @@ class Attempt:
         if isinstance(interrupt, KeyboardInterrupt):
             if record is None and rank() == 0:
                 self._record("interrupted", _failure(interrupt))
-                say(f"interrupted before the first step{self._where()}")
+                where = f"; written to {from_here(self.folder)}" if self.folder is not None else ""
+                say(f"interrupted before the first step{where}")
             return INTERRUPTED
         code = error.code if isinstance(error, SystemExit) else FAILED
         return code if isinstance(code, int) else OK if code is None else FAILED
@@ -107,7 +104,7 @@ class Attempt:
     def failed(self, error: Exception) -> int:
         """Keep the traceback beside the record, and the record too where there is none yet; returns the exit code."""
         record = self.record
-        if record is None and rank() == 0:
+        if record is None:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table has said it
             who = f"rank {rank()} failed" if rank() else "failed" if record is not None else "failed in setup"
@@ -120,22 +117,15 @@ class Attempt:
         return FAILED
 
     def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
-        if self.folder is None:
-            self.claim()
-        if self.folder is None or _is_told(self.folder):
+        folder, launch = self.folder, self.launch
+        if folder is None or _is_told(folder):
             return
-        launch = self.launch
         if launch.config_yaml is not None:
-            write_whole(self.folder / "config.yaml", launch.config_yaml)
+            write_whole(folder / "config.yaml", launch.config_yaml)
         record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, environment=where)
-        folder = self.folder
         record.write(folder / "run.json")
-        try_or_note(
-            "HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), []
-        )  # the record stands without
-
-    def _where(self) -> str:
-        return f"; written to {from_here(self.folder)}" if self.folder is not None else ""
+        # The record stands without.
+        try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])
 
 
 def _is_told(folder: Path) -> bool:

@@ -70,8 +70,8 @@ class Call:
         self.file = configs[-1] if configs else None
 
     def says(self, option: str) -> Any:
-        """The last value that is given to an option such as ``trainer.accelerator``; None for none."""
-        said = [value for item in self._items if (value := _below(item.content, option)) is not None]
+        """The last value that is given to an option such as ``ckpt_path``; None for none."""
+        said = [value for item in self._items if (value := item.content.get(option)) is not None]
         return said[-1] if said else None
 
     @property
@@ -142,12 +142,6 @@ class Call:
         said = [key for key in OURS if key in item.content]
         own = {key: item.names(key) or self._named(key, item)[1] for key in said}
         return {key for key in said if not _same(own[key], self.class_of(key)) or (leave_data and key == "data")}
-
-
-def _below(content: Any, path: str) -> Any:
-    for part in path.split("."):
-        content = content.get(part) if isinstance(content, Mapping) else None
-    return content
 
 
 def _same(one: str, other: str) -> bool:

@@ -22,20 +22,8 @@ from lm_profiler.usage_error import UsageError, expect
 
 _MOST_DEVICES = 1024
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
-
-
-_NOTHING_AT_ZERO: dict[Verb, tuple[str, ...]] = {
-    "fit": ("max_steps", "max_epochs", "limit_train_batches"),
-    "validate": ("limit_val_batches",),
-    "test": ("limit_test_batches",),
-    "predict": ("limit_predict_batches",),
-}
-LOADERS: dict[Verb, str] = {
-    "fit": "train_dataloader",
-    "validate": "val_dataloader",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
+_DATA: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+LOADERS = {verb: f"{data}_dataloader" for verb, data in _DATA.items()}
 
 
 def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
@@ -47,7 +35,8 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     devices = str(options["devices"])
     if devices.isdecimal() and (len(devices) > 9 or int(devices) > _MOST_DEVICES):
         raise UsageError(f"trainer.devices: expected at most {_MOST_DEVICES:,}, given {devices[:30]}")
-    for name in _NOTHING_AT_ZERO[verb]:
+    ends = ("max_steps", "max_epochs") if verb == "fit" else ()
+    for name in (*ends, f"limit_{_DATA[verb]}_batches"):
         if options[name] == 0:
             raise UsageError(f"trainer.{name}: expected something to run, given {options[name]}; leave it out")
     accelerator = options["accelerator"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
-from types import TracebackType
 from typing import Any, get_type_hints
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -56,8 +55,8 @@ def _place(error: BaseException) -> str:
     """File and line at which the user's own code failed."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"
-    at: TracebackType | None = error.__traceback__
-    frames = [frame for frame in traceback.extract_tb(at) if not frame.filename.startswith(("<frozen", __file__))]
+    at = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in at if not frame.filename.startswith(("<frozen", __file__))]
     # What Python and installed packages do is not where the fault lies, if a file of the user's led there.
     own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
     last = (own or frames)[-1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import SUPPRESS, HelpFormatter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser
@@ -40,13 +40,6 @@ class Parser(LightningArgumentParser):
         return f"{text}\n{own.format_help().lstrip()}"
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        defaults = [p.get_defaults(skip_validation=True).as_dict() for p in (self, *self.verbs)]
-        raise explain(message, (key for options in defaults for key in _keys(options)))
-
-
-def _keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in config.items():
-        path = prefix if key == "init_args" else f"{prefix}.{key}" if prefix else key
-        yield path
-        if isinstance(value, Mapping):
-            yield from _keys(value, path)
+        defaults = [parser.get_defaults(skip_validation=True) for parser in (self, *self.verbs)]
+        known = [key for options in defaults for key in options.keys(branches=True)]
+        raise explain(message, [key.replace(".init_args", "") for key in known])
