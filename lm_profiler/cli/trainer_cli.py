@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -44,14 +44,29 @@ _TITLES = {
 }
 
 
+@dataclass
+class _RunOptions:
+    """What is asked of a run beside its parts.
+
+    Args:
+        name: Name of the run; the config file's if not given.
+        log_dir: Folder of all runs.
+        check_memory: Refuse a run whose weights and states cannot fit.
+        peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
+    """
+
+    name: str | None = None
+    log_dir: str = "logs"
+    check_memory: bool = True
+    peak_tflops: float | None = None
+
+
 class ProfilerCLI(LightningCLI):
     """LightningCLI whose Trainer always carries the instruments; everything in it can be overridden.
 
     Constructing it reads the arguments. ``run_verb`` builds and runs: first the Trainer, then the data and the
     model, so that no option of the Trainer is refused after a model was built.
     """
-
-    attempt: Attempt
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -89,19 +104,7 @@ class ProfilerCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""
-        parser.add_argument("--name", type=str | None, help="Name of the run; the config file's if not given.")
-        parser.add_argument("--log_dir", type=str, default="logs", help="Folder of all runs.")
-        parser.add_argument(
-            "--check_memory",
-            type=bool,
-            default=True,
-            help="Refuse a run whose weights and states cannot fit.",
-        )
-        parser.add_argument(
-            "--peak_tflops",
-            type=float | None,
-            help="Dense peak of one device in TFLOP/s, where the built-in table does not know it.",
-        )
+        parser.add_class_arguments(_RunOptions, as_group=False)
         for key, kind in _INSTRUMENTS.items():
             parser.add_class_arguments(kind, key)
         super().add_core_arguments_to_parser(parser)
