@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, raised where the signal found the program: it ends a run as Ctrl-C does."""
 
 
-@contextmanager
-def signals_as_exceptions() -> Iterator[None]:
+def signals_as_exceptions() -> AbstractContextManager[None]:
     """SIGTERM raises as SIGINT does; afterwards both are handled as before."""
+    return handled({signal.SIGTERM: _terminate})
+
+
+@contextmanager
+def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    """Within, signals have these ``handlers``; afterwards they are handled as before. In another thread nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)}
-    signal.signal(signal.SIGTERM, _terminate)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> NoReturn:

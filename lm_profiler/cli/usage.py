@@ -55,3 +55,8 @@ def answer(error: Exception) -> None:
     if path := os.environ.pop(TOLD_IN, ""):
         option = error.option if isinstance(error, UnknownOption) else None
         write_whole(Path(path), json.dumps({"message": str(error), "unknown_option": option}))
+
+
+def answered(path: Path) -> dict[str, str | None] | None:
+    """What a call wrote that was told ``path``; None where nothing was wrong with it."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

@@ -14,17 +14,17 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
 from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, ratio_interval
 from lm_profiler.analysis.hardware.contention import contention_lines
-from lm_profiler.analysis.steps.statistics import summarise
-from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.cli.usage import TOLD_IN
-from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
+from lm_profiler.analysis.steps.cuts import steps_after
+from lm_profiler.cli.usage import TOLD_IN, answered
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.record.run import RunRecord, read_run
-from lm_profiler.record.steps import read_steps
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
@@ -40,10 +40,7 @@ _TOY = (
     "--data.context_length=128",
 )
 _UNTIMED_OFF = ("--memory.steps=0", "--trace.steps=0")
-
-
-class SelftestError(Exception):
-    """A run of the self-test did not end well; the message is what it said."""
+_RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -69,9 +66,10 @@ def run(options: Options) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
             runs = [_fit(given, Path(folder), name) for name in ("A", "B")]
-        costs = _cost(runs[0][0])
-    except SelftestError as error:
-        print(error, file=sys.stderr)
+            costs = _cost(runs[0][0], Path(folder))
+    except subprocess.CalledProcessError as error:
+        said = "\n".join(error.stderr.strip().splitlines()[-2:])
+        print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
         return FAILED
     for line in report(runs, costs):
         print(line)
@@ -108,10 +106,9 @@ def _comparison(interval: RatioInterval) -> list[str]:
 
 
 def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
-    base, ours = summarise(bare), summarise(instrumented)
-    if base.median is None or ours.median is None:
+    if not bare or not instrumented:
         return "instruments: too few steps to measure their cost"
-    added = ours.median - base.median
+    added = median(instrumented) - median(bare)
     low, high = _difference_interval(bare, instrumented)
     share = f", {added / step_s:.2%} of the step above" if step_s else ""
     return (
@@ -120,13 +117,11 @@ def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: flo
     )
 
 
-def _difference_interval(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> tuple[float, float]:
+def _difference_interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     """95 % percentile bootstrap interval of median(b) - median(a), with a fixed seed."""
     rng = np.random.default_rng(0)
-    medians = [
-        np.median(rng.choice(np.asarray(x), size=(resamples, len(x))), axis=1) for x in (a, b)
-    ]  # fmt: skip
-    low, high = np.quantile(medians[1] - medians[0], [0.025, 0.975])
+    of_a, of_b = (np.median(rng.choice(x, size=(_RESAMPLES, len(x))), axis=1) for x in (a, b))
+    low, high = np.quantile(of_b - of_a, [0.025, 0.975])
     return float(low), float(high)
 
 
@@ -135,27 +130,24 @@ def _ms(seconds: float | None) -> str:
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, list[float]]:
-    _python("-m", "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
-    record = read_run(folder / name / "version_0")
-    rows = [row for row in read_steps(folder / name / "version_0" / "steps.csv") if row.stage == "measure"]
-    return record, [row.time("step") for row in mean_over_ranks(rows)][record.steps_left_out :]
+    _python(folder, "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
+    run = folder / name / "version_0"
+    record = read_run(run)
+    return record, [row.time("step") for row in steps_after(Entry(run, record)).rows]
 
 
-def _cost(record: RunRecord) -> tuple[list[float], list[float]]:
+def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:
     """Bare and instrumented steps on the device that ``record`` ran on, in seconds."""
     where = [record.environment.device_type] if record.environment is not None else []
-    answer = json.loads(_python("-m", "lm_profiler.cli.workers.cost", *where).splitlines()[-1])
+    answer = json.loads(_python(folder, "lm_profiler.cli.workers.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 
-def _python(*arguments: str) -> str:
-    with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
-        wrong = Path(folder, "wrong.json")
-        env = {**os.environ, TOLD_IN: str(wrong)}
-        done = subprocess.run((sys.executable, *arguments), capture_output=True, text=True, check=False, env=env)
-        if done.returncode == WRONG_CALL and wrong.exists():
-            raise UsageError(json.loads(wrong.read_text(encoding="utf-8"))["message"])
-    if done.returncode:
-        said = "\n".join(done.stderr.strip().splitlines()[-2:])
-        raise SelftestError(said or f"a run of the self-test ended with code {done.returncode}")
+def _python(folder: Path, *arguments: str) -> str:
+    """What a program prints, the first of ``arguments``; what is wrong with its call it leaves in ``folder``."""
+    env = {**os.environ, TOLD_IN: str(folder / "wrong.json")}
+    done = subprocess.run((sys.executable, "-m", *arguments), capture_output=True, text=True, check=False, env=env)
+    if told := answered(folder / "wrong.json"):
+        raise UsageError(told["message"])
+    done.check_returncode()
     return done.stdout

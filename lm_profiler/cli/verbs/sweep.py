@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import math
 import signal
 import sys
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.usage import TOLD_IN
+from lm_profiler.cli.endings import handled
+from lm_profiler.cli.usage import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together
@@ -101,22 +98,14 @@ def _run(request: Request, folder: SweepFolder) -> bool:
     return work.interrupted
 
 
-@contextmanager
-def _interrupting(work: Schedule | Jobs) -> Iterator[None]:
+def _interrupting(work: Schedule | Jobs) -> AbstractContextManager[None]:
     """The first Ctrl-C lets cells end; the second is an exception like any other."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def interrupt(*_: object) -> None:
         work.interrupted = True
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})
 
 
 def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
@@ -131,10 +120,8 @@ def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None)
             code = _parse(server, cell, wrong, timeout_s)
             if code is not None and code < 0:
                 return
-            if code == WRONG_CALL and wrong.exists():
-                told = json.loads(wrong.read_text(encoding="utf-8"))
-                if told["unknown_option"] is not None:
-                    raise UsageError(told["message"])
+            if (told := answered(wrong)) and told["unknown_option"] is not None:
+                raise UsageError(told["message"])
 
 
 def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
@@ -144,16 +131,16 @@ def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None)
     """
     output = wrong.with_name("output.txt")
     server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
-    until = math.inf
+    limit_s = None
     while True:
-        left_s = max(until - time.monotonic(), 0.0)
-        for event in server.events(None if left_s == math.inf else left_s):
+        events = server.events(limit_s)
+        for event in events:
             if isinstance(event, CellEnded):
                 return event.code
-            until = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        if time.monotonic() >= until:
+            limit_s = timeout_s  # it runs: the next event is its end
+        if limit_s is not None and not events:
             server.signal(cell.id, signal.SIGKILL)
-            until = math.inf
+            limit_s = None
 
 
 def _ending(folder: SweepFolder, interrupted: bool) -> int:

@@ -12,7 +12,6 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.cli.attempt import rank
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.endings import signals_as_exceptions
 from lm_profiler.cli.prose import explain
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
@@ -31,7 +30,7 @@ def run(call: Call) -> int:
     here = str(Path.cwd())
     if here not in sys.path:  # started as a script; a user's own module lies beside his configs
         sys.path.append(here)
-    with quiet(), signals_as_exceptions():
+    with quiet():
         try:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
@@ -46,7 +45,8 @@ def run(call: Call) -> int:
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:
-            if cli.attempt.record is not None or not _is_wrong_call(error):
+            # Before the first step, these are refusals: ours or Lightning's.
+            if cli.attempt.record is not None or not isinstance(error, (UsageError, MisconfigurationException)):
                 return cli.attempt.failed(error)
             cli.attempt.discard()
             if rank() > 0:  # the process that started this one says it
@@ -54,11 +54,6 @@ def run(call: Call) -> int:
             raise error if isinstance(error, UsageError) else explain(str(error)) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
-
-
-def _is_wrong_call(error: Exception) -> bool:
-    """Whether we, Lightning, or a module of ours refused the options before the first step."""
-    return isinstance(error, (UsageError, MisconfigurationException))
 
 
 def _end_children(trainer: Trainer | None) -> None:
