@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from lm_profiler.analysis.compare.comparison import Comparison, compare
+from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.verbs.report_output import writable
+from lm_profiler.cli.verbs.report_output import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Entry, collect
 from lm_profiler.record.exit_codes import FAILED, OK
-from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
@@ -62,11 +61,6 @@ class Options:
             expected = "two folders, or --a RUN ... --b RUN ..."
             raise UsageError(f"compare: expected {expected}, given {', '.join(given) or 'none'}; see --help")
 
-    @property
-    def sides(self) -> tuple[Sequence[Path], Sequence[Path]]:
-        """The folders of A and of B."""
-        return (self.folders[:1], self.folders[1:]) if self.folders else (self.a, self.b)
-
 
 def run(options: Options) -> int:
     """Print or write the comparison; returns the exit code, 1 where ``--fail_on`` finds what it looks for.
@@ -74,14 +68,20 @@ def run(options: Options) -> int:
     Raises:
         UsageError: a wrong call, a damaged folder, or runs that are not alike.
     """
-    a, b = options.sides
+    a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
         comparison = compare(_entries("A", a), _entries("B", b))
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:
-        raise UsageError(_refusal(comparison))
-    _show(comparison, options)
+        differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
+        expected = "compare: expected runs of the same work on the same device"
+        raise UsageError(f"{expected}, given {differ}\n--unlike to compare them anyway")
+    if options.format == "json":
+        text = as_json(comparison)
+    else:
+        text = render([comparison_table(comparison)], options.format, sys.stdout if options.output is None else None)
+    write_text(text, options.format, options.output)
     if options.fail_on == "slower" and comparison.step.verdict == "SLOWER":
         alone = " (one run against one: repeat both to be sure)" if len(comparison.a) == len(comparison.b) == 1 else ""
         say(f"compare: {verdict_line(comparison)}{alone}")
@@ -99,24 +99,3 @@ def _entries(label: str, paths: Sequence[Path]) -> list[Entry]:
     if not runs.entries:
         raise UsageError(f"{label}: expected runs, found none at or below {', '.join(map(str, paths))}")
     return runs.entries
-
-
-def _refusal(comparison: Comparison) -> str:
-    differ = ", ".join(f"{row.path} {row.a} and {row.b}" for row in comparison.unlike)
-    return (
-        f"compare: expected runs of the same work on the same device, given {differ}\n--unlike to compare them anyway"
-    )
-
-
-def _show(comparison: Comparison, options: Options) -> None:
-    file = sys.stdout if options.output is None else None
-    text = (
-        as_json(comparison)
-        if options.format == "json"
-        else render([comparison_table(comparison)], options.format, file)
-    )
-    if options.output is None:
-        sys.stdout.write(text)
-        return
-    with writable(options.output):
-        write_whole(options.output, text)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
-from lm_profiler.cli.verbs.report_kernels import table_of_all, tables_of_each
+from lm_profiler.cli.verbs.report_kernels import readable_kernels, table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
 from lm_profiler.cli.verbs.report_table import make_table
@@ -18,7 +17,6 @@ from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.pictures.plots import save_plot
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.terminal import run_page
-from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
 from lm_profiler.training.fits.remedies import remedies
@@ -50,7 +48,7 @@ def run(options: Options) -> int:
         UsageError: a wrong call.
     """
     if options.columns == ["help"]:
-        sys.stdout.write(render(every_column(), "terminal", sys.stdout))
+        write(Collection(), every_column(), "terminal", None)
         return OK
     runs = _collect(options.runs)
     problems, shown = _show(runs, options)
@@ -82,18 +80,20 @@ def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
             save_plot(options.plot, entries, options.output, options.by)
         problems = unreadable(entries) if options.plot == "steps" else []
         return problems, len(problems) < len(entries)
-    people = options.format in (None, "terminal", "markdown")
-    failed = [Table(above=remedies(entries))]
+    kind = options.format or "terminal"
+    people = kind in ("terminal", "markdown")
     if len(entries) == 1 and people and entries[0].record and not any(getattr(options, name) for name in _OF_TABLES):
-        write(runs, [*run_page(entries[0].record, entries[0].folder), *failed], options.format, options.output)
+        page = [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))]
+        write(runs, page, kind, options.output)
         return [], True
     if options.kernels:
-        tables, problems = (tables_of_each if people else table_of_all)(entries)
+        found, problems = readable_kernels(entries)
+        tables = tables_of_each(found, len(entries) > 1) if people else table_of_all(found)
     else:
         table, problems = make_table(entries, options)
         tables = [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])]
     if tables:
-        if options.format == "html":
+        if kind == "html":
             runs.problems.extend(unreadable(entries))
-        write(runs, tables, options.format, options.output)
+        write(runs, tables, kind, options.output)
     return problems, bool(tables)

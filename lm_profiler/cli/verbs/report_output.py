@@ -39,15 +39,14 @@ def format_of(given: str | None, output: Path | None) -> str | None:
     return given
 
 
-def write(runs: Collection, tables: Sequence[Table], kind: str | None, output: Path | None) -> None:
+def write(runs: Collection, tables: Sequence[Table], kind: str, output: Path | None) -> None:
     """Print ``tables``, or write them to ``output``, in the format ``kind``; a page shows ``runs`` as well.
 
     Raises:
         UsageError: ``output`` cannot be written.
     """
-    if output is None:
-        text = formats.render(tables, kind or "terminal", sys.stdout)
-        sys.stdout.write(printable(text) if sys.stdout.isatty() and kind not in (None, "terminal") else text)
+    if output is None or kind not in _NEEDS:
+        write_text(formats.render(tables, kind, sys.stdout if output is None else None), kind, output)
         return
     with writable(output):
         if kind == "html":
@@ -55,7 +54,20 @@ def write(runs: Collection, tables: Sequence[Table], kind: str | None, output: P
 
             write_page(runs, output, tables[0])
         else:
-            write_whole(output, formats.parquet(tables[0]) if kind == "parquet" else formats.render(tables, str(kind)))
+            write_whole(output, formats.parquet(tables[0]))
+
+
+def write_text(text: str, kind: str, output: Path | None) -> None:
+    """Print ``text``, which is of the format ``kind``, or write it to ``output``.
+
+    Raises:
+        UsageError: ``output`` cannot be written.
+    """
+    if output is None:
+        sys.stdout.write(printable(text) if sys.stdout.isatty() and kind != "terminal" else text)
+        return
+    with writable(output):
+        write_whole(output, text)
 
 
 @contextmanager

@@ -68,9 +68,8 @@ def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
 
 def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Those whose steps can be shown, or that died; and what is wrong with the others."""
-    died = [entry for entry in entries if not entry.shows_steps]
     good, problems = readable([entry for entry in entries if entry.shows_steps])
-    return [entry for entry in entries if entry in good or entry in died], problems
+    return [entry for entry in entries if entry in good or not entry.shows_steps], problems
 
 
 def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
