@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,36 +18,23 @@ _ADDEND, _TIMES = 0.01, 1000
 _EXACT = _ADDEND * _TIMES
 
 
-class Addition(NamedTuple):
-    """A thousand additions: what they came to, and why."""
-
-    how: str
-    value: float
-    why: str
-
-
-def sums() -> list[Addition]:
-    """The same sum in each combination of precisions."""
-    whole, half, cast = np.float32(_ADDEND), np.float16(_ADDEND), np.float32(np.float16(_ADDEND))
-    additions: list[tuple[str, np.floating, np.floating, str]] = [
-        ("float32 += float32", np.float32(0), whole, "24 bits: each addition rounds by at most 5e-7"),
-        ("float16 += float16", np.float16(0), half, _OF_SUM),
-        ("float32 += float16", np.float32(0), half, _OF_ADDEND),
-        ("float32 += float32(float16)", np.float32(0), cast, "the same: the addend is cast up before it is added"),
+def sums() -> list[tuple[str, float, str]]:
+    """The same sum in each combination of precisions: how, what it came to, and why."""
+    whole, half = np.float32(_ADDEND), np.float16(_ADDEND)
+    of_sum = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
+    of_addend = f"the sum is kept well; the addend is not: 0.01 in float16 is {half:.8f}"
+    of_cast = "the same: the addend is cast up before it is added"
+    return [
+        ("float32 += float32", _sum(np.float32, whole), "24 bits: each addition rounds by at most 5e-7"),
+        ("float16 += float16", _sum(np.float16, half), of_sum),
+        ("float32 += float16", _sum(np.float32, half), of_addend),
+        ("float32 += float32(float16)", _sum(np.float32, np.float32(half)), of_cast),
     ]
-    return [Addition(how, _add(total, addend), why) for how, total, addend, why in additions]
 
 
-_OF_SUM = "11 bits: from 8 on the sum moves in steps of 1/128, and 0.01 becomes 0.0078"
-_OF_ADDEND = f"the sum is kept well; the addend is not: 0.01 in float16 is {float(np.float16(_ADDEND)):.8f}"
-
-
-def _add(total: np.floating, addend: np.floating) -> float:
-    """``total += addend``, a thousand times, in the dtype of ``total``."""
-    dtype = total.dtype.type
-    for _ in range(_TIMES):
-        total = dtype(total + addend)
-    return float(total)
+def _sum(kind: type[np.floating], addend: np.floating) -> float:
+    """``addend``, added a thousand times, one by one (``np.sum`` adds in pairs) to a sum of ``kind``."""
+    return float(np.full(_TIMES, addend).cumsum(dtype=kind)[-1])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from lm_profiler.cli.verbs.numerics import sums
 
 
 def test_a_thousand_additions_come_to_what_is_known() -> None:
-    assert [f"{row.value:.4f}" for row in sums()] == ["10.0001", "9.9531", "10.0021", "10.0021"]
+    assert [f"{value:.4f}" for _, value, _ in sums()] == ["10.0001", "9.9531", "10.0021", "10.0021"]
 
 
 def test_it_prints_each_with_its_error(capsys: Any) -> None:
