@@ -117,11 +117,10 @@ class OptionsReader(Generic[T]):
             else:
                 raise UnknownOption(name, self._fields)
         if words:
-            of_words = self._words
-            many = bool(of_words) and _is(self._fields[of_words], Sequence)
-            if not of_words or of_words in given or (len(words) > 1 and not many):
+            many = _is(self._fields.get(self._words), Sequence)
+            if not self._words or self._words in given or (len(words) > 1 and not many):
                 raise UsageError(f"{self._verb}: expected options, given {words[-1]!r}; see {self._verb} --help")
-            given[of_words] = words if many else words[0]
+            given[self._words] = words if many else words[0]
         return given, rest
 
     def _of_words(self, name: str, kind: Any, words: Sequence[str]) -> Any:
@@ -130,7 +129,11 @@ class OptionsReader(Generic[T]):
         if _is(kind, tuple) or get_args(kind)[0] is Path:
             return list(words)
         text = ",".join(words)
-        return _of_node(name, kind, _composed(name, text if _is(get_args(kind)[0], Mapping) else f"[{text}]"))
+        try:
+            node = compose(text if _is(get_args(kind)[0], Mapping) else f"[{text}]")
+        except YamlTextError as error:
+            raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
+        return _of_node(name, kind, node or yaml.ScalarNode("", ""))
 
     def _in_file(self, path: str) -> dict[str, Any]:
         given = {}
@@ -163,14 +166,14 @@ class OptionsReader(Generic[T]):
                 nested.setdefault(head, {})[key] = value
             else:
                 nested[name] = value
-        return {name: self._checked(parser, name, value) for name, value in nested.items()}
-
-    def _checked(self, parser: ArgumentParser, name: str, value: Any) -> Any:
-        try:
-            return parser.parse_object({name: value})[name]
-        except ArgumentError as error:
-            remedy = f"; put {self._words.upper()} before it" * (self._words != "" and self._takes(name) == MANY)
-            raise UsageError(f"{explain(str(error))}{remedy}") from None
+        typed = {}
+        for name, value in nested.items():
+            try:
+                typed[name] = parser.parse_object({name: value})[name]
+            except ArgumentError as error:
+                remedy = f"; put {self._words.upper()} before it" * (self._words != "" and self._takes(name) == MANY)
+                raise UsageError(f"{explain(str(error))}{remedy}") from None
+        return typed
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -185,13 +188,6 @@ def _bare(kind: Any) -> Any:
 def _is(kind: Any, origin: type) -> bool:
     container = get_origin(kind)
     return isinstance(container, type) and issubclass(container, origin)
-
-
-def _composed(name: str, text: str) -> yaml.Node:
-    try:
-        return compose(text) or yaml.ScalarNode("", "")
-    except YamlTextError as error:
-        raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
 
 
 def _of_node(name: str, kind: Any, node: yaml.Node) -> Any:
