@@ -83,10 +83,6 @@ class Attempt:
         failure = Failure(phase="setup", step=None, type="Refused", message=str(why), remedies=tuple(why.remedies))
         self._record("refused", failure, where)
 
-    def finished(self) -> int:
-        """The exit code of a run that came to its end; where the instruments failed nothing was measured."""
-        return FAILED if self.record is not None and self.record.failure is not None else OK
-
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""
         record = self.record

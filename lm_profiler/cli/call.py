@@ -22,7 +22,6 @@ from lm_profiler.usage_error import UsageError
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 """What is taken where no class is named."""
 
-NO_DATA = "null"
 _SECTIONS = (*OURS, "trainer", "stages", "memory", "trace", "numerics")
 _FILES = (".yaml", ".yml", ".json")
 
@@ -43,7 +42,7 @@ class _Item(NamedTuple):
         said = self.content.get(key, "")
         if isinstance(said, Mapping):
             said = said.get("class_path", "")
-        return NO_DATA if said is None and key == "data" else said if isinstance(said, str) and said else None
+        return "null" if said is None and key == "data" else said if isinstance(said, str) and said else None
 
     def only_names(self, key: str) -> bool:
         """Whether it is an option that names the class for ``key`` and says nothing else."""
@@ -66,13 +65,12 @@ class Call:
     def __init__(self, arguments: Sequence[str]) -> None:
         self._verb, self._items = list(arguments[:1]), list(_items(arguments[1:]))
         self.arguments = [*self._verb, *(word for item in self._items for word in item.option.words)]
-        configs = [item.file for item in self._items if item.node is not None]
-        self.file = configs[-1] if configs else None
+        self.file = next((item.file for item in reversed(self._items) if item.node is not None), None)
 
     def says(self, option: str) -> Any:
         """The last value that is given to an option such as ``ckpt_path``; None for none."""
-        said = [value for item in self._items if (value := item.content.get(option)) is not None]
-        return said[-1] if said else None
+        said = (item.content.get(option) for item in reversed(self._items))
+        return next((value for value in said if value is not None), None)
 
     @property
     def overrides(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lm_profiler.cli.prose import explain
+from lm_profiler.cli.prose import wrong_call
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
@@ -52,10 +52,8 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
     """Lightning's message in a line, with the Trainer options that it names as they were given."""
     message = str(error)
-    if isinstance(error, UsageError):
-        return error
-    if "\n  " in message:  # the parser's
-        return explain(message, prefix="trainer")
+    if isinstance(error, UsageError) or "\n  " in message:  # ours, or the parser's
+        return wrong_call(error, prefix="trainer")
     message = " ".join(message.split())
     named = [name for name in options if re.search(rf"\b{name}\b", message)]
     given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")

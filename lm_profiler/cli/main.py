@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lm_profiler.cli.endings import signals_as_exceptions
+from lm_profiler.cli.surroundings import all_printed, check_surroundings, check_text, mute, open_standard_streams
+from lm_profiler.cli.usage import answer
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.record.extras import MissingExtra
 from lm_profiler.usage_error import UsageError
 
 TRAINER_VERBS = {
@@ -40,10 +43,6 @@ for example: lm_profiler fit --config demo"""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0, 1 for a run that failed, 2 for a wrong call, 130 when interrupted."""
-    from lm_profiler.cli.surroundings import all_printed, check_text, mute, open_standard_streams
-    from lm_profiler.cli.usage import answer
-    from lm_profiler.record.extras import MissingExtra
-
     arguments = list(sys.argv[1:] if argv is None else argv)
     open_standard_streams()
     try:
@@ -81,8 +80,7 @@ def _run(arguments: list[str]) -> int:
             say("interrupted before the run began" if first in TRAINER_VERBS else "interrupted")
             return INTERRUPTED
     given = "none" if first is None else repr(first[:100])
-    say(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
-    return WRONG_CALL
+    raise UsageError(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
 
 
 def _run_command(verb: str, arguments: list[str]) -> int:
@@ -93,14 +91,12 @@ def _run_command(verb: str, arguments: list[str]) -> int:
     if {"-h", "--help"} & {*arguments}:
         print(reader.help(module.EXAMPLES))
         return OK
-    code: int = module.run(reader.read(arguments))
-    return code
+    return int(module.run(reader.read(arguments)))
 
 
 def _run_trainer(arguments: list[str]) -> int:
     from lm_profiler.cli.call import Call
     from lm_profiler.cli.quiet import quiet_libraries
-    from lm_profiler.cli.surroundings import check_surroundings
 
     quiet_libraries()
     call = Call(arguments)

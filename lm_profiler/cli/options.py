@@ -80,8 +80,7 @@ class OptionsReader(Generic[T]):
                 action.nargs = 0 if kind is bool else None
                 many = _is(kind, Sequence) or _is(kind, Mapping)
                 action.metavar = "VALUE" + " ..." * _is(kind, Sequence) if many else action.metavar
-        text: str = parser.format_help()
-        return text
+        return str(parser.format_help())
 
     def _value_kind(self, name: str) -> Any:
         """The type of what the option ``name`` takes; None where there is no such option."""
@@ -154,10 +153,7 @@ class OptionsReader(Generic[T]):
 
     def _typed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The fields, as their types read the text that was given."""
-        parser = ArgumentParser(exit_on_error=False)
         nested: dict[str, Any] = {}
-        for name, kind in self._fields.items():
-            parser.add_argument(f"--{name}", type=kind)
         for name, value in settings.items():
             if value in ("", "null", []):
                 raise UsageError(f"{name}: expected a value, given none")
@@ -168,6 +164,8 @@ class OptionsReader(Generic[T]):
                 nested[name] = value
         typed = {}
         for name, value in nested.items():
+            parser = ArgumentParser(exit_on_error=False)
+            parser.add_argument(f"--{name}", type=self._fields[name])
             try:
                 typed[name] = parser.parse_object({name: value})[name]
             except ArgumentError as error:

@@ -27,6 +27,12 @@ _CLASS_PATH = re.compile(r"Problem with given class_path '(?P<path>[^']+)':\s*(?
 _NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
 
 
+def wrong_call(error: Exception, prefix: str = "") -> UsageError:
+    """What is wrong with the call that ``error`` ends: one of ours says it itself, else it is the parser's."""
+    message = str(error) or f"expected options, given some that end in {error!r}"
+    return error if isinstance(error, UsageError) else explain(message, prefix=prefix)
+
+
 def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
     """The parser's ``message``, often a tree of many lines, as subject, expected, given and remedy.
 
@@ -46,11 +52,12 @@ def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageE
     if missing := _MISSING.match(message):
         return UsageError(f"{missing[1]}: {missing[2]}, given none")
     lines = [line.strip(" -") for line in message.splitlines()]
-    own = next((line for line in lines if _OWN.match(line)), None)
-    if own is not None:
+    if own := next(filter(_OWN.match, lines), None):
         return UsageError(own if not key or own.startswith(f"{key}.") else f"{key}.{own}")
-    told = _class_path(message) or _types(lines, message)
-    return UsageError(f"{key}: {told}" if told else _first_lines(lines, key))
+    if told := _class_path(message) or _types(lines, message):
+        return UsageError(f"{key}: {told}")
+    kept = [line[:300] for line in lines if line and not _KEY.match(line)][:2]
+    return UsageError(f"{key}: " * bool(key) + "\n".join(kept))
 
 
 def _unrecognized(given: str, known: Iterable[str]) -> UsageError:
@@ -96,8 +103,3 @@ def _given(message: str) -> str:
     if nested := _NESTED.search(given[1]):
         return f"{nested['key']}={nested['value']}"
     return repr(given[1].strip())[:200]
-
-
-def _first_lines(lines: Sequence[str], key: str) -> str:
-    kept = [line[:300] for line in lines if line and not _KEY.match(line)][:2]
-    return f"{key}: " * bool(key) + "\n".join(kept)

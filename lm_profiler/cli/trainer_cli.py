@@ -72,7 +72,6 @@ class ProfilerCLI(LightningCLI):
         self.call = call
         self._find_classes()
         super().__init__(
-            LightningModule,
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
             trainer_defaults={
                 "devices": 1,
@@ -85,7 +84,6 @@ class ProfilerCLI(LightningCLI):
             seed_everything_default=0,
             parser_kwargs={verb: {"usage": f"lm_profiler {verb} [options]"} for verb in get_args(Verb)},
             parser_class=Parser,
-            subclass_mode_model=True,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
             args=call.for_parser(self._classes, self._leave_data),
@@ -98,9 +96,8 @@ class ProfilerCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The verbs, and which of their arguments are no options here."""
-        verbs: dict[str, set[str]] = LightningCLI.subcommands()
-        verbs["predict"].add("return_predictions")  # see run_verb
-        return verbs
+        ours = {"return_predictions"}  # see run_verb
+        return {verb: ours | arguments for verb, arguments in LightningCLI.subcommands().items()}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""

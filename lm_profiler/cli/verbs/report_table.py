@@ -27,8 +27,9 @@ def make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None
         UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
     """
     problems: list[str] = []
-    if _of_parts(options):
-        return _each_cut(entries, options)
+    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
+    if options.layout == "warmups" or (plain and options.warmup):
+        return _each_cut(entries, options)  # a row for each part of a step and each warm-up
     if options.warmup or options.steps is not None:
         entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
     if options.layout == "blocks":
@@ -50,12 +51,6 @@ def _make(entries: Sequence[Entry], options: Options) -> Table:
     if options.format == "html" and columns is None and not by and len(groups) == len(entries):
         return Table([], [])  # a page has a row for each run itself
     return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
-
-
-def _of_parts(options: Options) -> bool:
-    """Whether each part of a step is to have a row for each warm-up."""
-    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
-    return options.layout == "warmups" or (plain and bool(options.warmup))
 
 
 def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:

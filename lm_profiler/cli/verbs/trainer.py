@@ -12,10 +12,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.cli.attempt import rank
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.prose import explain
+from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.record.exit_codes import OK, WRONG_CALL
+from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 5.0
@@ -27,21 +27,18 @@ def run(call: Call) -> int:
     Raises:
         UsageError: a wrong call. Nothing was built, and nothing is left of it but the record of a refusal.
     """
-    here = str(Path.cwd())
-    if here not in sys.path:  # started as a script; a user's own module lies beside his configs
-        sys.path.append(here)
+    sys.path.append(str(Path.cwd()))  # a script has not; a user's own module lies beside his configs
     with quiet():
         try:
             cli = ProfilerCLI(call)
         except SystemExit as done:  # --help and --print_config end so
             return done.code if isinstance(done.code, int) else OK
-        except UsageError:
-            raise
         except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
-            raise explain(str(error) or f"expected options, given some that end in {error!r}") from error
+            raise wrong_call(error) from error
         try:
             cli.run_verb()
-            return cli.attempt.finished()
+            record = cli.attempt.record  # where the instruments failed, nothing was measured
+            return FAILED if record is not None and record.failure is not None else OK
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:
@@ -51,7 +48,7 @@ def run(call: Call) -> int:
             cli.attempt.discard()
             if rank() > 0:  # the process that started this one says it
                 return WRONG_CALL
-            raise error if isinstance(error, UsageError) else explain(str(error)) from error
+            raise wrong_call(error) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
 
