@@ -5,18 +5,13 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, raised where the signal found the program: it ends a run as Ctrl-C does."""
-
-
-def signals_as_exceptions() -> AbstractContextManager[None]:
-    """SIGTERM raises as SIGINT does; afterwards both are handled as before."""
-    return handled({signal.SIGTERM: _terminate})
 
 
 @contextmanager
@@ -35,7 +30,8 @@ def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> I
             signal.signal(number, was)
 
 
-def _terminate(signum: int, frame: FrameType | None) -> NoReturn:
+def terminate(signum: int, frame: FrameType | None) -> NoReturn:
+    """Raise ``Terminated``."""
     # A DataLoader's workers may have got the signal, too: that they end is then no error.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     raise Terminated(signal.Signals(signum).name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lm_profiler.cli.endings import signals_as_exceptions
+from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.surroundings import all_printed, check_surroundings, check_text, mute, open_standard_streams
 from lm_profiler.cli.usage import answer
 from lm_profiler.measure.boundary import say
@@ -74,7 +75,7 @@ def _run(arguments: list[str]) -> int:
         return OK
     if first in TRAINER_VERBS | OTHER_VERBS:
         try:
-            with signals_as_exceptions():
+            with handled({signal.SIGTERM: terminate}):
                 return _run_trainer(arguments) if first in TRAINER_VERBS else _run_command(first, arguments[1:])
         except KeyboardInterrupt:
             say("interrupted before the run began" if first in TRAINER_VERBS else "interrupted")

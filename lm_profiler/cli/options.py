@@ -39,13 +39,14 @@ class OptionsReader(Generic[T]):
     Args:
         verb: Its name.
         kind: A dataclass whose fields have defaults. It raises UsageError for values that do not go together. It may
-            have ``WORDS``, the field whose option may be left out; ``FILE``, the field that names a file of options;
-            and ``SHIPPED``, the folder of such files in the package.
+            have ``WORDS``, the field whose option may be left out; ``FILE``, the field that names a file of options
+            (else ``config`` does); and ``SHIPPED``, the folder of such files in the package.
     """
 
     def __init__(self, verb: str, kind: Callable[..., T]) -> None:
         self._verb, self._kind = verb, kind
-        self._words, self._file, self._shipped = (str(getattr(kind, name, "")) for name in ("WORDS", "FILE", "SHIPPED"))
+        self._words, self._shipped = (str(getattr(kind, name, "")) for name in ("WORDS", "SHIPPED"))
+        self._file = str(getattr(kind, "FILE", "config"))
         hints = get_type_hints(kind)
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _COMMAND) if name in names}

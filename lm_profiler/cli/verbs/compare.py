@@ -44,7 +44,6 @@ class Options:
     """
 
     WORDS: ClassVar[str] = "folders"
-    FILE: ClassVar[str] = "config"
 
     config: str | None = None
     folders: Sequence[Path] = ()

@@ -63,10 +63,8 @@ def _collect(paths: Sequence[Path]) -> Collection:
     except FileNotFoundError as error:
         raise UsageError(f"RUNS: expected folders, given {error}, which is not a folder") from None
     if not runs.entries and not runs.problems:
-        raise UsageError(
-            f"RUNS: expected folders with runs, found none below {', '.join(map(str, paths))}; "
-            "`lm_profiler fit` makes one"
-        )
+        searched = ", ".join(map(str, paths))
+        raise UsageError(f"RUNS: expected folders with runs, found none below {searched}; `lm_profiler fit` makes one")
     return runs
 
 

@@ -39,7 +39,6 @@ class Options:
     """
 
     WORDS: ClassVar[str] = "runs"
-    FILE: ClassVar[str] = "config"
 
     config: str | None = None
     runs: Sequence[Path] = ()
@@ -80,9 +79,8 @@ class Options:
         if self.by is not None and not self.plot:
             raise UsageError("by: expected --plot KIND, given none")
         if self.kernels and self.format in ("html", "latex"):
-            raise UsageError(
-                f"format: expected terminal, markdown, {', '.join(FOR_PROGRAMS)} with --kernels, given {self.format}"
-            )
+            known = ", ".join(("terminal", "markdown", *FOR_PROGRAMS))
+            raise UsageError(f"format: expected {known} with --kernels, given {self.format}")
         if self.plot and self.output is None:
             raise UsageError("plot: expected --output FILE, given none; end it with .svg, .png or .pdf")
         if self.plot and self.format is not None:
