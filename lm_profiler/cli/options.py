@@ -128,9 +128,9 @@ class OptionsReader(Generic[T]):
             return words[0] if words else "true" if kind is bool else ""
         if _is(kind, tuple) or get_args(kind)[0] is Path:
             return list(words)
-        text = ",".join(words)
+        text = ",".join(words) if _is(get_args(kind)[0], Mapping) else f"[{','.join(words)}]"
         try:
-            node = compose(text if _is(get_args(kind)[0], Mapping) else f"[{text}]")
+            node = compose(text)
         except YamlTextError as error:
             raise UsageError(f"{name[:100]}: expected YAML, given {text[:100]!r}, which {error}") from None
         return _of_node(name, kind, node or yaml.ScalarNode("", ""))
