@@ -44,9 +44,8 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
         return
     here = [name for name in AcceleratorRegistry if AcceleratorRegistry[name]["accelerator"].is_available()]
     usable = {*here, "auto", *(["gpu"] if {"cuda", "mps"} & set(here) else [])}
-    if accelerator not in usable:
-        names = ", ".join(sorted(usable))
-        raise UsageError(f"trainer.accelerator: expected one that this machine has ({names}), given {accelerator!r}")
+    names = ", ".join(sorted(usable))
+    expect(accelerator in usable, "trainer.accelerator", f"one that this machine has ({names})", accelerator)
 
 
 def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
