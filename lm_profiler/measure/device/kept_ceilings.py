@@ -80,7 +80,7 @@ def _name(device: torch.device, dtype: torch.dtype) -> str:
 def _read(path: Path) -> float | None:
     try:
         kept = float(read_json(path)["flops_per_s"])
-    except (OSError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
     return kept if isfinite(kept) and kept > 0 else None
 
