@@ -85,8 +85,8 @@ def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
         write(runs, page, kind, options.output)
         return [], True
     if options.kernels:
-        found, problems = readable_kernels(entries)
-        tables = tables_of_each(found, len(entries) > 1) if people else table_of_all(found)
+        traced, problems = readable_kernels(entries)
+        tables = tables_of_each(traced, len(entries) > 1) if people else table_of_all(traced)
     else:
         table, problems = make_table(entries, options)
         tables = [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])]
