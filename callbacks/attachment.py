@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,7 +57,7 @@ class Attachment:
     tokens: Guard = UNGUARDED
     tokens_in: Tokens | None = None
     _phases: PhaseProfiler | None = None
-    _optimizers: OptimizerMarks | None = None
+    _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
 
     def start(self) -> None:
@@ -80,7 +81,6 @@ class Attachment:
                 until_sure = bool(options.stages.until_ci)
                 progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
         self._stopping = StoppingRule(options.stages, lambda own: exchange.of_first("answer", lambda: own))
-        self._optimizers = OptimizerMarks(timeline)
         session = Session(
             timeline,
             stream,
@@ -97,7 +97,7 @@ class Attachment:
             Guard("writing an unfinished record", self.tell).run(recorder.begin, options.steps)
         self._stand_in(timeline, session)
         if options.verb == "fit":
-            self._optimizers.attach(trainer, trainer.lightning_module)
+            OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
 
     def tell(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""
@@ -113,14 +113,14 @@ class Attachment:
         assert self._phases is not None
         self._phases.count_only()
         if self.ending.session is not None:
-            self._unmark_optimizers()
+            self._optimizers.close()
             self.ending.session.instruments.discard()
 
     def detach(self) -> None:
         """Remove what was added to the Trainer."""
         if self._phases is not None:
             self._phases.restore()
-        self._unmark_optimizers()
+        self._optimizers.close()
 
     def end_evaluation(self) -> None:
         """The loop is over, if it is an evaluation that is profiled."""
@@ -181,10 +181,6 @@ class Attachment:
             self._no_step_in,
         )
         self.trainer.profiler = self._phases  # type: ignore[attr-defined]
-
-    def _unmark_optimizers(self) -> None:
-        if self._optimizers is not None:
-            self._optimizers.detach()
 
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""

@@ -8,6 +8,7 @@ on the instances.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -19,32 +20,27 @@ from lm_profiler.measure.clocks.timeline import Timeline
 
 
 class OptimizerMarks:
-    """Attached to the optimizers of one run; ``detach`` leaves no trace."""
+    """Attached to the optimizers of one run; to close ``undo`` leaves no trace."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, undo: ExitStack) -> None:
         self._timeline = timeline
         self._depth = 0
-        self._undo: list[Callable[[], None]] = []
+        self._undo = undo
 
     def attach(self, trainer: Trainer, module: LightningModule) -> None:
         """Mark every optimizer of ``trainer``, and under manual optimization what the user calls."""
+        manual = not module.automatic_optimization
+        before_step = self._timeline.part.guard(self._before_step)
         for optimizer in trainer.optimizers:
-            self._undo.append(optimizer.register_step_post_hook(self._after_step).remove)
-            if not module.automatic_optimization or _steps_within_steps(optimizer):
-                self._undo.append(optimizer.register_step_pre_hook(self._before_step).remove)
-            if not module.automatic_optimization:
-                self._wrap(optimizer, "zero_grad", at.ZERO_GRAD)
-        if not module.automatic_optimization:
+            self._undo.callback(optimizer.register_step_post_hook(self._after_step).remove)
+            if manual or _steps_within_steps(optimizer):
+                self._undo.callback(optimizer.register_step_pre_hook(before_step).remove)
+        if manual:
             self._wrap(module, "manual_backward", at.BACKWARD)
             self._wrap(module, "clip_gradients", at.CLIP)
             # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
-            for wrapper in trainer.strategy._lightning_optimizers:
-                self._wrap(wrapper, "zero_grad", at.ZERO_GRAD)
-
-    def detach(self) -> None:
-        """Take all of it out again."""
-        while self._undo:
-            self._undo.pop()()
+            for owner in (*trainer.optimizers, *trainer.strategy._lightning_optimizers):
+                self._wrap(owner, "zero_grad", at.ZERO_GRAD)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
@@ -56,9 +52,6 @@ class OptimizerMarks:
             self._timeline.part.failed(error)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        return self._timeline.part.run(self._begin_step, args, kwargs)
-
-    def _begin_step(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._depth += 1
         # ``args`` begins with the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -85,11 +78,10 @@ class OptimizerMarks:
         return result
 
     def _wrap(self, owner: Any, name: str, code: int) -> None:
-        replaced = owner.__dict__.get(name)
+        replaced = vars(owner).get(name)
         setattr(owner, name, _Marked(owner, name, self._timeline, code))
-        self._undo.append(
-            partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
-        )
+        restore = partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
+        self._undo.callback(restore)
 
 
 class _Marked:
