@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.profiler import record_function
-from torch.utils.hooks import RemovableHandle
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.recompiles import is_compiled
 
-_WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+_WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.")
 """What strategies and wrappers put into a module's path."""
 
 
@@ -34,7 +35,7 @@ class ModuleRanges:
 
     def __init__(self, part: Guard = UNGUARDED) -> None:
         self._part = part
-        self._handles: list[RemovableHandle] = []
+        self._hooks = ExitStack()
         self._threads = _OpenRanges()
 
     def attach(self, module: nn.Module) -> None:
@@ -44,14 +45,12 @@ class ModuleRanges:
             name = f"module: {path} ({type(child).__name__})"
             opened = self._part.guard(partial(self._open, name))
             # Before and after every hook of the user's; `always_call` closes the range when forward raises.
-            self._handles.append(child.register_forward_pre_hook(opened, prepend=True))
-            self._handles.append(child.register_forward_hook(closed, always_call=True))
+            self._hooks.enter_context(child.register_forward_pre_hook(opened, prepend=True))
+            self._hooks.enter_context(child.register_forward_hook(closed, always_call=True))
 
     def detach(self) -> None:
         """Leave the modules as they were."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self._hooks.close()
         for _, range_ in reversed(self._threads.open):
             range_.__exit__(None, None, None)
         self._threads.open.clear()
@@ -79,10 +78,4 @@ def _callable_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, part in module.named_modules(memo=left_alone):
         # A list of modules has no forward pass of its own.
         if path and type(part).forward is not nn.Module.forward:
-            yield _plain(path), part
-
-
-def _plain(path: str) -> str:
-    for wrapper in _WRAPPERS:
-        path = path.replace(wrapper, "")
-    return path
+            yield _WRAPPERS.sub("", path), part

@@ -106,10 +106,8 @@ class Tracer:
     taken: bool = False
     part: Guard = UNGUARDED
     _profile: profile | None = None
-    _ranges: Callable[[int], None] | None = None
-    _modules: ModuleRanges | None = None
     _warm: bool = False
-    _alone: ExitStack = field(default_factory=ExitStack)
+    _undo: ExitStack = field(default_factory=ExitStack)
     name: str = "trace"
     facts: ClassVar[Mapping[str, Any]] = {}  # they are in the trace's own files
 
@@ -136,12 +134,14 @@ class Tracer:
             acc_events=True,
         )
         tracing.start()
+        self._undo.callback(tracing.stop)
         self._profile = tracing
+        ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)
+        self._undo.callback(self._observe_no_more, ranges)
+        self.timeline.observers += (ranges,)
+        self._undo.callback(modules.detach)
+        modules.attach(self.module())
         self._give_way_to_others()
-        self._ranges = self.part.guard(_Ranges())
-        self.timeline.observers += (self._ranges,)
-        self._modules = ModuleRanges(self.part)
-        self._modules.attach(self.module())
 
     def _give_way_to_others(self) -> None:
         """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
@@ -154,10 +154,10 @@ class Tracer:
             prepare(another)
 
         autograd_profiler.profile._prepare_trace = prepared  # type: ignore[method-assign]
-        self._alone.callback(setattr, autograd_profiler.profile, "_prepare_trace", prepare)
+        self._undo.callback(setattr, autograd_profiler.profile, "_prepare_trace", prepare)
 
     def _give_way(self) -> None:
-        self._stop()
+        self.discard()
         self.part.leave_out("another session of torch.profiler began, and a process can have one only")
 
     def step(self) -> None:
@@ -171,7 +171,9 @@ class Tracer:
         self._profile.step()
 
     def end(self, stage: str) -> None:
-        if (running := self._stop()) is None:
+        running = self._profile
+        self.discard()
+        if running is None:
             return
         self._path.parent.mkdir(exist_ok=True)
         aside = self._path.with_name(f".writing-{self._path.name}")
@@ -196,17 +198,8 @@ class Tracer:
 
     def discard(self) -> None:
         """Stop, and keep nothing: the run died."""
-        self._stop()
+        self._profile = None
+        self._undo.close()
 
-    def _stop(self) -> profile | None:
-        running, self._profile = self._profile, None
-        self._alone.close()
-        if running is None:
-            return None
-        try:
-            self.timeline.observers = tuple(o for o in self.timeline.observers if o is not self._ranges)
-            if self._modules is not None:
-                self._modules.detach()
-        finally:
-            running.stop()
-        return running
+    def _observe_no_more(self, ranges: Callable[[int], None]) -> None:
+        self.timeline.observers = tuple(o for o in self.timeline.observers if o is not ranges)
