@@ -69,7 +69,7 @@ class Attachment:
         recorder = ending.recorder = ending.recorder_in(folder)
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
-        ending.afterwards = Afterwards(options.verb, options.numerics.audit, options.peak_flops_per_s)
+        ending.afterwards = Afterwards(options.verb, options.numerics.audit)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:

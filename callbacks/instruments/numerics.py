@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,47 +29,32 @@ class NumericsOptions:
     audit: bool = False
 
 
-class NumericsAudit:
-    """Keeps the run's first batch on the host, and audits the module with it when the run is over.
+def on_host(batch: Any) -> Any:
+    """A copy of ``batch`` off the device."""
+    return tree_map(lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf, batch)
 
-    Args:
-        verb: What runs.
+
+def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> NumericsFacts:
+    """What the audit finds with ``batch``, as it was ``on_host``.
+
+    Raises:
+        ValueError: this run cannot be audited.
+        Exception: whatever the module's own code raises, or asking for the batch.
     """
-
-    def __init__(self, verb: Verb) -> None:
-        self._verb: Verb = verb
-        self._batch: Any = None
-        self._unlike_others: Exception | None = None
-
-    def see(self, batch: Any) -> None:
-        """Remember ``batch``, off the device."""
-        try:
-            self._batch = tree_map(_on_host, batch)
-        except Exception as error:  # a tensor type of somebody's own; training goes on
-            self._unlike_others = error
-
-    def facts(self, trainer: Trainer, module: LightningModule) -> NumericsFacts:
-        """What the audit finds.
-
-        Raises:
-            ValueError: this run cannot be audited.
-            Exception: whatever the module's own code raises.
-        """
-        if self._unlike_others is not None:
-            raise self._unlike_others
-        if self._verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
-            raise ValueError("expected a fit with automatic optimization on one device")
-        plugin = trainer.precision_plugin
-        scaler = getattr(plugin, "scaler", None)
-        with _unattached(module):
-            return audit(
-                module,
-                step_of(module, self._verb),
-                self._batch,
-                trainer.strategy.root_device,
-                plugin.forward_context(),
-                1.0 if scaler is None else scaler.get_scale(),
-            )
+    module, plugin = trainer.lightning_module, trainer.precision_plugin
+    first = batch()
+    if verb != "fit" or not module.automatic_optimization or trainer.world_size > 1 or _is_one_of_many():
+        raise ValueError("expected a fit with automatic optimization on one device")
+    scaler = getattr(plugin, "scaler", None)
+    with _unattached(module):
+        return audit(
+            module,
+            step_of(module, verb),
+            first,
+            trainer.strategy.root_device,
+            plugin.forward_context(),
+            1.0 if scaler is None else scaler.get_scale(),
+        )
 
 
 @contextmanager
@@ -89,7 +74,3 @@ def _is_one_of_many() -> bool:
     """Whether the step could talk to other processes, whoever joined them."""
     group = torch.distributed
     return group.is_available() and group.is_initialized() and group.get_world_size() > 1
-
-
-def _on_host(leaf: Any) -> Any:
-    return leaf.detach().to("cpu", copy=True) if isinstance(leaf, torch.Tensor) else leaf

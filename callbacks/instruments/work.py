@@ -12,7 +12,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils._pytree import tree_map
 
-from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.namespaces import STEPS
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -116,50 +115,37 @@ def _has_cuda_graphs() -> bool:
     return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
-class Work:
-    """Keeps the shape of the run's first batch, and tells what a step asks for."""
+def flops_per_step(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> Flops | None:
+    """FLOPs of one step over all ranks; None where no step was looked at.
 
-    def __init__(self, verb: Verb) -> None:
-        self._verb: Verb = verb
-        self._batch: Any = None
-        self._samples: int | None = None
-        self._unlike_others: Exception | None = None
+    Args:
+        trainer: of the run.
+        verb: what it runs.
+        seen: what all ranks counted, in all of the memory stage's steps.
+        steps: how many these were.
+        batch: gives the first batch, ``without_data``.
 
-    def see(self, trainer: Trainer, batch: Any) -> None:
-        """Remember what ``batch`` looks like, but none of its memory."""
-        try:
-            combined = self._verb == "fit" and isinstance(trainer.train_dataloader, (dict, list, tuple))
-            self._samples = samples_in(batch, combined)
-            self._batch = tree_map(_shape_of, batch)
-        except Exception as error:  # a batch type of somebody's own; training goes on
-            self._unlike_others = error
+    Raises:
+        UncountableError: they are unknown.
+        Exception: whatever asking for the batch raises.
+    """
+    if seen.compiled:
+        module = trainer.lightning_module
+        backward = verb == "fit" and module.automatic_optimization
+        counted = count_apart(module, step_of(module, verb), batch(), backward)
+        return _scaled(counted, batches_per_step(trainer, verb), 1)
+    if seen.unknown is not None:
+        raise UncountableError(seen.unknown)
+    return None if seen.flops is None or not steps else _scaled(seen.flops, 1, steps)
 
-    def samples_per_step(self, trainer: Trainer) -> int | None:
-        """Samples of one step over all ranks, as the first batch had them; None where that cannot be told."""
-        return None if self._samples is None else self._samples * batches_per_step(trainer, self._verb)
 
-    def flops_per_step(self, trainer: Trainer, module: LightningModule, seen: SeenFlops, steps: int) -> Flops | None:
-        """FLOPs of one step over all ranks; None where no step was looked at.
+def without_data(batch: Any) -> Any:
+    """What ``batch`` looks like, but none of its memory.
 
-        Args:
-            trainer: of the run.
-            module: its module.
-            seen: what all ranks counted, in all of the memory stage's steps.
-            steps: how many these were.
-
-        Raises:
-            UncountableError: they are unknown.
-            Exception: whatever the batch raised when it was seen.
-        """
-        if seen.compiled:
-            if self._unlike_others is not None:
-                raise self._unlike_others
-            backward = self._verb == "fit" and module.automatic_optimization
-            counted = count_apart(module, step_of(module, self._verb), self._batch, backward)
-            return _scaled(counted, batches_per_step(trainer, self._verb), 1)
-        if seen.unknown is not None:
-            raise UncountableError(seen.unknown)
-        return None if seen.flops is None or not steps else _scaled(seen.flops, 1, steps)
+    Raises:
+        UncountableError: it holds what cannot be described.
+    """
+    return tree_map(_shape_of, batch)
 
 
 def _scaled(flops: Flops, times: int, over: int) -> Flops:
@@ -171,7 +157,6 @@ def _flops(of: Callable[[str], int]) -> Flops:
 
 
 def _shape_of(leaf: Any) -> Any:
-    """A stand-in without memory."""
     if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
         return leaf
     if isinstance(leaf, torch.Tensor):

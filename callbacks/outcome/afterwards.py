@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.callbacks.instruments.numerics import NumericsAudit
+from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import Work
+from lm_profiler.callbacks.instruments.work import batches_per_step, flops_per_step, without_data
+from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
 from lm_profiler.measure.boundary import try_or_note
@@ -29,8 +31,6 @@ class LateFacts:
     """Of a step, over all ranks."""
     ceiling_flops_per_s: float | None = None
     """Of one device."""
-    peak_flops_per_s: float | None = None
-    """Of one device, where the user says it."""
     samples: int | None = None
     """Of a step, over all ranks."""
     numerics: NumericsFacts | None = None
@@ -39,52 +39,64 @@ class LateFacts:
     notes: Sequence[str] = ()
 
 
+def _kept(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
+    """Tells later what ``look`` makes of ``batch`` now; also what it raises: training goes on with anybody's types."""
+    try:
+        result = look(batch)
+    except Exception as error:
+        return partial(_raise, error)
+    return lambda: result
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
 class Afterwards:
     """Keeps what the run's first batch looks like, once it was ``seen``, to look at the run when it is over.
 
     Args:
         verb: what runs.
         audit: whether its precision is to be audited.
-        peak_flops_per_s: dense peak of one device, where the user says it.
     """
 
-    def __init__(self, verb: Verb, audit: bool, peak_flops_per_s: float | None) -> None:
-        self._work, self._audit = Work(verb), NumericsAudit(verb) if audit else None
-        self._peak_flops_per_s = peak_flops_per_s
+    def __init__(self, verb: Verb, audit: bool) -> None:
+        self._verb: Verb = verb
+        self._audit = audit
         self.seen = False
+        self._samples = self._shapes = self._copy = _kept(lambda batch: batch, None)
 
     def see(self, trainer: Trainer, batch: Any) -> None:
         """Remember ``batch``."""
         self.seen = True
-        self._work.see(trainer, batch)
-        if self._audit is not None:
-            self._audit.see(batch)
+        combined = self._verb == "fit" and isinstance(trainer.train_dataloader, (dict, list, tuple))
+        self._samples = _kept(partial(samples_in, combined=combined), batch)
+        self._shapes = _kept(without_data, batch)
+        if self._audit:
+            self._copy = _kept(on_host, batch)
 
     def look(self, trainer: Trainer, measured: Measured, tracer: Tracer) -> LateFacts:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
-        device, audit = trainer.strategy.root_device, self._audit
+        device, verb = trainer.strategy.root_device, self._verb
         dtype = torch_dtype(run_dtype(trainer))
         kernels = try_or_note("kernels", tracer.kernels, notes)
         notes += without_kernels(device, kernels)
-        return LateFacts(
-            flops=try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes),
-            ceiling_flops_per_s=try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
-            if dtype
-            else None,
-            peak_flops_per_s=self._peak_flops_per_s,
-            samples=try_or_note("samples", lambda: self._work.samples_per_step(trainer), notes),
-            kernels=kernels,
-            numerics=None
-            if audit is None
-            else try_or_note("numerics", lambda: audit.facts(trainer, trainer.lightning_module), notes),
-            notes=notes,
-        )
+        flops = try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes)
+        ceiling, numerics = None, None
+        if dtype is not None:
+            ceiling = try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
+        samples = try_or_note("samples", self._samples, notes)
+        if samples is not None:
+            samples *= batches_per_step(trainer, verb)
+        if self._audit:
+            numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
+        return LateFacts(flops, ceiling, samples, numerics, kernels, notes)
 
     def _flops(self, trainer: Trainer, measured: Measured, notes: list[str]) -> Flops | None:
         steps = len({row.step for row in measured.rows if row.stage == "memory"})
         try:
-            return self._work.flops_per_step(trainer, trainer.lightning_module, measured.flops, steps)
+            return flops_per_step(trainer, self._verb, measured.flops, steps, self._shapes)
         except UncountableError as unknown:
             notes.append(f"FLOPs unknown: {unknown}")
             return None

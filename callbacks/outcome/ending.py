@@ -149,7 +149,7 @@ class Ending:
 
     def recorder_in(self, folder: Path) -> Recorder:
         """One that writes the run's files into ``folder``."""
-        return Recorder(folder, self.launch, self.trainer, self.trainer.lightning_module, self.options.verb)
+        return Recorder(folder, self.launch, self.trainer, self.options.verb, self.options.peak_flops_per_s)
 
     def _save(self, measured: Measured, record: RunRecord) -> None:
         self.record = record

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.steadiness import steadiness
@@ -57,8 +57,9 @@ class Recorder:
     folder: Path
     launch: Launch
     trainer: Trainer
-    module: LightningModule
     verb: Verb
+    peak_flops_per_s: float | None = None
+    """Of one device, where the user says it."""
     _steady: Sequence[StepRow] = ()
     _steps: Sequence[StepRow] = ()
 
@@ -115,7 +116,7 @@ class Recorder:
         step_s = record.time["step"].median
         facts: dict[str, Any] = {
             "duration_s": self.launch.facts()["duration_s"],
-            "model": try_or_note("model", lambda: model_facts(self.trainer, self.module), notes),
+            "model": try_or_note("model", lambda: model_facts(self.trainer), notes),
             "environment": try_or_note("environment", lambda: environment(self._device, self._world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
             "numerics": late.numerics,
@@ -156,7 +157,7 @@ class Recorder:
         devices = 1 if self._device.type == "cpu" else self._world_size
         name, dtype = device_name(self._device), run_dtype(self.trainer)
         return judge_utilisation(
-            late.flops, step_s, name, dtype, devices, late.ceiling_flops_per_s, late.peak_flops_per_s
+            late.flops, step_s, name, dtype, devices, late.ceiling_flops_per_s, self.peak_flops_per_s
         )
 
     def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
@@ -166,7 +167,7 @@ class Recorder:
         recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
         peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
         free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
-        settings = settings_of(trainer, self.module, per_batch, recomputes, free)
+        settings = settings_of(trainer, trainer.lightning_module, per_batch, recomputes, free)
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = self._device.type != "cpu"
         return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
@@ -177,8 +178,9 @@ class Recorder:
             write_events(self.folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in self._steps))
 
 
-def model_facts(trainer: Trainer, module: LightningModule) -> ModelFacts:
-    """Its size, precision and optimizers."""
+def model_facts(trainer: Trainer) -> ModelFacts:
+    """Size, precision and optimizers of its module."""
+    module = trainer.lightning_module
     parameters = list(module.parameters())
     embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
     total = sum(p.numel() for p in parameters)

@@ -25,16 +25,23 @@ LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.
 FLOPS = Flops(forward=100, backward=200, recomputation=60)
 
 
-def recorded(folder: Path, step_ms: Sequence[float], hardware: LateFacts | None = None, **found: Any) -> RunRecord:
+def recorded(
+    folder: Path,
+    step_ms: Sequence[float],
+    hardware: LateFacts | None = None,
+    peak_flops_per_s: float | None = None,
+    **found: Any,
+) -> RunRecord:
     """The record of measured steps of ``step_ms``, all of it forward."""
-    trainer, module = trainer_with([], folder), BoringModel()
+    trainer = trainer_with([], folder)
+    trainer.strategy.connect(BoringModel())
     rows = []
     for step, ms in enumerate(step_ms, 1):
         seconds = (*(ms * 1e-3 if part == "forward" else 0.0 for part in PARTS), ms * 1e-3)
         rows.append(StepRow(step, "measure", seconds, seconds))
     values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
     measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
-    recorder = Recorder(folder, Launch(), trainer, module, "fit")
+    recorder = Recorder(folder, Launch(), trainer, "fit", peak_flops_per_s)
     recorder.complete(measured, recorder.first(measured, "ok", None), hardware or LateFacts())
     return read_run(folder)
 

@@ -208,7 +208,7 @@ def test_unknown_work_has_no_utilisation() -> None:
 
 
 def test_utilisation_is_of_the_median_step(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0, 60_000.0))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0), 60_000.0)
     assert record.utilisation is not None
     assert record.utilisation.mfu == pytest.approx(300 / 10e-3 / 60_000)
     assert record.utilisation.of_ceiling == pytest.approx(360 / 10e-3 / 72_000)

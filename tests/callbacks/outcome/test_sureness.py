@@ -41,7 +41,9 @@ def recorded(folder: Path, steps: Sequence[Mapping[str, float]], **found: Any) -
         rows.append(StepRow(number, "measure", (*seconds, sum(seconds)), (*seconds, sum(seconds))))
     values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
     measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
-    recorder = Recorder(folder, Launch(), trainer_with([], folder), BoringModel(), "fit")
+    trainer = trainer_with([], folder)
+    trainer.strategy.connect(BoringModel())
+    recorder = Recorder(folder, Launch(), trainer, "fit")
     recorder.complete(measured, recorder.first(measured, "ok", None), HALF_OF_THE_CEILING)
     return read_run(folder)
 
