@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.utilisation import per_second
@@ -82,14 +81,12 @@ class Recorder:
         steady = self._steady = steps if level is None else steps[level.cut :]
         notes = list(measured.notes)
         figures = step_figures(steady)
-        return RunRecord(
-            **self.launch.facts(),
+        return self.bare(
+            replace(measured, notes=notes),
+            status,
+            failure,
             **figures,
-            status=status,
-            failure=failure,
-            verb=self.verb,
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
-            steps_planned=dict(measured.planned),
             first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
             between_steps_s=measured.between_steps_s,
             rank_step_s=rank_medians(timed),
@@ -98,7 +95,6 @@ class Recorder:
             telemetry=_telemetry(measured.telemetry, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
-            notes=notes,
         )
 
     def save(self, measured: Measured, record: RunRecord) -> None:
@@ -114,10 +110,12 @@ class Recorder:
         """``record`` with what was determined since; written again, also for TensorBoard."""
         notes = [*record.notes, *late.notes]
         step_s = record.time["step"].median
+        trainer = self.trainer
+        device = trainer.strategy.root_device
         facts: dict[str, Any] = {
             "duration_s": self.launch.facts()["duration_s"],
-            "model": try_or_note("model", lambda: model_facts(self.trainer), notes),
-            "environment": try_or_note("environment", lambda: environment(self._device, self._world_size), notes),
+            "model": try_or_note("model", lambda: model_facts(trainer), notes),
+            "environment": try_or_note("environment", lambda: environment(device, trainer.world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
             "numerics": late.numerics,
         }
@@ -133,8 +131,8 @@ class Recorder:
         record.write(self.folder / "run.json")
         return record
 
-    def bare(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
-        """The record without any figure."""
+    def bare(self, measured: Measured, status: Status, failure: Failure | None, **figures: Any) -> RunRecord:
+        """The record without any but these ``figures``."""
         return RunRecord(
             **self.launch.facts(),
             status=status,
@@ -142,23 +140,16 @@ class Recorder:
             verb=self.verb,
             steps_planned=dict(measured.planned),
             notes=list(measured.notes),
+            **figures,
         )
-
-    @property
-    def _device(self) -> torch.device:
-        return self.trainer.strategy.root_device
-
-    @property
-    def _world_size(self) -> int:
-        return self.trainer.world_size
 
     def _utilisation(self, step_s: float | None, late: LateFacts) -> Utilisation | None:
+        device, trainer = self.trainer.strategy.root_device, self.trainer
         # Ranks on the CPU share its cores: they are one device.
-        devices = 1 if self._device.type == "cpu" else self._world_size
-        name, dtype = device_name(self._device), run_dtype(self.trainer)
-        return judge_utilisation(
-            late.flops, step_s, name, dtype, devices, late.ceiling_flops_per_s, self.peak_flops_per_s
-        )
+        devices = 1 if device.type == "cpu" else trainer.world_size
+        name, dtype = device_name(device), run_dtype(trainer)
+        ceiling, peak = late.ceiling_flops_per_s, self.peak_flops_per_s
+        return judge_utilisation(late.flops, step_s, name, dtype, devices, ceiling, peak)
 
     def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
         trainer, steady, utilisation = self.trainer, self._steady, record.utilisation
@@ -169,7 +160,7 @@ class Recorder:
         free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
         settings = settings_of(trainer, trainer.lightning_module, per_batch, recomputes, free)
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
-        has_stream = self._device.type != "cpu"
+        has_stream = trainer.strategy.root_device.type != "cpu"
         return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
 
     def _log_scalars(self, record: RunRecord) -> None:
