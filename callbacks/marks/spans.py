@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from lm_profiler.measure.boundary import Guard
@@ -16,7 +17,6 @@ Marked = AbstractContextManager[None]
 class Nothing(AbstractContextManager[None]):
     """A context that does nothing, thirty times a step. Built-in methods cost a tenth of Python frames there."""
 
-    __slots__ = ()
     __enter__ = staticmethod("".format)  # type: ignore[assignment]
     __exit__ = staticmethod("".format)  # type: ignore[assignment]  # takes anything; "" lets exceptions through
 
@@ -37,49 +37,43 @@ class Loop(Protocol):
         """It is over, ``cut`` or not."""
 
 
+@dataclass(eq=False)
 class Done(Nothing):
     """Where this action ends well the step is done. All that is left where the instruments failed."""
 
-    __slots__ = ("_loop",)
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self._loop.step_done = True
+            self.loop.step_done = True
 
 
+@dataclass(eq=False)
 class Action(Nothing):
     """Does something when an action has ended well; fails like a span."""
 
-    __slots__ = ("_leave", "_timeline")
-
-    def __init__(self, timeline: Timeline, leave: Callable[[], None]) -> None:
-        self._timeline = timeline
-        self._leave = leave
+    timeline: Timeline
+    leave: Callable[[], None]
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         try:
             if kind is None:
-                self._leave()
+                self.leave()
             else:
-                self._timeline.fail()
+                self.timeline.fail()
         except BaseException as error:
-            self._timeline.part.failed(error)
+            self.timeline.part.failed(error)
 
 
+@dataclass(eq=False)
 class Died(Nothing):
     """Another callback's ``on_exception``: where that raises, ours would never be told of the run's own error."""
 
-    __slots__ = ("_told",)
-
-    def __init__(self, told: Callable[[BaseException], object]) -> None:
-        self._told = told
+    told: Callable[[BaseException], object]
 
     def __exit__(self, kind: object, value: BaseException | None, traceback: object) -> None:  # type: ignore[override]
         if value is not None:
-            self._told(value.__context__ or value)
+            self.told(value.__context__ or value)
 
 
 class Forward(Span):
@@ -129,19 +123,17 @@ class Clip(Span):
             timeline.part.failed(error)
 
 
-class OptimizerStep(Done):
+@dataclass(eq=False)
+class OptimizerStep(Nothing):
     """The whole of Lightning's optimizer step. Where it ends the step is done, and the optimizer's arithmetic over."""
 
-    __slots__ = ("_timeline",)
-
-    def __init__(self, timeline: Timeline, loop: Loop) -> None:
-        super().__init__(loop)
-        self._timeline = timeline
+    timeline: Timeline
+    loop: Loop
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is None:
-            self._loop.step_done = True  # first: it counts whatever fails
-        timeline = self._timeline
+            self.loop.step_done = True  # first: it counts whatever fails
+        timeline = self.timeline
         try:
             if kind is not None:
                 timeline.fail()
@@ -151,43 +143,41 @@ class OptimizerStep(Done):
             timeline.part.failed(error)
 
 
+@dataclass(eq=False)
 class Epoch(Nothing):
     """An epoch of the training loop, which it leaves with StopIteration where it is cut: the loop takes that for the
     end of training, without the end of an epoch that never was."""
 
-    __slots__ = ("_loop", "_part")
-
-    def __init__(self, loop: Loop, part: Guard) -> None:
-        self._loop = loop
-        self._part = part
+    loop: Loop
+    part: Guard
 
     def __enter__(self) -> None:  # type: ignore[override]
-        self._part.run(self._loop.enter_epoch)
+        self.part.run(self.loop.enter_epoch)
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
         if kind is not None:
             return
         try:
-            self._loop.leave_epoch()
+            self.loop.leave_epoch()
         except BaseException as error:
-            self._part.failed(error)
-        if self._loop.cut:
+            self.part.failed(error)
+        if self.loop.cut:
             raise StopIteration
 
 
+@dataclass(eq=False)
 class Both(AbstractContextManager[None]):
     """A span inside the user's own profiler, whose cost is then outside of the phase."""
 
-    def __init__(self, user: AbstractContextManager[Any], span: Marked) -> None:
-        self._user = user
-        self._span = span
+    user: AbstractContextManager[Any]
+    span: Marked
 
     def __enter__(self) -> None:
-        self._user.__enter__()
-        self._span.__enter__()
+        self.user.__enter__()
+        self.span.__enter__()
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         try:
-            self._span.__exit__(kind, value, traceback)
+            self.span.__exit__(kind, value, traceback)
         finally:  # where an epoch is cut, the span raises
-            self._user.__exit__(kind, value, traceback)
+            self.user.__exit__(kind, value, traceback)
