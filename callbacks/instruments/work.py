@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
     return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)))
 
 
+@dataclass(eq=False)
 class FlopsWatch:
     """An instrument: counts the FLOPs of the ``memory`` stage's steps.
 
@@ -63,31 +64,26 @@ class FlopsWatch:
         module: the model, asked for when it exists.
     """
 
-    name = "FLOPs"
+    timeline: Timeline
+    module: Callable[[], torch.nn.Module]
     part: Guard = UNGUARDED
-
-    def __init__(self, timeline: Timeline, module: Callable[[], torch.nn.Module]) -> None:
-        self._timeline = timeline
-        self._module = module
-        self._step: StepFlops | None = None
-        self._observer: Callable[[int], None] | None = None
-        self.seen = SeenFlops()
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"flops": self.seen}
+    facts: dict[str, SeenFlops] = field(default_factory=dict)
+    _step: StepFlops | None = None
+    _observer: Callable[[int], None] | None = None
+    name: str = "FLOPs"
 
     def begin(self, stage: str) -> None:
         if stage != "memory":
             return
-        if _compiled(self._module()):
-            self.seen = SeenFlops(unknown="the step is compiled", compiled=True)
+        # Functions that were compiled belong to no module, so any compilation counts.
+        if recompilations() > 0 or is_compiled_in(self.module()):
+            self.facts["flops"] = SeenFlops(unknown="the step is compiled", compiled=True)
         elif _has_cuda_graphs():
-            self.seen = SeenFlops(unknown="the step may replay CUDA graphs, whose FLOPs cannot be counted")
+            self.facts["flops"] = SeenFlops(unknown="the step may replay CUDA graphs, whose FLOPs cannot be counted")
         else:
-            self._step = StepFlops(self._timeline)
+            self._step = StepFlops(self.timeline)
             self._observer = self.part.guard(self._step)
-            self._timeline.observers += (self._observer,)
+            self.timeline.observers += (self._observer,)
 
     def end(self, stage: str) -> None:
         step = self._step
@@ -95,20 +91,15 @@ class FlopsWatch:
             return
         self.discard()
         try:
-            self.seen = SeenFlops(step.flops())
+            self.facts["flops"] = SeenFlops(step.flops())
         except UncountableError as error:
-            self.seen = SeenFlops(unknown=str(error))
+            self.facts["flops"] = SeenFlops(unknown=str(error))
 
     def discard(self) -> None:
         if self._step is not None:
-            self._timeline.observers = tuple(o for o in self._timeline.observers if o is not self._observer)
+            self.timeline.observers = tuple(o for o in self.timeline.observers if o is not self._observer)
             self._step.stop()
             self._step = None  # last: what failed on the way is undone by the next call
-
-
-def _compiled(module: torch.nn.Module) -> bool:
-    """Whether compiled code may run; functions that were compiled belong to no module, so any compilation counts."""
-    return recompilations() > 0 or is_compiled_in(module)
 
 
 def _has_cuda_graphs() -> bool:
