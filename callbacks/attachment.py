@@ -64,7 +64,6 @@ class Attachment:
         """The loop begins."""
         self.begun = True
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
-        assert exchange is not None
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
         recorder = ending.recorder = ending.recorder_in(folder)
         self.tokens = Guard("tokens_in", self.tell)

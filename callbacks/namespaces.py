@@ -6,6 +6,7 @@ of either. Nothing of theirs is compared by identity: what is asked of it is ask
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any, cast
 
 from lm_profiler.record.run import Verb
@@ -41,9 +42,9 @@ def overrides(thing: object, hook: str) -> bool:
     return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1
 
 
-def is_fetch(module: str, function: str) -> bool:
-    """Whether ``function`` of ``module`` is the one in which Lightning's loops ask for a batch."""
-    return function == "__next__" and module.endswith(".loops.fetchers")
+def is_fetch(frame: FrameType) -> bool:
+    """Whether it is of the function in which Lightning's loops ask for a batch."""
+    return frame.f_code.co_name == "__next__" and frame.f_globals.get("__name__", "").endswith(".loops.fetchers")
 
 
 def _is(kind: type, name: str) -> bool:

@@ -114,7 +114,7 @@ class TrainingProfiler(Callback):
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
-            ending.exchange = run.part.run(Exchange.of_process_group)
+            ending.exchange = run.part.run(Exchange.of_process_group, otherwise=ending.exchange)
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run starts here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""

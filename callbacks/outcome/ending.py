@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning.pytorch import Trainer
@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
-from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, failure_of_ours, keep_snapshot, status_of
+from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.recorder import Recorder
@@ -50,7 +50,7 @@ class Ending:
     tell: Callable[[str], object]
     notes: list[str]
     part: Guard = UNGUARDED
-    exchange: Exchange | None = None
+    exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
     afterwards: Afterwards | None = None
     recorder: Recorder | None = None
@@ -60,8 +60,13 @@ class Ending:
 
     def early(self) -> None:
         """The loop ended before all stages were done."""
-        if not self.over:
-            self.finish("ok", early=True)
+        if self.over:
+            return
+        if self.session is not None and not self.core.out:
+            left = self.session.schedule
+            planned = counted(left.planned[left.stage or ""], "step")
+            self.notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
+        self.finish("ok")
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
         """``exception`` ended the run in ``phase`` of ``step``."""
@@ -71,19 +76,16 @@ class Ending:
             keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
         self.finish(status, failure)
 
-    def finish(self, status: Status, failure: Failure | None = None, early: bool = False) -> None:
+    def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
         self.take_out()
         trainer, session = self.trainer, self.session
-        if early and session is not None and not self.core.out:
-            left = session.schedule
-            planned = counted(left.planned[left.stage or ""], "step")
-            self.notes.append(f"the loop ended in stage {left.stage}, after {left.done} of its {planned}")
         measured = self._measured(failure)
         if failure is None:
-            measured = self._gathered = measured if self.exchange is None else self.exchange.gather(measured)
+            measured = self._gathered = self.exchange.gather(measured)
             if self.core.error is not None:
-                status, failure = "failed", failure_of_ours(self.core.error, session.steps + 1 if session else None)
+                step = session.steps + 1 if session else None
+                status, failure = "failed", failure_of(self.core.error, "instruments", step)
             elif not measured.rows:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
@@ -106,14 +108,13 @@ class Ending:
             measured = self._gathered if self._gathered is not None else self._measured(None)
             record = self.record
             if record is None:
-                record = self._a_recorder().bare(measured, "failed", failure_of_ours(error, None))
+                record = self._a_recorder().bare(measured, "failed", failure_of(error, "instruments", None))
             self._save(measured, record.model_copy(update={"notes": [*record.notes, f"not complete: {said(error)}"]}))
         self.over = True
 
     def _measured(self, failure: Failure | None) -> Measured:
         """What was measured; of an instrument that failed, what it had by then."""
-        session = self.session
-        measured = None
+        session, measured = self.session, None
         if session is not None:
             last = Guard("the last steps", self.tell, session.instruments.discard, outcome="unknown")
             last.run(session.finish, failure is None)

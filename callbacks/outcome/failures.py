@@ -32,36 +32,25 @@ def status_of(error: BaseException) -> Status:
     return "oom" if is_out_of_memory(error) else "failed"
 
 
-def raised_by_data(error: BaseException) -> bool:
-    """Whether the exception came through the loop's asking for a batch."""
-    frames = (frame for frame, _ in walk_tb(error.__traceback__))
-    return any(is_fetch(frame.f_globals.get("__name__", ""), frame.f_code.co_name) for frame in frames)
-
-
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
     if steps == 0 and not timeline.running:
         return "setup"
-    if raised_by_data(error):
+    if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):
         return "data"
     code = timeline.failed_in if timeline.failed_in is not None else timeline.current
     return PARTS[code] if code < len(PARTS) else "other"
 
 
-def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device) -> Failure:
-    """The failure for the record, with what an out-of-memory error says of its cause."""
+def failure_of(error: BaseException, phase: str, step: int | None, device: torch.device | None = None) -> Failure:
+    """The failure for the record, with what an error of ``device``, where it had no memory left, says of the cause."""
     return Failure(
         phase=phase,
         step=step if phase != "setup" else None,
         type=type(error).__name__,
         message=first_line(error),
-        out_of_memory=oom_cause(error, device),
+        out_of_memory=None if device is None else oom_cause(error, device),
     )
-
-
-def failure_of_ours(error: BaseException, step: int | None) -> Failure:
-    """The failure of a run in which training went on and the instruments did not."""
-    return Failure(phase="instruments", step=step, type=type(error).__name__, message=first_line(error))
 
 
 def keep_snapshot(device: torch.device, path: Path) -> None:
