@@ -38,17 +38,14 @@ class Progress:
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
-            self._write(f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+            put(self._out, f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""
-            self._write(f"{_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
+            put(self._out, f"{_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
         self._stage = stage
 
     def clear(self) -> None:
         """Leave the terminal's line empty."""
         if self._live and self._stage is not None:
-            self._write("\r\x1b[K")
+            put(self._out, "\r\x1b[K")
         self._stage = None
-
-    def _write(self, text: str) -> None:
-        put(self._out, text)

@@ -106,7 +106,6 @@ class Tracer:
     taken: bool = False
     part: Guard = UNGUARDED
     _profile: profile | None = None
-    _warm: bool = False
     _undo: ExitStack = field(default_factory=ExitStack)
     name: str = "trace"
     facts: ClassVar[Mapping[str, Any]] = {}  # they are in the trace's own files
@@ -164,10 +163,9 @@ class Tracer:
         """A step of the stage has ended and another follows."""
         if self._profile is None:
             return
-        if not self._warm and self.device.type in TRACED:
+        if self._profile.step_num == 0 and self.device.type in TRACED:
             # What the profiler's own step left in the queue would run in the first traced one.
             torch.accelerator.synchronize(self.device)
-        self._warm = True
         self._profile.step()
 
     def end(self, stage: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
 from math import prod
-from operator import index
+from operator import getitem, index
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Tokens:
     def _named(self, batch: Any) -> int | None:
         if self._paths is None:  # looked for once: walking through every batch would cost more than the marks
             self._paths = list(_paths_to_ids(batch))
-        return sum(_at(batch, path).numel() for path in self._paths) if self._paths else None
+        return sum(reduce(getitem, path, batch).numel() for path in self._paths) if self._paths else None
 
 
 def _paths_to_ids(batch: Any) -> Iterator[tuple[Any, ...]]:
@@ -61,13 +62,6 @@ def _paths_to_ids(batch: Any) -> Iterator[tuple[Any, ...]]:
         return
     for key, part in parts:
         yield from ((key, *path) for path in _paths_to_ids(part))
-
-
-def _at(batch: Any, path: Sequence[Any]) -> Tensor:
-    for key in path:
-        batch = batch[key]
-    assert isinstance(batch, Tensor)
-    return batch
 
 
 def samples_in(batch: Any, combined: bool) -> int | None:

@@ -120,9 +120,8 @@ class PhaseProfiler(Profiler):
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
                 raise StopIteration
         elif self._left > 0:
-            self.step_done = (
-                False  # counted here and in close_step, in no function of its own, which nothing would hold
-            )
+            # Counted here and in close_step, in no function of its own, which nothing would hold.
+            self.step_done = False
             self._without_step = 0
             self._left = self._part.run(self._end_step, otherwise=self._left - 1)
             if self._part.out:

@@ -198,7 +198,8 @@ class ProfilerCLI(LightningCLI):
         log_dir = self._get(self.config, "log_dir")
         if config["logger"] in (None, True) and not config["fast_dev_run"]:
             version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
-            kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version)
+            # Beside a default metric TensorBoard would show no other HPARAMS.
+            kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version, default_hp_metric=False)
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
