@@ -31,6 +31,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.memory.peaks import probe_of
+from lm_profiler.record.steps import append_steps
 
 
 @dataclass(eq=False)
@@ -65,7 +66,7 @@ class Attachment:
         self.begun = True
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
-        recorder = ending.recorder = ending.recorder_in(folder)
+        recorder = ending.recorder_in(folder)
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
         ending.afterwards = Afterwards(options.verb, options.numerics.audit)
@@ -75,7 +76,8 @@ class Attachment:
             timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
         progress, keep = None, None
         if trainer.is_global_zero:
-            keep = recorder.keep
+            Guard("writing an unfinished record", self.tell).run(recorder.begin, options.steps)
+            keep = partial(append_steps, folder / "steps.csv")
             if not options.quiet:
                 until_sure = bool(options.stages.until_ci)
                 progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
@@ -92,8 +94,6 @@ class Attachment:
             keep,
         )
         ending.session = session
-        if trainer.is_global_zero:
-            Guard("writing an unfinished record", self.tell).run(recorder.begin, options.steps)
         self._stand_in(timeline, session)
         if options.verb == "fit":
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)

@@ -144,28 +144,23 @@ class Ending:
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""
-        if self.recorder is None:
-            self.recorder = self.recorder_in(second_place(self.launch.name))
-        return self.recorder
+        return self.recorder or self.recorder_in(second_place(self.launch.name))
 
     def recorder_in(self, folder: Path) -> Recorder:
-        """One that writes the run's files into ``folder``."""
-        return Recorder(folder, self.launch, self.trainer, self.options.verb, self.options.peak_flops_per_s)
+        """The run's, which writes its files into ``folder``."""
+        options = self.options
+        self.recorder = Recorder(folder, self.launch, self.trainer, options.verb, options.peak_flops_per_s)
+        return self.recorder
 
     def _save(self, measured: Measured, record: RunRecord) -> None:
         self.record = record
         recorder = self._a_recorder()
         try:
-            recorder.save(measured, record)
+            recorder.save(recorder.folder, measured, record)
         except OSError as error:
-            first, second = recorder.folder, second_place(record.name)
-            text = f"the record is in {second}: {first} cannot be written to: {said(error)}"
+            second = second_place(record.name)
+            text = f"the record is in {second}: {recorder.folder} cannot be written to: {said(error)}"
             record = record.model_copy(update={"notes": [*record.notes, text]})
-            recorder.folder = second
-            try:
-                recorder.save(measured, record)
-            except OSError:
-                recorder.folder = first
-                raise
+            recorder.save(second, measured, record)
             self.record = record
             self.tell(text)

@@ -9,7 +9,6 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
@@ -45,7 +44,7 @@ from lm_profiler.record.run import (
     Verb,
     Verdict,
 )
-from lm_profiler.record.steps import Peaks, StepRow, append_steps, largest, write_steps
+from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
@@ -68,10 +67,6 @@ class Recorder:
             write_whole(self.folder / "config.yaml", self.launch.config_yaml)
         write_steps(self.folder / "steps.csv", ())
         self.bare(Measured((), planned), "unfinished", None).write(self.folder / "run.json")
-
-    def keep(self, rows: Sequence[StepRow]) -> None:
-        """Add rows that came since."""
-        append_steps(self.folder / "steps.csv", rows)
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
         """The record of what was measured; ``complete`` adds what module, drivers and git say."""
@@ -97,14 +92,15 @@ class Recorder:
             syncs=measured.syncs,
         )
 
-    def save(self, measured: Measured, record: RunRecord) -> None:
-        """Write steps.csv and run.json.
+    def save(self, folder: Path, measured: Measured, record: RunRecord) -> None:
+        """Write steps.csv and run.json into ``folder``, which is the run's from then on.
 
         Raises:
-            OSError: the folder cannot be written to.
+            OSError: it cannot be written to.
         """
-        write_steps(self.folder / "steps.csv", measured.rows)
-        record.write(self.folder / "run.json")
+        write_steps(folder / "steps.csv", measured.rows)
+        record.write(folder / "run.json")
+        self.folder = folder
 
     def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
         """``record`` with what was determined since; written again, also for TensorBoard."""
@@ -117,11 +113,9 @@ class Recorder:
             "model": try_or_note("model", lambda: model_facts(trainer), notes),
             "environment": try_or_note("environment", lambda: environment(device, trainer.world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
+            **step_figures(self._steady, late.samples),
             "numerics": late.numerics,
         }
-        if record.throughput is not None:
-            rate = {"samples_per_step": late.samples, "samples_per_s": per_second(late.samples, step_s or None)}
-            facts["throughput"] = record.throughput.model_copy(update=rate)
         record = record.model_copy(update=facts)
         verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
         record = record.model_copy(update={"verdict": verdict})
