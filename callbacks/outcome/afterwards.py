@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import batches_per_step, flops_per_step, without_data
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_dtype
+from lm_profiler.callbacks.outcome.judgement import run_dtype
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.device.kept_ceilings import known_ceiling
@@ -79,13 +79,14 @@ class Afterwards:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
-        dtype = torch_dtype(run_dtype(trainer))
+        dtype = run_dtype(trainer)
         kernels = try_or_note("kernels", tracer.kernels, notes)
         notes += without_kernels(device, kernels)
         flops = try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes)
         ceiling, numerics = None, None
         if dtype is not None:
-            ceiling = try_or_note("ceiling", lambda: known_ceiling(device, dtype, notes.append), notes)
+            multiplied = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+            ceiling = try_or_note("ceiling", lambda: known_ceiling(device, multiplied, notes.append), notes)
         samples = try_or_note("samples", self._samples, notes)
         if samples is not None:
             samples *= batches_per_step(trainer, verb)

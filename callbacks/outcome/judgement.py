@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from numpy.typing import NDArray
 
@@ -27,13 +25,6 @@ from lm_profiler.record.quantities import PHASES, TIMED, counted
 from lm_profiler.record.run import Contention, Flops, Steadiness, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
 
-_TORCH_DTYPES = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
 
@@ -46,11 +37,6 @@ _BEYOND = 1.05
 def run_dtype(trainer: Trainer) -> Dtype | None:
     """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
     return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
-
-
-def torch_dtype(dtype: str | None) -> torch.dtype | None:
-    """The dtype to multiply in, to reach what ``dtype`` can."""
-    return None if dtype is None else _TORCH_DTYPES.get(dtype)
 
 
 def judge_utilisation(
@@ -97,29 +83,39 @@ def judge(
 
     ``kernels`` are its trace's, where there is one. ``unsure`` takes the verdict back to what is certain.
     """
-    times = _Times(steps)
-    if not steps or not times.median_s > 0.0:
+    device, host = (
+        np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
+    )
+    median_s = float(np.median(device[:, -1])) if steps else 0.0
+    if not median_s > 0.0:
         return None
     reached = None
     if utilisation is not None:
         reached = utilisation.of_ceiling if utilisation.of_ceiling is not None else utilisation.hfu
-    figures = Evidence(
-        step_s=times.median_s,
-        phases_s={},
-        has_device_stream=has_stream,
-        host_bound_fraction=device_idle,
-        utilisation=reached,
-        idle_share=_idle_share(kernels),
-        memory_bound_share=None if kernels is None else kernels.memory_bound_share,
-        communication_share=None if kernels is None else kernels.communication_share,
-        traced=kernels is not None,
-        settings=settings,
-    )
-    verdict = what_binds(times.of(range(len(steps)), figures))
+
+    def of(some: Sequence[int] | NDArray[np.intp]) -> Verdict:
+        """From the mean times of ``some`` steps: means add up. The utilisation goes with their median."""
+        faster = median_s / max(float(np.median(device[some, -1])), _NO_TIME)
+        evidence = Evidence(
+            step_s=max(float(device[some, -1].mean()), _NO_TIME),
+            phases_s=dict(zip(PHASES, device[some].mean(axis=0).tolist(), strict=False)),
+            host_phases_s=dict(zip(PHASES, host[some].mean(axis=0).tolist(), strict=False)),
+            has_device_stream=has_stream,
+            host_bound_fraction=device_idle,
+            utilisation=None if reached is None else reached * faster,
+            idle_share=_idle_share(kernels),
+            memory_bound_share=None if kernels is None else kernels.memory_bound_share,
+            communication_share=None if kernels is None else kernels.communication_share,
+            traced=kernels is not None,
+            settings=settings,
+        )
+        return what_binds(evidence)
+
+    verdict = of(range(len(steps)))
     if unsure is None:
         return verdict
     drawn = resamples(len(steps)) if unsure.resamples_tell else ()
-    return _certain(verdict, [what_binds(times.of(some, figures)) for some in drawn], unsure)
+    return _certain(verdict, [of(some) for some in drawn], unsure)
 
 
 def _idle_share(kernels: KernelTable | None) -> float | None:
@@ -127,28 +123,6 @@ def _idle_share(kernels: KernelTable | None) -> float | None:
     if kernels is None or kernels.source != "kernels" or not kernels.window_s:
         return None
     return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
-
-
-class _Times:
-    """Seconds of ``steps`` on both clocks: a row a step, a column for each of ``TIMED``."""
-
-    def __init__(self, steps: Sequence[StepRow]) -> None:
-        self._device, self._host = (
-            np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
-        )
-        self.median_s = float(np.median(self._device[:, -1])) if steps else 0.0
-
-    def of(self, some: Sequence[int] | NDArray[np.intp], figures: Evidence) -> Evidence:
-        """``figures`` with the mean times of ``some`` steps: means add up. The utilisation goes with their median."""
-        device, host = self._device[some], self._host[some]
-        faster = self.median_s / max(float(np.median(device[:, -1])), _NO_TIME)
-        return dataclasses.replace(
-            figures,
-            step_s=max(float(device[:, -1].mean()), _NO_TIME),
-            phases_s=dict(zip(PHASES, device.mean(axis=0).tolist(), strict=False)),
-            host_phases_s=dict(zip(PHASES, host.mean(axis=0).tolist(), strict=False)),
-            utilisation=None if figures.utilisation is None else figures.utilisation * faster,
-        )
 
 
 @dataclass(frozen=True)
