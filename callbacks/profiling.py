@@ -188,3 +188,42 @@ class TrainingProfiler(Callback):
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")
 """For a profiler that is done: it stays in the user's list of callbacks, and Lightning skips its hooks.
 ``on_exception`` stays, because writing the record may be interrupted."""
+
+
+def profiling_callbacks(
+    warmup_steps: int = 5,
+    measure_steps: int = 20,
+    trace_steps: int = 2,
+    memory_steps: int = 1,
+    stop_when_done: bool | None = None,
+    name: str = "lm_profiler",
+    verb: Verb = "fit",
+    log_dir: str | Path = "logs",
+) -> list[Callback]:
+    """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
+
+    Args:
+        warmup_steps: steps before the measured ones.
+        measure_steps: steps to measure.
+        trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
+        memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; 0 for none.
+        stop_when_done: end the run then; otherwise it goes on with the instruments taken out. If not given, a fit ends
+            and an evaluation goes on: cut, its results would be those of the first batches.
+        name: of the run.
+        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's others are left alone.
+        log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+
+    Raises:
+        ValueError: a number of steps is negative, or nothing is to be measured.
+    """
+    stop = verb == "fit" if stop_when_done is None else stop_when_done
+    return [
+        TrainingProfiler(
+            StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop),
+            MemoryOptions(steps=memory_steps),
+            TraceOptions(steps=trace_steps),
+            Launch(name=name),
+            verb=verb,
+            log_dir=log_dir,
+        )
+    ]
