@@ -107,10 +107,8 @@ class Attachment:
 
     def leave(self) -> None:
         """The profiler itself failed: only count steps from here on."""
-        if self._phases is None:
-            self._stand_in(Timeline(part=self.part), None)
-        assert self._phases is not None
-        self._phases.count_only()
+        phases = self._phases or self._stand_in(Timeline(part=self.part), None)
+        phases.count_only()
         if self.ending.session is not None:
             self._optimizers.close()
             self.ending.session.instruments.discard()
@@ -165,7 +163,7 @@ class Attachment:
             self.tell,
         )
 
-    def _stand_in(self, timeline: Timeline, session: Session | None) -> None:
+    def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
         self._phases = PhaseProfiler(
             self.trainer,
@@ -180,6 +178,7 @@ class Attachment:
             self._no_step_in,
         )
         self.trainer.profiler = self._phases  # type: ignore[attr-defined]
+        return self._phases
 
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""

@@ -63,5 +63,5 @@ class ProfilingOptions:
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
             "memory": self.memory.steps,
-            "trace": self.trace.stage_steps,
+            "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
         }

@@ -97,9 +97,8 @@ class StoppingRule:
             return []
         width = relative_half_width(step_s[steady_from(step_s) :])
         known = "unknown" if width is None else f"known to ±{width:.1%}"
-        reached = (
-            f"after {counted(len(step_s), 'step')} the median is {known}, the target was ±{self.options.until_ci:.1%}"
-        )
+        steps = counted(len(step_s), "step")
+        reached = f"after {steps} the median is {known}, the target was ±{self.options.until_ci:.1%}"
         return [f"measuring stopped at its limit: {reached}; raise stages.max_steps or stages.max_seconds"]
 
 

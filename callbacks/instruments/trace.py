@@ -49,11 +49,6 @@ class TraceOptions:
         if self.nvtx and not torch.cuda.is_available():
             raise UsageError("trace.nvtx: expected a CUDA device, given none; leave the option out")
 
-    @property
-    def stage_steps(self) -> int:
-        """How many steps the stage takes: the first one is the profiler's own warm-up."""
-        return self.steps + 1 if self.steps else 0
-
 
 class _Ranges:
     """An observer of marks that names each phase in the trace."""

@@ -26,7 +26,6 @@ _FETCHES: dict[Verb, str] = {
     "test": "[_EvaluationLoop].test_next",
     "predict": "[_PredictionLoop].predict_next",
 }
-_MANUAL_STEP = "optimizer_step"
 
 _DRY = 1000
 """Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
@@ -150,7 +149,7 @@ class PhaseProfiler(Profiler):
         try:
             if action_name == self._fetch:
                 self._timeline.leave()
-            elif action_name == _MANUAL_STEP:
+            elif action_name == "optimizer_step":  # of manual optimization, which starts and stops it
                 self._timeline.close(at.OPTIMIZER)
         except BaseException as error:
             self._part.failed(error)

@@ -79,8 +79,6 @@ class Died(Nothing):
 class Forward(Span):
     """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
 
-    __slots__ = ("_loop",)
-
     def __init__(self, timeline: Timeline, loop: Loop | None) -> None:
         super().__init__(timeline, at.FORWARD)
         self._loop = loop
@@ -108,8 +106,6 @@ class Forward(Span):
 
 class Clip(Span):
     """Clipping, the last thing before the optimizer's own arithmetic, which begins where it ends."""
-
-    __slots__ = ()
 
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
         timeline = self._timeline

@@ -111,14 +111,11 @@ class Exchange:
 
 def merge(measured: Sequence[Measured]) -> Measured:
     """One ``Measured`` of several ranks', rank 0's first, whose own the rest is. Telemetry is of all their GPUs."""
+    parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
     return replace(
         measured[0],
         rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
-        part_peaks={
-            part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured)
-            for part in PARTS
-            if any(part in m.part_peaks for m in measured)
-        },
+        part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
         flops=of_all_ranks([m.flops for m in measured]),

@@ -196,12 +196,10 @@ def _are_fused(trainer: Trainer) -> bool | None:
         return None
     if all(optimizer.defaults["fused"] for optimizer in optimizers):
         return True
-    if trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision"):
-        return None  # it cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients)
-    if trainer.strategy.root_device.type not in _FUSED_DEVICES:
-        return None
+    # Lightning cannot clip for a fused optimizer then (2.6.6: MixedPrecision.clip_gradients).
+    clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
     refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
-    return None if refused else False
+    return None if clips or refused or trainer.strategy.root_device.type not in _FUSED_DEVICES else False
 
 
 def _loader(trainer: Trainer) -> Any:
