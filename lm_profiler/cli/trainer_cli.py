@@ -190,7 +190,7 @@ class ProfilerCLI(LightningCLI):
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             return self.instantiate_trainer()
         except _OPTION_ERRORS as error:
-            raise trainer_error(error, given) from error
+            raise trainer_error(_cause(error), given) from error
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
@@ -220,8 +220,7 @@ class ProfilerCLI(LightningCLI):
         try:
             return self._get(self._instantiate([key]), key)
         except _OPTION_ERRORS as error:
-            # Around it stands the parser's account of everything else that the option could have been.
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            cause = _cause(error)
             if isinstance(cause, UsageError):
                 raise UsageError(f"{key}.{cause}") from None
             raise cause from None
@@ -231,3 +230,8 @@ class ProfilerCLI(LightningCLI):
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
         return self.parser.instantiate(config)
+
+
+def _cause(error: Exception) -> Exception:
+    """What a class raised; around it may stand the parser's account of everything else that the option could be."""
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error

@@ -179,6 +179,10 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["fit", "--model=lm_profiler.training.Nope"], "model: expected a class that can be imported, given "),
         (["fit", "--data=lm_profiler.training.LanguageModel"], "data: expected a LightningDataModule, given "),
         (["fit", "--trainer.callbacks=Nope"], "trainer.callbacks: expected a class path such as "),
+        (
+            ["fit", "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-7"],
+            "trainer: Invalid value for save_top_k=-7. Must be >= -1",
+        ),
         (["fit", "--trainer.accelerator=tpu"], "trainer.accelerator: expected one that this machine has ("),
         (["fit", "--trainer.devices=0"], "trainer: "),
         (["fit", "--trainer.devices=many"], "given devices='many'"),
@@ -577,7 +581,7 @@ class Program:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
         self.lines: list[str] = []
-        self._waits = threading.Event()
+        self._waits = threading.Semaphore(0)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -586,10 +590,11 @@ class Program:
         for line in self.process.stdout:
             self.lines.append(line)
             if line.startswith("waiting"):
-                self._waits.set()
+                self._waits.release()
 
-    def until_it_waits(self) -> list[psutil.Process]:
-        assert self._waits.wait(90), self.lines
+    def until_they_wait(self, ranks: int) -> list[psutil.Process]:
+        """Until each of ``ranks`` has said so; returns the processes below the first."""
+        assert all(self._waits.acquire(timeout=90) for _ in range(ranks)), self.lines
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def ends(self) -> tuple[int, str]:
@@ -677,7 +682,7 @@ def test_a_signal_ends_it_with_what_it_has(
     here: Path,
 ) -> None:
     program = start(*options)
-    children = program.until_it_waits()
+    children = program.until_they_wait(2 if DDP[0] in options else 1)
     (os.killpg if to_group else os.kill)(program.process.pid, number)
     code, said = program.ends()
     assert code == 130
