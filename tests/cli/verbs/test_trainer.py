@@ -590,7 +590,7 @@ class Program:
         for line in self.process.stdout:
             self.lines.append(line)
             if line.startswith("waiting"):
-                self._waits.release()
+                self._waits.release(line.count("waiting"))  # two ranks may say it in one line
 
     def until_they_wait(self, ranks: int) -> list[psutil.Process]:
         """Until each of ``ranks`` has said so; returns the processes below the first."""
