@@ -138,7 +138,7 @@ class Replay(Kind):
         return 2 * mm(3, WIDTH, 4), mm(3, WIDTH, 4), 0
 
     def state_of_its_own(self) -> Any:
-        return self.calls, [number for _, number in self.buffer], copy.copy(self.environment), *self.target.parameters()
+        return self.calls, [number for _, number in self.buffer], repr(self.environment), *self.target.parameters()
 
 
 class Contrastive(Kind):
