@@ -98,7 +98,7 @@ class MemoryReader:
         if self._readers is None:
             return
         holdings, levels, _ = self._readers
-        self.timeline.observers = tuple(o for o in self.timeline.observers if o not in self._observers)
+        self.timeline.unobserve(*self._observers)
         self._observers = ()
         holdings.stop()
         levels.stop()

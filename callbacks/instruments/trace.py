@@ -131,7 +131,7 @@ class Tracer:
         self._undo.callback(tracing.stop)
         self._profile = tracing
         ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)
-        self._undo.callback(self._observe_no_more, ranges)
+        self._undo.callback(self.timeline.unobserve, ranges)
         self.timeline.observers += (ranges,)
         self._undo.callback(modules.detach)
         modules.attach(self.module())
@@ -193,6 +193,3 @@ class Tracer:
         """Stop, and keep nothing: the run died."""
         self._profile = None
         self._undo.close()
-
-    def _observe_no_more(self, ranges: Callable[[int], None]) -> None:
-        self.timeline.observers = tuple(o for o in self.timeline.observers if o is not ranges)

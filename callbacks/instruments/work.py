@@ -69,7 +69,7 @@ class FlopsWatch:
     part: Guard = UNGUARDED
     facts: dict[str, SeenFlops] = field(default_factory=dict)
     _step: StepFlops | None = None
-    _observer: Callable[[int], None] | None = None
+    _observers: tuple[Callable[[int], None], ...] = ()
     name: str = "FLOPs"
 
     def begin(self, stage: str) -> None:
@@ -82,8 +82,8 @@ class FlopsWatch:
             self.facts["flops"] = SeenFlops(unknown="the step may replay CUDA graphs, whose FLOPs cannot be counted")
         else:
             self._step = StepFlops(self.timeline)
-            self._observer = self.part.guard(self._step)
-            self.timeline.observers += (self._observer,)
+            self._observers = (self.part.guard(self._step),)
+            self.timeline.observers += self._observers
 
     def end(self, stage: str) -> None:
         step = self._step
@@ -97,7 +97,7 @@ class FlopsWatch:
 
     def discard(self) -> None:
         if self._step is not None:
-            self.timeline.observers = tuple(o for o in self.timeline.observers if o is not self._observer)
+            self.timeline.unobserve(*self._observers)
             self._step.stop()
             self._step = None  # last: what failed on the way is undone by the next call
 

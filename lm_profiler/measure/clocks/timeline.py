@@ -95,6 +95,10 @@ class Timeline:
         self._observers = observers
         self.after = self._after if observers or self.stream is not None else None
 
+    def unobserve(self, *observers: Callable[[int], None]) -> None:
+        """Call these no more; it may be done twice."""
+        self.observers = tuple(each for each in self.observers if each not in observers)
+
     @property
     def current(self) -> int:
         """Code of the innermost part that is open."""
