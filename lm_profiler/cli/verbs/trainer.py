@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import distributed
 
 from lm_profiler.cli.attempt import rank
 from lm_profiler.cli.call import Call
@@ -37,6 +38,7 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         try:
             cli.run_verb()
+            _leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured
             return FAILED if record is not None and record.failure is not None else OK
         except (KeyboardInterrupt, SystemExit) as error:
@@ -51,6 +53,12 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
+
+
+def _leave_group() -> None:
+    """Leave the other ranks. Gloo's threads, left running, may abort a process that ends (pytorch issue 190489)."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _end_children(trainer: Trainer | None) -> None:
