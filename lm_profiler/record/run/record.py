@@ -14,6 +14,7 @@ from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.part import Newer, Part, read_as
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
+from lm_profiler.record.run.waterfall import Waterfall
 
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
@@ -63,6 +64,8 @@ class RunRecord(Part):
     numerics: NumericsFacts | None = None
     """None where the precision was not audited."""
     verdict: Verdict | None = None
+    waterfall: Waterfall | None = None
+    """None where no peak is known, or no step was traced."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""
 

@@ -1,0 +1,77 @@
+"""From the ideal step to the measured one, in terms that add up."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from lm_profiler.record.run.part import Newer, Part
+
+TermName = Literal[
+    "ideal",
+    "clock",
+    "slow_products",
+    "recomputation",
+    "bandwidth",
+    "beyond_bandwidth",
+    "communication",
+    "gaps",
+    "input",
+    "unexplained",
+]
+"""In the order of the waterfall.
+
+``ideal``: the model's FLOPs at the peak. ``clock``: what the same take longer because the device held a lower clock
+than the peak is stated for. ``slow_products``: what matrix products and fused attention take beyond both.
+``recomputation``: what activation checkpointing repeats. ``bandwidth``: memory-bound kernels, if they moved their bytes
+at the full bandwidth; ``beyond_bandwidth``: what they take longer. ``communication``: that no other kernel hides.
+``gaps``: the device waited for the host, or at a synchronization. ``input``: it waited for data and its transfer.
+"""
+
+
+class Contributor(Part):
+    """What a term consists of, most of it first. ``seconds`` and ``count`` are of one step.
+
+    ``module`` is a path with ``*`` for indices, so that equal layers are one; None is unknown, or none. ``what`` is
+    what ran there: an operator, a kernel, or in words; ``detail`` why it took so long, where that is known.
+    """
+
+    module: str | None
+    what: str
+    count: float
+    seconds: float
+    detail: str | None = None
+
+
+class Term(Part):
+    """One step of the waterfall. ``seconds`` of ``unexplained`` may be negative; of others they are not.
+
+    ``at_most_s`` is a ceiling of what could be won here, never a gain: None where nothing is there to win.
+    """
+
+    name: Annotated[TermName, Newer]
+    seconds: float
+    at_most_s: float | None = None
+    contributors: list[Contributor] = Field(default_factory=list)
+
+
+class Waterfall(Part):
+    """Where the milliseconds of a step went. The terms, each there once, add up to ``step_s``.
+
+    ``step_s`` is the median of the measured (untraced) steps, in its 95 % interval from ``ci_low`` to ``ci_high``; what
+    ran in it is known from the trace of rank 0. ``source`` says what the terms are of: ``kernels`` on the device, or
+    the host's ``operators`` where the device is the CPU. Rates are one device's; ``*_source`` say where each is from.
+    """
+
+    source: Annotated[Literal["kernels", "operators"], Newer]
+    step_s: float
+    ci_low: float | None
+    ci_high: float | None
+    peak_flops_per_s: float
+    peak_source: str
+    bandwidth_bytes_per_s: float | None
+    bandwidth_source: str | None
+    clock_share: float | None
+    terms: list[Term]
+    notes: list[str] = Field(default_factory=list)
