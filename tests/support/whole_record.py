@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import RunRecord, Term, TermName
 
 
 def filled(annotation: Any, count: Iterator[int]) -> Any:
@@ -23,7 +23,8 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
     if origin is dict:
         return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "memory", "trace")}
     if origin in (list, tuple):
-        return [filled(arguments[0], count) for _ in range(3)]
+        rows = [filled(arguments[0], count) for _ in range(3)]
+        return [{**rows[0], "name": name} for name in get_args(TermName)] if arguments[0] is Term else rows
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return {name: filled(field.annotation, count) for name, field in annotation.model_fields.items()}
     return {int: next(count), float: next(count) / 7, bool: True, str: "word", Any: "any"}[annotation]

@@ -17,8 +17,10 @@ from lm_profiler.record.quantities.times import (
     TOKENS,
     TOKENS_PER_S,
 )
+from lm_profiler.record.quantities.waterfall import TERMS, term_title
 
 __all__ = [
-    "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES", "QUANTITIES", "STEP_COLUMNS", "TIMED", "TIMES",
-    "TOKENS", "TOKENS_PER_S", "Place", "Quantity", "bytes_text", "counted", "overview", "with_prefix",
+    "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES", "QUANTITIES", "STEP_COLUMNS", "TERMS", "TIMED",
+    "TIMES", "TOKENS", "TOKENS_PER_S", "Place", "Quantity", "bytes_text", "counted", "overview", "term_title",
+    "with_prefix",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities import resources
+from lm_profiler.record.quantities import resources, waterfall
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
 from lm_profiler.record.run import RunRecord, Sync
@@ -144,9 +144,12 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("gradients", "gradients", "text", "dtypes of their gradients"),
         figure("gradient_error", "error of the gradients", "error", _ERROR),
     ),
+    "waterfall.terms": waterfall.TERM_ROW,
+    "waterfall.terms[].contributors": waterfall.CONTRIBUTOR_ROW,
     "rank_step_s": (figure("", "median step", "ms", "median step of each rank", "rank_step_s"),),
 }
-"""By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row."""
+"""By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row; ``[]``
+is each of a list."""
 
 GROUPS: dict[str, tuple[Quantity, ...]] = {
     title: tuple(replace(quantity, group=title) for quantity in of)
@@ -155,6 +158,8 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Time on the host's clock": HOST_TIMES.values(),
         "Throughput": _THROUGHPUT,
         "Use of the hardware": resources.UTILISATION,
+        "Waterfall": waterfall.WATERFALL,
+        "Terms of the waterfall": waterfall.TERM_FIGURES,
         "Memory": (*MEMORY.values(), *resources.HELD),
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,

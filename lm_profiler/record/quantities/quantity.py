@@ -24,6 +24,7 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "samples/s": ("1/s", "samples/s", 1.0, 1),
     "GFLOP": ("FLOP", "GFLOP", 1e-9, 3),
     "TFLOP/s": ("FLOP/s", "TFLOP/s", 1e-12, 3),
+    "GB/s": ("bytes/s", "GB/s", 1e-9, 1),
     "MHz": ("Hz", "MHz", 1e-6, 0),
     "W": ("W", "W", 1.0, 1),
     "J": ("J", "J", 1.0, 4),

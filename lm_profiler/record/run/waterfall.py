@@ -47,12 +47,14 @@ class Contributor(Part):
 class Term(Part):
     """One step of the waterfall. ``seconds`` of ``unexplained`` may be negative; of others they are not.
 
-    ``at_most_s`` is a ceiling of what could be won here, never a gain: None where nothing is there to win.
+    ``at_most_s`` is a ceiling of what could be won here, never a gain: None where nothing is there to win. ``phases``
+    are the seconds of it in each phase of the step (and ``other``), which add up to it; empty where that is unknown.
     """
 
     name: Annotated[TermName, Newer]
     seconds: float
     at_most_s: float | None = None
+    phases: dict[str, float] = Field(default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)
 
 

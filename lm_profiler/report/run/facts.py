@@ -10,9 +10,11 @@ from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
 from lm_profiler.record.run import RunRecord
+from lm_profiler.report.run.waterfall_tables import waterfall_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
 _LISTS_OF = {"Steps": "odd_steps", "Synchronization": "syncs", "Numerics": "numerics.kinds", "Ranks": "rank_step_s"}
+_TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
 
@@ -31,7 +33,7 @@ def sections(record: RunRecord) -> list[Table]:
     if record.environment is not None and record.environment.device_type != "cpu":  # elsewhere the two clocks are one
         tables.append(_families(record, host, "Time on the host's clock (ms)"))
     for title, of in GROUPS.items():
-        if title not in _TIMES:
+        if title not in (*_TIMES, _TERMS):
             tables += _section(record, title, of)
     return [table for table in tables if table.rows]
 
@@ -43,6 +45,7 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     rows += _words(record, title)
     several = _families(record, [of for of in group if of.of is not None])
     tables = [text_table(("", "", ""), rows, left=3), list_table(record, _LISTS_OF.get(title, "")), several]
+    tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
 

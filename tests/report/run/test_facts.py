@@ -12,7 +12,7 @@ from made_runs import made_record
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
-from lm_profiler.record.run import RunRecord, Sync, TimeSummary
+from lm_profiler.record.run import RunRecord, Sync, Term, TermName, TimeSummary
 from lm_profiler.report.run.facts import sections, shown
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.formats import render
@@ -26,6 +26,8 @@ def filled(kind: Any, numbers: Iterator[int]) -> Any:
         return filled(next(of for of in inner if of is not types.NoneType), numbers)
     if origin is Literal:
         return inner[0]
+    if inner and inner[0] is Term:
+        return [filled(Term, numbers).model_copy(update={"name": name}) for name in get_args(TermName)]
     if origin in (list, tuple):
         return origin(filled(inner[0], numbers) for _ in range(2))
     if origin is dict:
@@ -54,15 +56,17 @@ def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: Run
     cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
     for of in GROUPS[group]:
         assert of.get(full) is not None, of.name
-        in_times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time")
-        text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_times else shown(of, full)
+        times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time")
+        in_ms = times or group == "Terms of the waterfall"  # the title says so
+        text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
         assert text in cells, of.name
 
 
 @pytest.mark.parametrize("path", LISTS)
 def test_so_is_every_row_of_its_lists(full: RunRecord, path: str) -> None:
     tables = [table for table in sections(full) if {of.heading for of in LISTS[path]} <= {*table.titles}]
-    assert [len(table.rows) for table in tables] == [2]
+    expected = {"waterfall.terms": 11, "waterfall.terms[].contributors": 20}  # a row for the step; two of each of ten
+    assert [len(table.rows) for table in tables] == [expected.get(path, 2)]
 
 
 @pytest.mark.parametrize("kind", ["terminal", "markdown"])

@@ -1,0 +1,140 @@
+"""The waterfall in words: why a step takes as long as it does, what there is to win, or why nobody knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lm_profiler.record.quantities import TIMES, term_title
+from lm_profiler.record.run import Contributor, RunRecord, Term, Waterfall
+from lm_profiler.record.text import shortened
+
+_SMALL = 0.01
+"""Terms below this share of the step are told together on the terminal, and promise too little to be named there."""
+_MOST_NAMED = 2
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A term as it is drawn: it begins ``start_s`` after the step's, where the one before it ends.
+
+    ``text`` is its time in ms, rounded so that all of them add up to the step's own text.
+    """
+
+    term: Term
+    start_s: float
+    text: str
+
+    @property
+    def title(self) -> str:
+        return term_title(self.term.name)
+
+
+def rungs(fall: Waterfall) -> list[Rung]:
+    """The terms that take any time, in the record's order; the ideal and what is unexplained always."""
+    texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
+    drawn, start_s = [], 0.0
+    for term, text in zip(fall.terms, texts, strict=True):
+        if term.seconds or term.name in ("ideal", "unexplained"):
+            drawn.append(Rung(term, start_s, text))
+        start_s += term.seconds
+    return drawn
+
+
+def step_text(fall: Waterfall) -> str:
+    """The step in ms with its interval, to four places: as ``report`` shows it anywhere."""
+    return TIMES["step"].rounded(fall.step_s, *interval_of(fall))
+
+
+def interval_of(fall: Waterfall) -> tuple[float, float] | tuple[()]:
+    return () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
+
+
+def adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
+    """``seconds`` in ms to as many digits as ``total_s`` has, by largest remainders: as printed, they add up to it."""
+    digits = digits_of(total_s)
+    units = [value * TIMES["step"].scale * 10**digits for value in seconds]
+    whole = [math.floor(unit) for unit in units]
+    missing = round(total_s * TIMES["step"].scale * 10**digits) - sum(whole)
+    if not 0 <= missing <= len(units):  # a foreign record, whose terms do not add up
+        return [ms_text(value, digits) for value in seconds]
+    for at in sorted(range(len(units)), key=lambda at: whole[at] - units[at])[:missing]:
+        whole[at] += 1
+    return [f"{unit / 10**digits:,.{digits}f}" for unit in whole]
+
+
+def digits_of(step_s: float) -> int:
+    """Behind the point, where a step of so many milliseconds is told to four places."""
+    return len(TIMES["step"].rounded(step_s).partition(".")[2])
+
+
+def ms_text(seconds: float, digits: int) -> str:
+    return TIMES["step"].show(seconds, unit=False, digits=digits)
+
+
+def why_lines(record: RunRecord) -> list[str]:
+    """What the median step consists of, in one line that adds up; where there is most to win, in another."""
+    fall = record.waterfall
+    if fall is None or not fall.terms:
+        return []
+    told = _small_together(fall)
+    texts = adding_up([seconds for _, seconds in told], fall.step_s)
+    (first, _), *others = told
+    terms = [f"{texts[0]} {first}"]
+    for (title, seconds), text in zip(others, texts[1:], strict=True):
+        terms.append(f"{'-' if seconds < 0 else '+'} {text.removeprefix('-')} {title}")
+    shown, bracket, interval = step_text(fall).partition(" [")
+    return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}", *_to_win(fall)]
+
+
+def _small_together(fall: Waterfall) -> list[tuple[str, float]]:
+    """Titles and seconds: the ideal, the others by their size, the small ones as one, and what is unexplained."""
+    by_name: dict[str, float] = {term.name: term.seconds for term in fall.terms}
+    ends = {name: by_name.pop(name, 0.0) for name in ("ideal", "unexplained")}
+    ranked = sorted(((name, seconds) for name, seconds in by_name.items() if seconds), key=lambda item: -item[1])
+    small = [item for item in ranked if item[1] < _SMALL * fall.step_s]
+    if len(small) > 1:
+        ranked = [*ranked[: -len(small)], ("smaller_terms", sum(seconds for _, seconds in small))]
+    return [
+        (term_title(name), s) for name, s in (("ideal", ends["ideal"]), *ranked, ("unexplained", ends["unexplained"]))
+    ]
+
+
+def _to_win(fall: Waterfall) -> list[str]:
+    """The one or two places with the highest ceilings, each with its largest contributor: no line where all are low."""
+    ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
+    high = sorted((of for of in ceilings if of[0] >= _SMALL * fall.step_s), key=lambda of: -of[0])
+    digits = digits_of(fall.step_s)
+    places = []
+    for at_most_s, term in high[:_MOST_NAMED]:
+        largest = max(term.contributors, key=lambda of: of.seconds, default=None)
+        told = "" if largest is None else f" ({_told(largest, digits)})"
+        places.append(f"at most {ms_text(at_most_s, digits)} ms in {term_title(term.name)}{told}")
+    return [f"to win: {'; '.join(places)}"] if places else []
+
+
+def _told(of: Contributor, digits: int) -> str:
+    """``blocks.*.attn 21.0 ms in 96 aten::mm``."""
+    what = shortened(of.what)
+    if of.module is None:
+        return f"{what} {ms_text(of.seconds, digits)} ms, {of.count:,g} times"
+    return f"{shortened(of.module)} {ms_text(of.seconds, digits)} ms in {of.count:,g} {what}"
+
+
+def no_waterfall(record: RunRecord) -> str:
+    """Why the run has none, and what to do about it."""
+    if record.waterfall is not None:
+        return ""
+    if record.status != "ok":
+        failed = record.failure
+        why = f": {failed.type} in {failed.where}" if failed is not None else ""
+        return f"No waterfall: the run ended before it could be taken apart ({record.status}{why})."
+    if not record.steps.get("trace"):
+        return "No waterfall: no step was traced. Run it again with --trace.steps=2."
+    use = record.utilisation
+    if use is None:
+        return "No waterfall: the FLOPs of a step are unknown; a note of the run says why."
+    if use.peak_flops_per_s is None and use.ceiling_flops_per_s is None:
+        return "No waterfall: no peak is known for this device. Run it again with --peak_tflops, from its datasheet."
+    return "No waterfall: an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2."

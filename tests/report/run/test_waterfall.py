@@ -1,0 +1,152 @@
+"""Why a step takes as long as it does, in lines and tables whose figures add up as printed."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import get_args
+
+import numpy as np
+import pytest
+from made_runs import made_record
+from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
+
+from lm_profiler.record.quantities import QUANTITIES, TERMS
+from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
+from lm_profiler.report.run.terminal import time_table
+from lm_profiler.report.run.waterfall import no_waterfall, rungs, step_text, why_lines
+from lm_profiler.report.run.waterfall_tables import waterfall_tables
+
+
+def lines_of(fall: Waterfall | None) -> list[str]:
+    return why_lines(made_record(waterfall=fall))
+
+
+def printed_sum(line: str) -> tuple[Decimal, Decimal]:
+    """The step that a line begins with, and the sum of its terms."""
+    step, terms = re.sub(r"\[.*?\] ", "", line).removeprefix("why: ").replace(",", "").split(" ms = ")
+    signed = re.findall(r"([+-]?) ?([\d.]+) [a-z]", terms)
+    return Decimal(step), sum((Decimal(sign + number) for sign, number in signed), Decimal(0))
+
+
+def test_every_term_has_a_title_and_the_order_is_the_records() -> None:
+    assert tuple(TERMS) == get_args(TermName)
+    assert len({title for title, _ in TERMS.values()}) == len(TERMS)
+
+
+def test_the_line_names_the_ideal_then_the_largest_and_what_is_unexplained() -> None:
+    why, to_win = lines_of(made_waterfall())
+    assert why == (
+        "why: 168.3 ms [167.3, 170.3] = 62.1 ideal + 41.0 slow products + 30.2 beyond bandwidth + 20.0 memory traffic "
+        "+ 9.0 gaps + 3.0 input + 1.7 smaller terms + 1.3 unexplained"
+    )
+    assert to_win == (
+        "to win: at most 41.0 ms in slow products (model.blocks.*.attn 21.0 ms in 96 aten::mm); "
+        "at most 30.2 ms in beyond bandwidth (model.blocks.*.attn 19.2 ms in 12 softmax)"
+    )
+
+
+def test_a_single_small_term_keeps_its_name_and_none_is_told_of_what_took_no_time() -> None:
+    terms = {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}
+    [why, _] = lines_of(made_waterfall(terms, 100.0))
+    assert why.endswith("= 50.0 ideal + 40.0 gaps + 0.4 communication + 9.6 unexplained")
+
+
+def test_what_is_unexplained_may_be_negative_and_is_always_shown() -> None:
+    [below] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0))
+    assert below.endswith("= 8.00 ideal + 3.50 memory traffic - 1.50 unexplained")
+    [none] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0))
+    assert none.endswith("+ 0.00 unexplained")
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_figures_add_up_as_printed(seed: int) -> None:
+    """Of any split of any step."""
+    draws = np.random.default_rng(seed)
+    seconds = draws.dirichlet(np.full(len(TERMS), 0.5)) * 10 ** draws.uniform(-5, 1.5)
+    if seed % 2:
+        seconds[-1] *= -0.5
+    terms = [Term(name=name, seconds=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
+    fall = made_waterfall().model_copy(update={"terms": terms, "step_s": float(seconds.sum()), "ci_low": None})
+    step, total = printed_sum(lines_of(fall)[0])
+    assert total == step
+    texts = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
+    assert sum(texts) == step
+    unit = 10.0 ** texts[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
+    for rung, text in zip(rungs(fall), texts, strict=True):
+        assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
+
+
+def test_terms_that_do_not_add_up_are_printed_as_they_stand() -> None:
+    fall = made_waterfall({"ideal": 70.0, "gaps": 10.0, "unexplained": 0.0}, 100.0)
+    assert lines_of(fall)[0].endswith("= 70.0 ideal + 10.0 gaps + 0.0 unexplained")
+
+
+def test_each_rung_begins_where_the_one_before_it_ends() -> None:
+    drawn = rungs(made_waterfall())
+    assert [rung.term.name for rung in drawn] == [name for name, ms in TERMS_MS.items() if ms]
+    starts_ms = np.cumsum([0.0, *(ms for ms in TERMS_MS.values() if ms)])[:-1]
+    assert [rung.start_s * 1e3 for rung in drawn] == pytest.approx(list(starts_ms))
+
+
+def test_a_term_of_a_later_version_is_shown_by_its_name() -> None:
+    [why, _] = lines_of(made_waterfall({"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100.0))
+    assert "+ 30.0 power cap" in why
+
+
+def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
+    record = made_record()
+    assert why_lines(record) == []
+    assert waterfall_tables(record) == []
+    assert not [line for line in time_table(record).below if line.startswith("why")]
+
+
+def test_the_lines_stand_below_the_end_table() -> None:
+    below = time_table(made_record(waterfall=made_waterfall())).below
+    assert [line.partition(":")[0] for line in below if line.startswith(("verdict", "next", "why", "to win"))] == [
+        "verdict", "next", "why", "to win",
+    ]  # fmt: skip
+
+
+def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
+    terms, contributors = waterfall_tables(made_record(waterfall=made_waterfall()))
+    assert terms.titles == [
+        "term", "time (ms)", "share", "at most to win (ms)", "data (ms)", "forward (ms)", "backward (ms)",
+    ]  # fmt: skip
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in terms.rows}
+    assert rows["slow products"] == ["41.0", "24.4%", "41.0", "", "13.7", "27.3"]
+    assert rows["input"] == ["3.0", "1.8%", "3.0", "3.0", "", ""]
+    assert rows["step"][:2] == ["168.3 [167.3, 170.3]", "100.0%"]
+    assert sum(Decimal(row[0]) for name, row in rows.items() if name != "step") == Decimal("168.3")
+    first = [cell.text for cell in contributors.rows[0]]
+    assert first == ["slow products", "model.blocks.*.attn", "aten::mm", "96", "21.0", ""]
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_each_term_is_a_column_of_tables(name: str) -> None:
+    record = made_record(waterfall=made_waterfall())
+    assert QUANTITIES[f"waterfall_{name}_s"].get(record) == pytest.approx(TERMS_MS[name] / 1e3)
+    assert QUANTITIES["waterfall_step_s"].interval(record) == pytest.approx((0.1673, 0.1703))
+
+
+def untraced(**changes: object) -> RunRecord:
+    return made_record().model_copy(update={"steps": {"measure": 20, "trace": 2}, **changes})
+
+
+def test_a_run_without_one_is_told_why_and_what_to_do() -> None:
+    use = made_record().utilisation
+    assert use is not None
+    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
+    for record, said in (
+        (made_record(status="oom"), "(oom: OutOfMemoryError in setup)"),
+        (made_record(), "Run it again with --trace.steps=2"),
+        (untraced(utilisation=None), "the FLOPs of a step are unknown"),
+        (untraced(utilisation=unknown), "Run it again with --peak_tflops"),
+        (untraced(), "an earlier version ran it"),
+    ):
+        assert said in no_waterfall(record)
+    assert no_waterfall(made_record(waterfall=made_waterfall())) == ""
+
+
+def test_the_step_is_shown_with_its_interval() -> None:
+    assert step_text(made_waterfall()) == f"{STEP_MS} [167.3, 170.3]"
