@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
 
@@ -15,10 +15,10 @@ from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import batches_per_step, flops_per_step, without_data
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.judgement import run_dtype
+from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_name
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.device.kept_ceilings import known_ceiling
+from lm_profiler.measure.device.kept_ceilings import known_ceiling, known_copy_rate
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import Flops, NumericsFacts, Verb
 
@@ -29,8 +29,10 @@ class LateFacts:
 
     flops: Flops | None = None
     """Of a step, over all ranks."""
-    ceiling_flops_per_s: float | None = None
-    """Of one device."""
+    ceilings: Mapping[str, float | None] = field(default_factory=dict)
+    """The machine's own FLOP/s for each dtype of the run's products, by torch's names: of one device."""
+    copied_bytes_per_s: float | None = None
+    """By one device, in a large copy."""
     samples: int | None = None
     """Of a step, over all ranks."""
     numerics: NumericsFacts | None = None
@@ -83,16 +85,18 @@ class Afterwards:
         kernels = try_or_note("kernels", tracer.kernels, notes)
         notes += without_kernels(device, kernels)
         flops = try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes)
-        ceiling, numerics = None, None
+        ceilings: dict[str, float | None] = {}
         if dtype is not None:
-            multiplied = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
-            ceiling = try_or_note("ceiling", lambda: known_ceiling(device, multiplied, notes.append), notes)
+            factors = getattr(torch, name := torch_name(dtype))
+            ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)
+        copied = try_or_note("bandwidth", lambda: known_copy_rate(device, notes.append), notes)
         samples = try_or_note("samples", self._samples, notes)
         if samples is not None:
             samples *= batches_per_step(trainer, verb)
+        numerics = None
         if self._audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
-        return LateFacts(flops, ceiling, samples, numerics, kernels, notes)
+        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, notes)
 
     def _flops(self, trainer: Trainer, measured: Measured, notes: list[str]) -> Flops | None:
         steps = len({row.step for row in measured.rows if row.stage == "memory"})

@@ -39,6 +39,11 @@ def run_dtype(trainer: Trainer) -> Dtype | None:
     return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
 
 
+def torch_name(dtype: Dtype) -> str:
+    """Of the factors that are multiplied in ``dtype``: TF32 is a way to multiply float32."""
+    return "float32" if dtype == "tf32" else dtype
+
+
 def judge_utilisation(
     flops: Flops | None,
     step_s: float | None,

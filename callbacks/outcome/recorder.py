@@ -9,6 +9,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.hardware.peaks import matmul_dtype
+from lm_profiler.analysis.hardware.rates import rates_of
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
@@ -22,12 +24,14 @@ from lm_profiler.callbacks.outcome.judgement import (
     judge_utilisation,
     run_dtype,
     settings_of,
+    torch_name,
     why_unsure,
 )
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
+from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
@@ -37,6 +41,7 @@ from lm_profiler.record.run import (
     MemoryFacts,
     MemoryReading,
     ModelFacts,
+    Rates,
     RunRecord,
     Status,
     Telemetry,
@@ -116,6 +121,7 @@ class Recorder:
             **step_figures(self._steady, late.samples),
             "numerics": late.numerics,
         }
+        facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
         verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
         record = record.model_copy(update={"verdict": verdict})
@@ -142,8 +148,19 @@ class Recorder:
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if device.type == "cpu" else trainer.world_size
         name, dtype = device_name(device), run_dtype(trainer)
-        ceiling, peak = late.ceiling_flops_per_s, self.peak_flops_per_s
+        ceiling = None if dtype is None else late.ceilings.get(torch_name(dtype))
+        peak = self.peak_flops_per_s
         return judge_utilisation(late.flops, step_s, name, dtype, devices, ceiling, peak)
+
+    def _rates(self, utilisation: Utilisation | None, late: LateFacts) -> Rates:
+        dtype, given, measured = run_dtype(self.trainer), {}, dict(late.ceilings)
+        if dtype is not None and self.peak_flops_per_s is not None:
+            given[torch_name(dtype)] = self.peak_flops_per_s
+        if dtype is not None and utilisation is not None:
+            measured[torch_name(dtype)] = utilisation.ceiling_flops_per_s  # unknown where the step beat it
+        device = self.trainer.strategy.root_device
+        float32_as = matmul_dtype("32", float32_matmul_precision(device.type))
+        return rates_of(device_name(device), measured, late.copied_bytes_per_s, float32_as, given)
 
     def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
         trainer, steady, utilisation = self.trainer, self._steady, record.utilisation

@@ -1,4 +1,4 @@
-"""Datasheet peaks, one row a product: TFLOP/s without sparsity, and where each figure stands.
+"""Datasheet peaks, one row a product: TFLOP/s without sparsity, GB/s of memory, and where each figure stands.
 
 NVIDIA's sheets since Ampere print tensor figures "with sparsity"; half of that is the dense figure, and only
 that is kept here. GeForce cards run fp16 and bf16 at half rate when they accumulate in fp32, which is what
@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """Names as the driver reports them, source, dense TFLOP/s by dtype; None is unknown.
+    """Names as the driver reports them, source, dense TFLOP/s by dtype, GB/s (10^9) of memory; None is unknown.
 
-    Where the chip has no TF32 mode, float32 stays float32: its figure stands in both places.
+    Where the chip has no TF32 mode, float32 stays float32: its figure stands in both places. The bandwidth is of the
+    same source, unless ``memory_source`` names another.
     """
 
     names: tuple[str, ...]
@@ -24,6 +25,8 @@ class Row(NamedTuple):
     tf32: float
     bfloat16: float | None = None
     float16: float | None = None
+    memory: float | None = None
+    memory_source: str | None = None
 
 
 _ADA = "NVIDIA Ada GPU Architecture whitepaper v2.1 (2023), appendix A"
@@ -43,50 +46,62 @@ _LAPTOPS = (
     "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the "
     "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits"
 )
+_A100_40 = "NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020): 1555 GB/s with 40 GB"
+_H100_SHEET = "NVIDIA H100 datasheet (2023): 3.35 TB/s (SXM), 2 TB/s (PCIe)"
+_DGX_B200 = "NVIDIA DGX B200 datasheet (2024): 64 TB/s for eight"
+_T4_BRIEF = "NVIDIA T4 product brief (PB-09256-001): up to 320 GB/s"
+_M1_PRO = "Apple press release, 18 October 2021: 200 GB/s (M1 Pro), 400 GB/s (M1 Max)"
+_M2 = "Apple press release, 6 June 2022: 100 GB/s"
 
 _HOPPER_SXM = (66.9, 494.7, 989.4, 989.4)
 _A100_TFLOPS = (19.5, 156.0, 312.0, 312.0)
 
 ROWS: tuple[Row, ...] = (
     # Blackwell
-    Row(("NVIDIA GB200",), _BLACKWELL, 80.0, 1250.0, 2500.0, 2500.0),
+    Row(("NVIDIA GB200",), _BLACKWELL, 80.0, 1250.0, 2500.0, 2500.0, 8000.0),
     # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for one.
-    Row(("NVIDIA B200",), _BLACKWELL, 75.0, 1125.0, 2250.0, 2250.0),
-    Row(("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",), _RTX_PRO, 125.0, 251.9, 503.8, 503.8),
-    Row(("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",), _MAX_Q, 110.0, 219.4, 438.9, 438.9),
-    Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 104.8, 104.8, 209.5, 209.5),
+    Row(("NVIDIA B200",), _BLACKWELL, 75.0, 1125.0, 2250.0, 2250.0, 8000.0, _DGX_B200),
+    Row(("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",), _RTX_PRO, 125.0, 251.9, 503.8, 503.8, 1792.0),
+    Row(("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",), _MAX_Q, 110.0, 219.4, 438.9, 438.9, 1792.0),
+    Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 104.8, 104.8, 209.5, 209.5, 1792.0),
     # Hopper
-    Row(("NVIDIA H100 80GB HBM3",), _H100, *_HOPPER_SXM),
-    Row(("NVIDIA H100 PCIe",), _H100, 51.2, 378.0, 756.0, 756.0),
-    Row(("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
-    Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", *_HOPPER_SXM),
-    Row(("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5),
-    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB", "NVIDIA GH200 144G HBM3e"), _GH200, *_HOPPER_SXM),
+    Row(("NVIDIA H100 80GB HBM3",), _H100, *_HOPPER_SXM, 3350.0, _H100_SHEET),
+    Row(("NVIDIA H100 PCIe",), _H100, 51.2, 378.0, 756.0, 756.0, 2000.0, _H100_SHEET),
+    Row(
+        ("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5, 3900.0
+    ),
+    Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", *_HOPPER_SXM, 4800.0),
+    Row(
+        ("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5, 4800.0
+    ),
+    Row(("NVIDIA GH200 480GB", "NVIDIA GH200 120GB"), _GH200, *_HOPPER_SXM, 4000.0),  # 96 GB of HBM3 in both
+    Row(("NVIDIA GH200 144G HBM3e",), _GH200, *_HOPPER_SXM, 4900.0),
     # Ada Lovelace
-    Row(("NVIDIA L4",), _ADA + "; NVIDIA L4 datasheet (2023)", 30.3, 60.0, 121.0, 121.0),
-    Row(("NVIDIA L40",), "NVIDIA L40 datasheet (2023)", 90.5, 90.5, 181.05, 181.05),
-    Row(("NVIDIA L40S",), "NVIDIA L40S datasheet (2023)", 91.6, 183.0, 362.05, 362.05),
-    Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 91.1, 182.1, 364.2, 364.2),
-    Row(("NVIDIA GeForce RTX 4090",), _ADA, 82.6, 82.6, 165.2, 165.2),
+    Row(("NVIDIA L4",), _ADA + "; NVIDIA L4 datasheet (2023)", 30.3, 60.0, 121.0, 121.0, 300.0),
+    Row(("NVIDIA L40",), "NVIDIA L40 datasheet (2023)", 90.5, 90.5, 181.05, 181.05, 864.0),
+    Row(("NVIDIA L40S",), "NVIDIA L40S datasheet (2023)", 91.6, 183.0, 362.05, 362.05, 864.0),
+    Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 91.1, 182.1, 364.2, 364.2, 960.0),
+    Row(("NVIDIA GeForce RTX 4090",), _ADA, 82.6, 82.6, 165.2, 165.2, 1008.0),
     Row(("NVIDIA GeForce RTX 4090 Laptop GPU",), _LAPTOPS, 42.9, 42.9, 85.8, 85.8),
     # Ampere
-    Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, *_A100_TFLOPS),
-    Row(("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), _A100, *_A100_TFLOPS),
-    Row(("NVIDIA A30",), "NVIDIA A30 datasheet (2022)", 10.3, 82.0, 165.0, 165.0),
-    Row(("NVIDIA A40",), "NVIDIA A40 datasheet (2021)", 37.4, 74.8, 149.7, 149.7),
-    Row(("NVIDIA A10",), "NVIDIA A10 datasheet (2021)", 31.2, 62.5, 125.0, 125.0),
-    Row(("NVIDIA A10G",), "NVIDIA A10G datasheet for AWS (2022)", 35.0, 35.0, 70.0, 70.0),
-    Row(("NVIDIA RTX A6000",), _GA102, 38.7, 77.4, 154.8, 154.8),
-    Row(("NVIDIA GeForce RTX 3090",), _GA102, 35.6, 35.6, 71.0, 71.0),
-    Row(("NVIDIA GeForce RTX 3090 Ti",), _ADA, 40.0, 40.0, 80.0, 80.0),
+    Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, *_A100_TFLOPS, 1555.0, _A100_40),
+    Row(("NVIDIA A100-SXM4-80GB",), _A100, *_A100_TFLOPS, 2039.0),
+    Row(("NVIDIA A100 80GB PCIe",), _A100, *_A100_TFLOPS, 1935.0),
+    Row(("NVIDIA A30",), "NVIDIA A30 datasheet (2022)", 10.3, 82.0, 165.0, 165.0, 933.0),
+    Row(("NVIDIA A40",), "NVIDIA A40 datasheet (2021)", 37.4, 74.8, 149.7, 149.7, 696.0),
+    Row(("NVIDIA A10",), "NVIDIA A10 datasheet (2021)", 31.2, 62.5, 125.0, 125.0, 600.0),
+    Row(("NVIDIA A10G",), "NVIDIA A10G datasheet for AWS (2022)", 35.0, 35.0, 70.0, 70.0, 600.0),
+    Row(("NVIDIA RTX A6000",), _GA102, 38.7, 77.4, 154.8, 154.8, 768.0),
+    Row(("NVIDIA GeForce RTX 3090",), _GA102, 35.6, 35.6, 71.0, 71.0, 936.0),
+    Row(("NVIDIA GeForce RTX 3090 Ti",), _ADA, 40.0, 40.0, 80.0, 80.0, 1008.0),
     # Turing and Volta: fp16 tensor cores only
-    Row(("Tesla T4",), "NVIDIA T4 datasheet (2019)", 8.1, 8.1, None, 65.0),
-    Row(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), _V100, 15.7, 15.7, None, 125.0),
-    Row(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), _V100, 14.0, 14.0, None, 112.0),
-    Row(("Tesla V100S-PCIE-32GB",), _V100, 16.4, 16.4, None, 130.0),
+    Row(("Tesla T4",), "NVIDIA T4 datasheet (2019)", 8.1, 8.1, None, 65.0, 320.0, _T4_BRIEF),
+    Row(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), _V100, 15.7, 15.7, None, 125.0, 900.0),
+    Row(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), _V100, 14.0, 14.0, None, 112.0, 900.0),
+    Row(("Tesla V100S-PCIE-32GB",), _V100, 16.4, 16.4, None, 130.0, 1134.0),
     # Apple: the GPU's fp32 where Apple named a number, for the chip with all its GPU cores (some have one or two less)
     Row(("Apple M1",), "Apple press release, 10 November 2020: 2.6 teraflops", 2.6, 2.6),
-    Row(("Apple M1 Pro",), "Apple keynote, 18 October 2021: 5.2 teraflops", 5.2, 5.2),
-    Row(("Apple M1 Max",), "Apple keynote, 18 October 2021: 10.4 teraflops", 10.4, 10.4),
-    Row(("Apple M2",), "Apple keynote, 6 June 2022: 3.6 teraflops", 3.6, 3.6),
+    Row(("Apple M1 Pro",), "Apple keynote, 18 October 2021: 5.2 teraflops", 5.2, 5.2, None, None, 200.0, _M1_PRO),
+    Row(("Apple M1 Max",), "Apple keynote, 18 October 2021: 10.4 teraflops", 10.4, 10.4, None, None, 400.0, _M1_PRO),
+    Row(("Apple M2",), "Apple keynote, 6 June 2022: 3.6 teraflops", 3.6, 3.6, None, None, 100.0, _M2),
 )

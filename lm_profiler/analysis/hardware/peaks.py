@@ -1,4 +1,4 @@
-"""What the hardware can do at best: dense FLOP/s per device and dtype.
+"""What the hardware can do at best: dense FLOP/s per device and dtype, and bytes/s of its memory.
 
 A device is looked up by the whole of the name that its driver reports, or not at all. A near miss ("NVIDIA H100 PCIe"
 for "NVIDIA H100 80GB HBM3", a MIG slice for the whole GPU) would be a figure that is wrong by a factor.
@@ -22,6 +22,22 @@ class Peak:
 
     flops_per_s: float
     source: str
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Of a device's memory, reading and writing together, with where the figure is from."""
+
+    bytes_per_s: float
+    source: str
+
+
+def bandwidth(device_name: str) -> Bandwidth | None:
+    """Of the memory of the device that reports itself as `device_name`, as `peak` finds it; None where unknown."""
+    row = _BY_NAME.get(_normalised(device_name))
+    if row is None or row.memory is None:
+        return None
+    return Bandwidth(row.memory * 1e9, row.memory_source or row.source)
 
 
 def peak(device_name: str, dtype: Dtype) -> Peak | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lm_profiler.measure.clocks.stream import stream_of
+from lm_profiler.measure.device.stopwatch import Stopwatch
 from lm_profiler.measure.memory.peaks import available_bytes
 
 SMALLEST, LARGEST = 128, 16384
@@ -67,7 +67,7 @@ def matmul_ceiling(
             return (end_ns - clock()) * 1e-9
 
         if probe == 0:
-            best = fastest(products, largest_size(_usable_bytes(device), dtype), left_s)
+            best = fastest(products, largest_size(usable_bytes(device), dtype), left_s)
         elif best is not None:
             pause(_PAUSE_S)
             best = _repeat(products, dict([best]), left_s)
@@ -77,7 +77,7 @@ def matmul_ceiling(
     return 2 * size**3 / seconds
 
 
-def _usable_bytes(device: torch.device) -> int:
+def usable_bytes(device: torch.device) -> int:
     """What is free, and what torch's allocator keeps for reuse: on a full device that is most of it."""
     free = available_bytes(device)
     if free is None:  # the device shares the machine's memory
@@ -167,8 +167,7 @@ class Products:
 
     def __init__(self, device: torch.device, dtype: torch.dtype, clock: Callable[[], int]) -> None:
         self._device = device
-        self._clock = clock
-        self._stream = stream_of(device)
+        self._seconds = Stopwatch(device, clock)
         # Random values, since zeros draw less power and so run faster. From a generator of our own: the run's stays.
         generator = torch.Generator(device).manual_seed(0)
         tile = torch.empty(_TILE, _TILE, device=device, dtype=torch.float32).uniform_(-1, 1, generator=generator)
@@ -180,27 +179,10 @@ class Products:
         if size not in self._matrices:
             self._matrices[size] = self._make(size), self._make(size), self._make(size)
         left, right, out = self._matrices[size]
-        if self._stream is not None:
-            start = self._stream.record()
-            torch.mm(left, right, out=out)  # autocast leaves calls with `out` alone
-            end = self._stream.record()
-            self._stream.wait()
-            seconds = self._stream.seconds(start, end)
-            self._stream.release((start, end))
-            if seconds is None:
-                raise RuntimeError("the device's clock cannot be read")
-            return seconds
-        self._synchronize()
-        start_ns = self._clock()
-        torch.mm(left, right, out=out)
-        self._synchronize()
-        return (self._clock() - start_ns) * 1e-9
+        # autocast leaves calls with `out` alone
+        return self._seconds(lambda: torch.mm(left, right, out=out))
 
     def _make(self, size: int) -> Tensor:
         # Repeated, because filling a large matrix with random numbers takes longer than multiplying it.
         times = -(-size // _TILE)
         return self._tile.repeat(times, times)[:size, :size].contiguous()
-
-    def _synchronize(self) -> None:
-        if self._device.type != "cpu":
-            torch.accelerator.synchronize(self._device)

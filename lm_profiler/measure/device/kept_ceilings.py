@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from lm_profiler.measure.device.ceiling import matmul_ceiling
+from lm_profiler.measure.device.copy_rate import copy_rate
 from lm_profiler.measure.device.environment import cpu_name, device_name
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.files import write_whole
@@ -46,46 +48,77 @@ def known_ceiling(
         folder: Where readings are kept; ``cache_folder()`` if not given.
         probe: Reads the ceiling.
     """
-    rate = probe(device, dtype)
+    of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
+    return _agreed(
+        _Kind("ceiling", "matmul rate", "flops_per_s", "FLOP/s"), probe(device, dtype), device, of, say, folder
+    )
+
+
+def known_copy_rate(
+    device: torch.device,
+    say: Callable[[str], None],
+    folder: Path | None = None,
+    probe: Callable[[torch.device], float | None] = copy_rate,
+) -> float | None:
+    """The memory bandwidth of this machine in bytes/s, by copying; kept as ``known_ceiling``."""
+    return _agreed(_Kind("bandwidth", "copy rate", "bytes_per_s", "B/s"), probe(device), device, {}, say, folder)
+
+
+class _Kind(NamedTuple):
+    """What is read: its name, what it is called in words, its key in the file and its unit."""
+
+    name: str
+    words: str
+    key: str
+    unit: str
+
+
+def _agreed(
+    kind: _Kind,
+    rate: float | None,
+    device: torch.device,
+    of: Mapping[str, str],
+    say: Callable[[str], None],
+    folder: Path | None,
+) -> float | None:
     if rate is None:
         return None
     try:
-        path = (folder or cache_folder()) / f"ceiling-{_name(device, dtype)}.json"
+        path = (folder or cache_folder()) / f"{kind.name}-{_digest(device, of)}.json"
     except RuntimeError:  # without a home
         return rate
-    kept = _read(path)
+    kept = _read(path, kind.key)
     if kept is None or rate > kept:
-        _write(path, rate)
+        _write(path, kind.key, rate)
     if kept is not None and min(rate, kept) < AGREE * max(rate, kept):
         say(
-            f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
-            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
+            f"{kind.name} unknown: the {kind.words} measured here was {rate / 1e9:.3g} G{kind.unit} now and "
+            f"{kept / 1e9:.3g} G{kind.unit} before: something else uses it, or did; if it was changed, remove {path}"
         )
         return None
     return max(rate, kept or 0.0)
 
 
-def _name(device: torch.device, dtype: torch.dtype) -> str:
+def _digest(device: torch.device, of: Mapping[str, str]) -> str:
     what = {
         "device": device_name(device),
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
-        "dtype": str(dtype).removeprefix("torch."),
-        "precision": float32_matmul_precision(device.type),
         "torch": torch.__version__,
+        **of,
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read(path: Path) -> float | None:
+def _read(path: Path, key: str) -> float | None:
     try:
-        kept = float(read_json(path)["flops_per_s"])
+        kept = float(read_json(path)[key])
     except (ValueError, TypeError, KeyError):
         return None
     return kept if isfinite(kept) and kept > 0 else None
 
 
-def _write(path: Path, flops_per_s: float) -> None:
+def _write(path: Path, key: str, rate: float) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"flops_per_s": flops_per_s}) + "\n")
+        write_whole(path, json.dumps({key: rate}) + "\n")

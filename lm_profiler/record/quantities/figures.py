@@ -146,6 +146,11 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
     ),
     "waterfall.terms": waterfall.TERM_ROW,
     "waterfall.terms[].contributors": waterfall.CONTRIBUTOR_ROW,
+    "rates.flops": (
+        figure("dtype", "dtype", "text", "of the factors of matrix products"),
+        figure("flops_per_s", "FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against"),
+        figure("source", "source", "text", "where that figure is from"),
+    ),
     "rank_step_s": (figure("", "median step", "ms", "median step of each rank", "rank_step_s"),),
 }
 """By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row; ``[]``

@@ -22,6 +22,8 @@ def _added(after: str, before: str) -> Callable[[RunRecord], int | None]:
 
 _PEAK = "FLOP/s of one device on its datasheet, in the run's precision"
 _CEILING = "FLOP/s of one device in a large matrix product, measured after the run"
+_BANDWIDTH = "bytes/s that the memory of one device can read and write, on its datasheet or else copying"
+_COPIED = "bytes/s that a large copy on one device read and wrote, measured after the run"
 _AGAIN = "FLOPs of a step that activation checkpointing repeats, all ranks"
 _OF_CEILING = "executed FLOPs of a step / (its time x the device's measured matmul rate)"
 
@@ -34,6 +36,12 @@ UTILISATION = (
         ("dtype", "dtype of the peak", "text", "precision that the peak is of", "peak_dtype"),
         ("peak_source", "source of the peak", "text", "where the peak of a device is from"),
         ("ceiling_flops_per_s", "measured matmul rate", "TFLOP/s", _CEILING),
+    ),
+    *figures_of(
+        "rates",
+        ("bytes_per_s", "memory bandwidth", "GB/s", _BANDWIDTH, "bandwidth_bytes_per_s"),
+        ("bytes_source", "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source"),
+        ("copied_bytes_per_s", "measured copy rate", "GB/s", _COPIED),
     ),
     per_step("utilisation.of_ceiling", "of the measured matmul rate", "%", _OF_CEILING),
     *figures_of(

@@ -8,6 +8,7 @@ from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, Numer
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
+from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
@@ -15,8 +16,8 @@ from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterf
 
 __all__ = [
     "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "Contention", "Contributor", "Environment", "Failure",
-    "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer",
-    "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "RecordError", "RunRecord", "Status",
-    "Steadiness", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb",
-    "Verdict", "Waterfall", "read_as", "read_run",
+    "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts",
+    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "Rates", "RecordError", "RunRecord",
+    "Status", "Steadiness", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation",
+    "Verb", "Verdict", "Waterfall", "read_as", "read_run",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.part import Newer, Part, read_as
+from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Waterfall
@@ -57,6 +58,8 @@ class RunRecord(Part):
     throughput: Throughput | None = None
     steadiness: Steadiness | None = None
     utilisation: Utilisation | None = None
+    rates: Rates | None = None
+    """What the figures are held against."""
     telemetry: Telemetry | None = None
     contention: Contention | None = None
     syncs: list[Sync] | None = None

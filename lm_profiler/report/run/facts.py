@@ -13,7 +13,13 @@ from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.waterfall_tables import waterfall_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
-_LISTS_OF = {"Steps": "odd_steps", "Synchronization": "syncs", "Numerics": "numerics.kinds", "Ranks": "rank_step_s"}
+_LISTS_OF = {
+    "Steps": "odd_steps",
+    "Use of the hardware": "rates.flops",
+    "Synchronization": "syncs",
+    "Numerics": "numerics.kinds",
+    "Ranks": "rank_step_s",
+}
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64

@@ -3,7 +3,7 @@
 import pytest
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
-from lm_profiler.analysis.hardware.peaks import matmul_dtype, peak
+from lm_profiler.analysis.hardware.peaks import bandwidth, matmul_dtype, peak
 
 # (name as torch.cuda.get_device_name gives it, dtype, dense TFLOP/s), from the datasheets by hand
 KNOWN = [
@@ -37,6 +37,61 @@ KNOWN = [
     ("NVIDIA GeForce RTX 5090", "bfloat16", 209.5),
     ("Apple M1", "float32", 2.6),
 ]
+
+
+# (name, what the product page or sheet says, how wide its memory is and how fast a pin: bits, Gbit/s), by hand
+MEMORIES = [
+    ("NVIDIA GB200", 8e12, None),
+    ("NVIDIA B200", 8e12, None),
+    ("NVIDIA H200", 4.8e12, None),
+    ("NVIDIA H200 NVL", 4.8e12, None),
+    ("NVIDIA H100 80GB HBM3", 3.35e12, (5120, 5.24)),
+    ("NVIDIA H100 PCIe", 2.0e12, (5120, 3.19)),
+    ("NVIDIA H100 NVL", 3.9e12, (6016, 5.2)),
+    ("NVIDIA GH200 480GB", 4.0e12, (6144, 5.24)),
+    ("NVIDIA GH200 144G HBM3e", 4.9e12, (6144, 6.4)),
+    ("NVIDIA A100-SXM4-40GB", 1.555e12, (5120, 2.43)),
+    ("NVIDIA A100-PCIE-40GB", 1.555e12, (5120, 2.43)),
+    ("NVIDIA A100-SXM4-80GB", 2.039e12, (5120, 3.19)),
+    ("NVIDIA A100 80GB PCIe", 1.935e12, (5120, 3.02)),
+    ("NVIDIA A30", 933e9, (3072, 2.43)),
+    ("NVIDIA A40", 696e9, (384, 14.5)),
+    ("NVIDIA A10", 600e9, (384, 12.5)),
+    ("NVIDIA A10G", 600e9, (384, 12.5)),
+    ("NVIDIA RTX A6000", 768e9, (384, 16)),
+    ("NVIDIA GeForce RTX 3090", 936e9, (384, 19.5)),
+    ("NVIDIA GeForce RTX 3090 Ti", 1008e9, (384, 21)),
+    ("NVIDIA L4", 300e9, (192, 12.5)),
+    ("NVIDIA L40", 864e9, (384, 18)),
+    ("NVIDIA L40S", 864e9, (384, 18)),
+    ("NVIDIA RTX 6000 Ada Generation", 960e9, (384, 20)),
+    ("NVIDIA GeForce RTX 4090", 1008e9, (384, 21)),
+    ("NVIDIA GeForce RTX 5090", 1792e9, (512, 28)),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 1792e9, (512, 28)),
+    ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 1792e9, (512, 28)),
+    ("Tesla T4", 320e9, (256, 10)),
+    ("Tesla V100-SXM2-16GB", 900e9, (4096, 1.75)),
+    ("Tesla V100-SXM2-32GB", 900e9, (4096, 1.75)),
+    ("Tesla V100-PCIE-16GB", 900e9, (4096, 1.75)),
+    ("Tesla V100S-PCIE-32GB", 1134e9, (4096, 2.21)),
+    ("Apple M1 Pro", 200e9, (256, 6.4)),
+    ("Apple M1 Max", 400e9, (512, 6.4)),
+    ("Apple M2", 100e9, (128, 6.4)),
+]
+
+
+@pytest.mark.parametrize("name, bytes_per_s, memory", MEMORIES)
+def test_bandwidth_of_a_known_device(name, bytes_per_s, memory):
+    figure = bandwidth(name)
+    assert figure.bytes_per_s == pytest.approx(bytes_per_s)
+    assert figure.source
+    if memory is not None:  # sheets round
+        assert figure.bytes_per_s == pytest.approx(memory[0] / 8 * memory[1] * 1e9, rel=0.03)
+
+
+def test_bandwidth_is_unknown_where_no_sheet_says_it():
+    for name in ("NVIDIA GeForce RTX 4090 Laptop GPU", "Apple M1", "NVIDIA H100", "NVIDIA A100-SXM4-80GB MIG 3g.40gb"):
+        assert bandwidth(name) is None
 
 
 @pytest.mark.parametrize("name, dtype, tera", KNOWN)

@@ -230,6 +230,8 @@ def no(*args: Any, **kwargs: Any) -> Any:
     "where,told",
     [
         ("outcome.afterwards.known_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("outcome.afterwards.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
+        ("outcome.recorder.rates_of", "rates unknown: OSError: no such driver"),
         ("outcome.recorder.judge", "verdict unknown: OSError: no such driver"),
         ("outcome.recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
         ("outcome.recorder.model_facts", "model unknown: OSError: no such driver"),

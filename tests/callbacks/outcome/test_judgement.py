@@ -57,7 +57,7 @@ def test_a_run_that_slows_half_way_says_so(tmp_path: Path) -> None:
 
 
 def test_the_verdict_and_its_advice_are_a_line_each(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0))
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, {"float32": 72_000.0}))
     assert record.verdict is not None
     assert record.verdict.bound_by == "compute"
     said = lines(record)
@@ -78,7 +78,7 @@ def test_the_trace_tells_what_the_marks_cannot(
     tmp_path: Path, all_reduce_us: float, adam_us: float, bound_by: str, share: float
 ) -> None:
     table = kernel_table(cuda_step(all_reduce_us, adam_us))
-    verdict = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0, kernels=table)).verdict
+    verdict = recorded(tmp_path, LEVEL, LateFacts(FLOPS, {"float32": 72_000.0}, kernels=table)).verdict
     assert verdict is not None
     assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
 
@@ -208,7 +208,7 @@ def test_unknown_work_has_no_utilisation() -> None:
 
 
 def test_utilisation_is_of_the_median_step(tmp_path: Path) -> None:
-    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, 72_000.0), 60_000.0)
+    record = recorded(tmp_path, LEVEL, LateFacts(FLOPS, {"float32": 72_000.0}), 60_000.0)
     assert record.utilisation is not None
     assert record.utilisation.mfu == pytest.approx(300 / 10e-3 / 60_000)
     assert record.utilisation.of_ceiling == pytest.approx(360 / 10e-3 / 72_000)

@@ -17,6 +17,7 @@ from lm_profiler.measure.device.ceiling import (
     largest_size,
     matmul_ceiling,
 )
+from lm_profiler.measure.device.stopwatch import Stopwatch
 
 CPU = torch.device("cpu")
 AROUND_S = 1e-4
@@ -139,8 +140,8 @@ def test_what_torch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "available_bytes", lambda device: gib)
     monkeypatch.setattr(torch.accelerator, "memory_reserved", lambda device: 70 * gib)
     monkeypatch.setattr(torch.accelerator, "memory_allocated", lambda device: 20 * gib)
-    assert module._usable_bytes(torch.device("cuda", 0)) == 51 * gib
-    assert module._usable_bytes(CPU) == gib
+    assert module.usable_bytes(torch.device("cuda", 0)) == 51 * gib
+    assert module.usable_bytes(CPU) == gib
 
 
 def test_several_probes_share_the_budget_and_the_best_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_cuda_is_timed_by_its_events(dtype: torch.dtype, monkeypatch: pytest.Mon
     def forbidden(self: object) -> None:
         pytest.fail("the host's clock timed a device")
 
-    monkeypatch.setattr(module.Products, "_synchronize", forbidden)
+    monkeypatch.setattr(Stopwatch, "_synchronize", forbidden)
     result = matmul_ceiling(torch.device("cuda", 0), dtype)
     assert result is not None
     assert 1e11 < result < 1e16
