@@ -14,7 +14,8 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.events import trace_events
-from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.analysis.trace.kernels import table_of
+from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -32,14 +33,14 @@ class TraceOptions:
     Args:
         steps: Steps to trace, after all that is timed; one more runs before them, in which the profiler warms up.
             0 for no trace.
-        record_shapes: Keep the operators' input shapes.
+        record_shapes: Keep the operators' input shapes, from which the waterfall has bytes and tiles.
         with_stack: Keep the Python stacks (large).
         profile_memory: Keep allocations (large).
         nvtx: Mark the phases of every step as NVTX ranges, for Nsight Systems.
     """
 
     steps: int = 2
-    record_shapes: bool = False
+    record_shapes: bool = True
     with_stack: bool = False
     profile_memory: bool = False
     nvtx: bool = False
@@ -176,16 +177,25 @@ class Tracer:
         finally:
             aside.unlink(missing_ok=True)
 
-    def kernels(self) -> KernelTable | None:
+    def packed(self) -> Packed | None:
+        """What of the trace counts; None without one.
+
+        Raises:
+            ValueError: it is not whole.
+            OSError: it cannot be read.
+        """
+        return Packed(trace_events(self._path)) if self._path.exists() else None
+
+    def kernels(self, packed: Packed | None) -> KernelTable | None:
         """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
 
         Raises:
-            UsageError: the trace has no whole step.
-            OSError: it cannot be read, or the table not be written.
+            ValueError: the trace has no whole step.
+            OSError: the table cannot be written.
         """
-        if not self._path.exists():
+        if packed is None:
             return None
-        table = kernel_table(trace_events(self._path))
+        table = table_of(packed)
         table.write(kernels_file(self._path))
         return table
 

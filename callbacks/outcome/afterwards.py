@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
 from lm_profiler.callbacks.instruments.work import batches_per_step, flops_per_step, without_data
@@ -38,6 +39,8 @@ class LateFacts:
     numerics: NumericsFacts | None = None
     kernels: KernelTable | None = None
     """Of rank 0's trace."""
+    traced: Traced | None = None
+    """What the time of rank 0's traced steps went to."""
     notes: Sequence[str] = ()
 
 
@@ -82,7 +85,9 @@ class Afterwards:
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
         dtype = run_dtype(trainer)
-        kernels = try_or_note("kernels", tracer.kernels, notes)
+        packed = try_or_note("trace", tracer.packed, notes)
+        kernels = try_or_note("kernels", lambda: tracer.kernels(packed), notes)
+        traced = None if packed is None else try_or_note("waterfall", lambda: traced_of(packed), notes)
         notes += without_kernels(device, kernels)
         flops = try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes)
         ceilings: dict[str, float | None] = {}
@@ -96,7 +101,7 @@ class Afterwards:
         numerics = None
         if self._audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
-        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, notes)
+        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, notes)
 
     def _flops(self, trainer: Trainer, measured: Measured, notes: list[str]) -> Flops | None:
         steps = len({row.step for row in measured.rows if row.stage == "memory"})

@@ -94,7 +94,8 @@ class Ending:
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif failure is None and session is not None:
-            try_or_note("kernels", session.instruments.tracer.kernels, [])  # only rank 0 writes notes
+            tracer = session.instruments.tracer
+            try_or_note("kernels", lambda: tracer.kernels(tracer.packed()), [])  # only rank 0 writes notes
         self.over = True
         self.session = None
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.peaks import matmul_dtype
@@ -14,6 +15,7 @@ from lm_profiler.analysis.hardware.rates import rates_of
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
+from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
@@ -27,6 +29,7 @@ from lm_profiler.callbacks.outcome.judgement import (
     torch_name,
     why_unsure,
 )
+from lm_profiler.callbacks.outcome.why import waterfall_of
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
@@ -48,6 +51,7 @@ from lm_profiler.record.run import (
     Utilisation,
     Verb,
     Verdict,
+    Waterfall,
 )
 from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
@@ -125,6 +129,8 @@ class Recorder:
         record = record.model_copy(update=facts)
         verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
         record = record.model_copy(update={"verdict": verdict})
+        fell = try_or_note("waterfall", lambda: self._waterfall(record, late.traced), notes)
+        record = record.model_copy(update={"waterfall": fell})
         try_or_note("scalars in TensorBoard", lambda: self._log_scalars(record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
@@ -173,6 +179,14 @@ class Recorder:
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = trainer.strategy.root_device.type != "cpu"
         return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
+
+    def _waterfall(self, record: RunRecord, traced: Traced | None) -> Waterfall | None:
+        device = self.trainer.strategy.root_device
+        # Ranks on the CPU share its cores: they are one device.
+        devices = 1 if device.type == "cpu" else self.trainer.world_size
+        items = {parameter.element_size() for parameter in self.trainer.lightning_module.parameters()}
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
+        return waterfall_of(record, traced, devices, items.pop() if len(items) == 1 else None, processors)
 
     def _log_scalars(self, record: RunRecord) -> None:
         if self._steps:

@@ -57,7 +57,11 @@ def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
     Raises:
         ValueError: there is no whole step in it.
     """
-    packed = Packed(events)
+    return table_of(Packed(events))
+
+
+def table_of(packed: Packed) -> KernelTable:
+    """``kernel_table`` of events that were packed."""
     if not packed.steps:
         raise ValueError("the trace has no whole step")
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
@@ -137,7 +141,7 @@ def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> 
 
 def _rows(packed: Packed, totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
     """The largest rows, equal layers merged, and what is left."""
-    merged = totals.by(lambda row: (*row[:4], *_module(packed.names[row[4]])))
+    merged = totals.by(lambda row: (*row[:4], *module_of(packed.names[row[4]])))
     largest = [(*key, merged.calls[key], _seconds(ns)) for key, ns in merged.ns.most_common()]
     rows = [
         KernelRow(
@@ -156,8 +160,8 @@ def _rows(packed: Packed, totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]
     return rows, Rest(rows=len(left), count=sum(row[-2] for row in left), total_s=sum(row[-1] for row in left))
 
 
-def _module(name: str | None) -> tuple[str | None, str | None]:
-    """Path, with ``*`` for indices, and class."""
+def module_of(name: str | None) -> tuple[str | None, str | None]:
+    """Path, with ``*`` for indices, and class, of the range ``name``."""
     if name is None or (match := _MODULE.fullmatch(name)) is None:
         return None, None
     return _INDEX.sub("*", match["path"]), match["type"]

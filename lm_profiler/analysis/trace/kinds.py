@@ -65,7 +65,7 @@ def _named(names: str) -> str:
 _OPERATORS: tuple[tuple[Kind, str], ...] = (
     ("communication", r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter"),
     ("attention", r"^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)"),
-    ("attention", r"^(?!aten::|autograd::).*(attention|attn|fmha|flash)"),
+    ("attention", r"^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash)"),
     ("softmax", r"^aten::_(log_|masked_)?softmax"),
     ("normalization", r"^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm"),
     ("matmul", r"^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, NamedTuple
@@ -30,10 +30,23 @@ class Range(NamedTuple):
     name: str
 
 
+class Inputs(NamedTuple):
+    """What an operator was given, an entry an argument, as the profiler writes it where it records shapes.
+
+    ``dims`` and ``strides`` of a list of tensors are lists themselves. ``values`` are kept of attention alone, whose
+    arguments say whether it is causal.
+    """
+
+    dims: Sequence[Any]
+    types: Sequence[str]
+    strides: Sequence[Any]
+    values: Sequence[str]
+
+
 class Packed:
     """What of a trace's events counts, in some thirty bytes an event.
 
-    ``names`` are by their number; -1, which stands for none, finds the None at their end.
+    ``names`` and ``inputs`` are by their number; -1, which stands for none, finds the None at their end.
 
     Args:
         events: as the profiler writes them (``ts`` and ``dur`` in microseconds), in any order.
@@ -44,13 +57,16 @@ class Packed:
         self.phases: list[Range] = []
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
-        self._host = [array(code) for code in "qqibq"]  # start, length, thread, what, value
+        self._shapes: dict[str, int] = {}
+        self._inputs: list[Inputs | None] = []
+        self._host = [array(code) for code in "qqibqi"]  # start, length, thread, what, value, inputs or name of a call
         self._device = [array(code) for code in "qqiq"]  # start, length, name, correlation
         for event in events:
             self._take(event)
         self.steps.sort()
         self.phases.sort()
         self.names: list[str | None] = [*self._numbers, None]
+        self.inputs: list[Inputs | None] = [*self._inputs, None]
 
     @property
     def has_device(self) -> bool:
@@ -62,27 +78,27 @@ class Packed:
         order = np.argsort(columns[0], kind="stable")
         return zip(*(column[order].tolist() for column in columns), strict=True)
 
-    def host(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """Start, length, thread, what and value of the host's events; what begins together, the longest first."""
+    def host(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        """Start, length, thread, what, value and the rest of the host's events; of one moment, the longest first."""
         columns = [np.asarray(column) for column in self._host]
-        start, length, _, what, _ = columns
+        start, length, _, what, *_ = columns
         order = np.lexsort((-length, np.maximum(what, _MODULE), start))
         for few in np.array_split(order, max(len(order) // 10_000, 1)):  # as Python's numbers, but not all at once
             yield from zip(*(column[few].tolist() for column in columns), strict=True)
 
     def _take(self, event: Mapping[str, Any]) -> None:
-        category = event.get("cat", "")
+        category = event.get("cat") or ""  # null in some
         if category in _ON_DEVICE:
             correlation = event["args"].get("correlation", -1)
             self._keep(self._device, event, self._numbers[event["name"]], correlation)
         elif category == "cpu_op":
-            self._on_host(event, _OPERATOR, self._numbers[event["name"]])
+            self._on_host(event, _OPERATOR, self._numbers[event["name"]], self._inputs_of(event))
         elif category == "user_annotation":
             self._take_range(event)
         elif category == "fwdbwd":
             self._on_host(event, _FLOWS[event["ph"]], event["id"])
         elif category.endswith(("_runtime", "_driver")) and "correlation" in event.get("args", ()):
-            self._on_host(event, _LAUNCH, event["args"]["correlation"])
+            self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[event["name"]])
 
     def _take_range(self, event: Mapping[str, Any]) -> None:
         name = event["name"]
@@ -93,8 +109,20 @@ class Packed:
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
 
-    def _on_host(self, event: Mapping[str, Any], what: int, value: int) -> None:
-        self._keep(self._host, event, self._threads[event["pid"], event["tid"]], what, value)
+    def _inputs_of(self, event: Mapping[str, Any]) -> int:
+        """The number of what the operator was given; equal ones are kept once."""
+        arguments = event.get("args") or {}
+        if "Input Dims" not in arguments:
+            return -1
+        fields = [arguments.get(field) or () for field in ("Input Dims", "Input type", "Input Strides")]
+        values = arguments.get("Concrete Inputs") or () if "attention" in event["name"] else ()
+        number = self._shapes.setdefault(repr((fields, values)), len(self._inputs))
+        if number == len(self._inputs):
+            self._inputs.append(Inputs(fields[0], fields[1], fields[2], values))
+        return number
+
+    def _on_host(self, event: Mapping[str, Any], what: int, value: int, more: int = -1) -> None:
+        self._keep(self._host, event, self._threads[event["pid"], event["tid"]], what, value, more)
 
     @staticmethod
     def _keep(columns: list[Any], event: Mapping[str, Any], *rest: int) -> None:
@@ -110,7 +138,7 @@ class Operator(NamedTuple):
     """A call of an operator that is over. ``own`` is its length without its children's.
 
     Name, caller and module are numbers of names; -1 stands for none. ``again`` is one that an operator of the same
-    name, another overload, called: not a call of its own.
+    name, another overload, called: not a call of its own. ``inputs`` is a number of inputs.
     """
 
     start: int
@@ -120,15 +148,23 @@ class Operator(NamedTuple):
     caller: int
     module: int
     again: bool
+    inputs: int
 
 
 class LaunchCall(NamedTuple):
-    """A call that gave the device work: under which operator and module, -1 for none."""
+    """A call that gave the device work, or waited for it: under which operator and module, -1 for none.
+
+    ``call`` tells the operator's calls apart, ``inputs`` is what it was given, ``name`` is the launching call's own.
+    """
 
     start: int
     correlation: int
     operator: int
     module: int
+    call: int = -1
+    inputs: int = -1
+    name: int = -1
+    length: int = 0
 
 
 @dataclass
@@ -142,6 +178,8 @@ class _Open:
     caller: int
     module: int
     again: bool = False
+    call: int = -1
+    inputs: int = -1
     children: int = 0
 
 
@@ -154,7 +192,7 @@ def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
     nobody = _Open(0, 0, _MODULE, -1, -1, -1)
     stacks: dict[int, list[_Open]] = {}
     forward: dict[int, int] = {}  # a link's module, until its backward node comes
-    for start, length, thread, what, value in packed.host():
+    for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
         stack = stacks.setdefault(thread, [])
         while stack and stack[-1].end <= start:
             yield from _close(stack)
@@ -162,16 +200,17 @@ def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
         if what == _OPERATOR:
             again = inner.what == _OPERATOR and inner.operator == value
             caller = inner.caller if again else inner.operator
-            stack.append(_Open(start, start + length, what, value, caller, inner.module, again))
+            stack.append(_Open(start, start + length, what, value, caller, inner.module, again, number, more))
         elif what == _MODULE:
-            stack.append(_Open(start, start + length, what, inner.operator, -1, value))
+            opened = (inner.operator, -1, value, False, inner.call, inner.inputs)
+            stack.append(_Open(start, start + length, what, *opened))
         elif what == _FORWARD:
             forward[value] = inner.module
         elif what == _BACKWARD:
             if stack:
                 inner.module = forward.pop(value, inner.module)
         else:
-            yield LaunchCall(start, value, inner.operator, inner.module)
+            yield LaunchCall(start, value, inner.operator, inner.module, inner.call, inner.inputs, more, length)
     for stack in stacks.values():
         while stack:
             yield from _close(stack)
@@ -186,4 +225,5 @@ def _close(stack: list[_Open]) -> Iterator[Operator]:
         stack[-1].children += length if is_operator else range_.children
     if is_operator:
         own = max(length - range_.children, 0)
-        yield Operator(range_.start, length, own, range_.operator, range_.caller, range_.module, range_.again)
+        called = (range_.operator, range_.caller, range_.module, range_.again, range_.inputs)
+        yield Operator(range_.start, length, own, *called)

@@ -1,0 +1,205 @@
+"""From the ideal step to the measured one: the terms, each with its ceiling and what it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from lm_profiler.analysis.why.contributors import by_phase, contributors, ms, waits
+from lm_profiler.analysis.why.floors import floored
+from lm_profiler.analysis.why.gaps import Gap
+from lm_profiler.analysis.why.moved import least_bytes
+from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
+from lm_profiler.analysis.why.products import product_of
+from lm_profiler.analysis.why.tiles import quantization
+from lm_profiler.analysis.why.traced import Traced, Weighed
+from lm_profiler.record.run import Term, TermName, Waterfall
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The untraced step of one device, and what that device could do. None is unknown.
+
+    Attributes:
+        step_s: its median, in the 95 % interval from ``ci_low`` to ``ci_high``.
+        input_s: of it, waiting for the batch and for its transfer.
+        ideal_s: the model's FLOPs at the peak.
+        recomputed_share: of all FLOPs, what activation checkpointing repeats.
+        peak_flops_per_s: of the dtype in which most is multiplied.
+        clock_share: the clock that was held over the one that the peak is stated for.
+        item_of_lists: bytes of an element of what optimizers are given in lists, whose type no trace tells.
+        multiprocessors: of the device.
+    """
+
+    step_s: float
+    ci_low: float | None
+    ci_high: float | None
+    input_s: float
+    ideal_s: float
+    recomputed_share: float
+    peak_flops_per_s: float
+    peak_source: str
+    bandwidth_bytes_per_s: float | None
+    bandwidth_source: str | None
+    clock_share: float | None = None
+    item_of_lists: int | None = None
+    multiprocessors: int | None = None
+
+
+def waterfall(step: Step, traced: Traced) -> Waterfall:
+    """The waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of it."""
+    notes: list[str] = []
+    terms = [*_products(step, traced, notes), *_memory(step, traced, notes), _communication(traced)]
+    terms += _waiting(step, traced)
+    unexplained = step.step_s - sum(term.seconds for term in terms)
+    return Waterfall(
+        source="kernels" if traced.on_device else "operators",
+        step_s=step.step_s,
+        ci_low=step.ci_low,
+        ci_high=step.ci_high,
+        peak_flops_per_s=step.peak_flops_per_s,
+        peak_source=step.peak_source,
+        bandwidth_bytes_per_s=step.bandwidth_bytes_per_s,
+        bandwidth_source=step.bandwidth_source,
+        clock_share=step.clock_share,
+        terms=[*terms, Term(name="unexplained", seconds=unexplained)],
+        notes=notes,
+    )
+
+
+def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+    """Matrix products and fused attention: what they should take, and why they take longer."""
+    whole = traced.seconds("products")
+    repeated = whole * step.recomputed_share
+    ideal = min(step.ideal_s, whole - repeated)
+    if step.ideal_s > ideal:
+        notes.append(
+            f"the model's FLOPs take {ms(step.ideal_s)} at the peak, but its products took {ms(ideal)}: fused causal "
+            "attention does half of what is counted, some products have no kernel of a known name, or the peak is not "
+            "this device's"
+        )
+    clock = 0.0
+    if step.clock_share:
+        clock = min(max(ideal / step.clock_share - ideal, 0.0), whole - repeated - ideal)
+    parts = floored(traced.of("products"), lambda piece: _at_peak(piece, step))
+    usual = ideal / whole if whole else 0.0  # where shapes are unknown
+    floors = [(piece, own, own * usual if floor is None else floor) for piece, own, floor in parts]
+    at_peak = [(piece, floor) for piece, _, floor in floors]
+    slow = [(piece, own - floor) for piece, own, floor in floors]
+    slow_s = max(whole - repeated - ideal - clock, 0.0)
+    return [
+        _term("ideal", ideal, at_peak, traced).model_copy(update={"at_most_s": None}),
+        _term("clock", clock, at_peak, traced),
+        _term("slow_products", slow_s, slow, traced, lambda piece: _shape(piece, step)),
+        Term(
+            name="recomputation",
+            seconds=repeated,
+            at_most_s=repeated,
+            phases={"backward": repeated} if repeated else {},
+        ),
+    ]
+
+
+def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
+    """All other kernels: what moving their bytes takes, and what they take longer."""
+    parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step))
+    at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
+    beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
+    unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
+    seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
+    if step.bandwidth_bytes_per_s is None:
+        notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
+    elif unknown_s:
+        notes.append(f"of beyond_bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
+    return [
+        _term("bandwidth", seconds, at_bandwidth, traced),
+        _term("beyond_bandwidth", beyond_s, beyond, traced),
+    ]
+
+
+def _communication(traced: Traced) -> Term:
+    return _term("communication", traced.seconds("communication"), list(traced.of("communication")), traced)
+
+
+def _waiting(step: Step, traced: Traced) -> list[Term]:
+    """What is left of the untraced step. The trace stretches gaps: it says where they are, and how much at most."""
+    copies = traced.seconds("input")
+    busy = copies + sum(traced.seconds(use) for use in ("products", "memory", "communication"))
+    seen = sum(gap.ns for gap in traced.gaps) * 1e-9 / traced.steps
+    idle = min(max(step.step_s - busy, 0.0), seen)
+    waited = min(max(step.input_s - copies, 0.0), idle)
+    at_input = [gap for gap in traced.gaps if gap.phase in INPUT_PHASES]
+    elsewhere = [gap for gap in traced.gaps if gap.phase not in INPUT_PHASES]
+    copied = _term("input", copies, list(traced.of("input")), traced)
+    return [
+        _gap_term("gaps", idle - waited, elsewhere, traced),
+        _together(copied, _gap_term("input", waited, at_input, traced)),
+    ]
+
+
+def _term(
+    name: TermName,
+    seconds: float,
+    weighed: Sequence[Weighed],
+    traced: Traced,
+    why: Callable[[Piece], str | None] = lambda piece: None,
+) -> Term:
+    """Of pieces; all of it is a ceiling of what could be won."""
+    things = _things(traced)
+    return Term(
+        name=name,
+        seconds=seconds,
+        at_most_s=seconds,
+        phases=by_phase(((piece.phase, ns) for piece, ns in weighed), seconds),
+        contributors=contributors(weighed, seconds, traced.steps, things, why),
+    )
+
+
+def _gap_term(name: TermName, seconds: float, gaps: Sequence[Gap], traced: Traced) -> Term:
+    return Term(
+        name=name,
+        seconds=seconds,
+        at_most_s=seconds,
+        phases=by_phase(((gap.phase, gap.ns) for gap in gaps), seconds),
+        contributors=waits(gaps, seconds, traced.steps),
+    )
+
+
+def _together(one: Term, other: Term) -> Term:
+    seconds = one.seconds + other.seconds
+    phases = {p: one.phases.get(p, 0.0) + other.phases.get(p, 0.0) for p in (*one.phases, *other.phases)}
+    parts = sorted((*one.contributors, *other.contributors), key=lambda part: -part.seconds)
+    return Term(name=one.name, seconds=seconds, at_most_s=seconds, phases=phases, contributors=parts)
+
+
+def _at_peak(piece: Piece, step: Step) -> float | None:
+    product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
+    return None if product is None else product.flops / step.peak_flops_per_s * 1e9
+
+
+def _at_bandwidth(piece: Piece, step: Step) -> float | None:
+    if piece.inputs is None or step.bandwidth_bytes_per_s is None:
+        return None
+    moved = least_bytes(piece.operator or "", piece.inputs, step.item_of_lists)
+    return None if moved is None else moved / step.bandwidth_bytes_per_s * 1e9
+
+
+def _shape(piece: Piece, step: Step) -> str | None:
+    """The shape of a product, and what of the device its tiles and waves leave idle."""
+    product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
+    if product is None or not product.m:
+        return None
+    batch = f"{product.batch} × " if product.batch > 1 else ""
+    said = f"{batch}m {product.m}, n {product.n}, k {product.k}"
+    cut = quantization(piece.name, product, step.multiprocessors or 0)
+    if cut is None:
+        return said
+    rows, columns = cut.tile
+    return (
+        f"{said} in {cut.tiles} tiles of {rows}×{columns}, {cut.tile_loss:.0%} of them outside; "
+        f"{cut.waves:.2f} waves on {step.multiprocessors} multiprocessors, {cut.wave_loss:.0%} of their room empty"
+    )
+
+
+def _things(traced: Traced) -> str:
+    return "kernels" if traced.on_device else "operators"
