@@ -17,7 +17,7 @@ import random
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.workers.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
+from lm_profiler.report.tables.formats import markdown
+from lm_profiler.report.tables.table import Table, text_table
 
 SKIP = 50
 """Steps before the clock starts."""
@@ -82,6 +84,43 @@ def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
     return sum(toy.step_seconds(SKIP)) / steps * 1e6
 
 
+def interleaved(
+    names: Iterable[str], microseconds: Callable[[str], float], more: Callable[[int], bool]
+) -> dict[str, list[float]]:
+    """What each contender took in each round, in random order within it, for as long as there are to be ``more``.
+
+    The first round is not counted.
+    """
+    order = random.Random(0)
+    results: dict[str, list[float]] = {name: [] for name in names}
+    rounds = -1
+    while more(rounds):
+        shuffled = list(results)
+        order.shuffle(shuffled)
+        for name in shuffled:
+            results[name].append(microseconds(name))
+        rounds += 1
+    return {name: values[1:] for name, values in results.items()}
+
+
+def added(results: dict[str, list[float]], name: str) -> list[float]:
+    """Microseconds a step that ``name`` adds to the first contender, in each round."""
+    bare = next(iter(results.values()))
+    return [a - b for a, b in zip(results[name], bare, strict=True)]
+
+
+def table(results: dict[str, list[float]]) -> Table:
+    """Of all contenders; the first of them is what the others add to."""
+    bare, *others = results
+    rows = [[bare, f"{statistics.median(results[bare]):.1f}", "", ""]]
+    for name in others:
+        extra = added(results, name)
+        spread = f"{min(extra):.1f} ... {max(extra):.1f}"
+        rows.append([name, f"{statistics.median(results[name]):.1f}", f"{statistics.median(extra):.1f}", spread])
+    titles = ("", "µs a step (median)", "added (median of the rounds' differences)", "min ... max")
+    return text_table(titles, rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
@@ -91,28 +130,19 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    order = random.Random(0)
-    results: dict[str, list[float]] = {name: [] for name in contenders(arguments.steps)}
-    for _ in range(arguments.rounds + 1):
-        names = list(results)
-        order.shuffle(names)
-        for name in names:
-            with tempfile.TemporaryDirectory() as folder:
-                options = contenders(arguments.steps)[name](folder)
-                results[name].append(time_one(options, arguments.steps, arguments.accelerator))
+    given = contenders(arguments.steps)
+
+    def microseconds(name: str) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            return time_one(given[name](folder), arguments.steps, arguments.accelerator)
+
+    results = interleaved(given, microseconds, lambda rounds: rounds < arguments.rounds)
     device = torch.device(arguments.accelerator if arguments.accelerator != "gpu" else "cuda")
     print(
         f"{device_name(device)}, {platform.platform()}, Python {platform.python_version()}, torch {torch.__version__}"
     )
     print(f"{arguments.rounds} rounds of {arguments.steps} steps; the first round is not counted\n")
-    bare = results["bare Trainer"][1:]
-    print("| | µs a step (median) | added (median of the rounds' differences) | min ... max |")
-    print("|:--|--:|--:|--:|")
-    for name, values in results.items():
-        added = [a - b for a, b in zip(values[1:], bare, strict=True)]
-        extra = "" if name == "bare Trainer" else f"{statistics.median(added):.1f}"
-        spread = "" if name == "bare Trainer" else f"{min(added):.1f} ... {max(added):.1f}"
-        print(f"| {name} | {statistics.median(values[1:]):.1f} | {extra} | {spread} |")
+    print(markdown(table(results)), end="")
 
 
 if __name__ == "__main__":

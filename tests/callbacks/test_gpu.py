@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from known_loop import TRUTH_S, KnownModule, SlowBackward, SlowSGD, SlowStream, instruments, spin, trainer_with
+from known_loop import TRUTH_S, KnownModule, SlowStream, instruments, spin, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import Tensor
 
 from lm_profiler.record.quantities import PARTS
@@ -23,99 +22,15 @@ pytestmark = pytest.mark.gpu
 BUSY = ("transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
 
 
-class Sleeps:
-    """Keeps the device busy, between a pair of events of its own."""
-
-    def __init__(self) -> None:
-        self.pairs: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = defaultdict(list)
-        start, end = self.pair()
-        torch.cuda._sleep(1_000_000)  # the first launch is slow
-        torch.cuda.synchronize()
-        start.record()
-        torch.cuda._sleep(20_000_000)
-        end.record()
-        torch.cuda.synchronize()
-        self.cycles_per_s = 20_000_000 / (start.elapsed_time(end) * 1e-3)
-
-    @staticmethod
-    def pair() -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-
-    @contextmanager
-    def watched(self, phase: str) -> Iterator[None]:
-        start, end = self.pair()
-        start.record()
-        yield
-        end.record()
-        self.pairs[phase].append((start, end))
-
-    def __call__(self, phase: str) -> None:
-        with self.watched(phase):
-            torch.cuda._sleep(round(TRUTH_S[phase] * self.cycles_per_s))
-
-    def median_s(self, phase: str, first: int, last: int) -> float:
-        torch.cuda.synchronize()
-        return statistics.median(a.elapsed_time(b) * 1e-3 for a, b in self.pairs[phase][first:last])
-
-
-class SleepyBackward(SlowBackward):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, sleep: Sleeps) -> Tensor:
-        ctx.sleep = sleep
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        ctx.sleep("backward")
-        return grad, None
-
-
-class Sleepy(KnownModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.sleep = Sleeps()
-
-    def transfer_batch_to_device(self, batch: Tensor, device: torch.device, dataloader_idx: int) -> Tensor:
-        self.sleep("transfer")
-        return batch
-
-    def loss(self) -> Tensor:
-        self.sleep("forward")
-        return SleepyBackward.apply(self.weight, self.sleep)
-
-    def optimizer_zero_grad(self, *args: Any) -> None:
-        self.sleep("zero_grad")
-
-    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
-        self.sleep("clip")
-
-    def configure_optimizers(self) -> Any:
-        sleep = self.sleep
-
-        class SleepySGD(SlowSGD):
-            def step(self, closure: Any = None) -> Any:
-                loss = closure()
-                sleep("optimizer")
-                return loss
-
-        return SleepySGD(self.parameters())
-
-
-class NoData:
-    def __len__(self) -> int:
-        return 1000
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for _ in range(1000):
-            yield torch.ones(7)
-
-
-def test_each_phase_takes_what_an_independent_pair_of_events_says(tmp_path: Path) -> None:
-    module, profiler = Sleepy(), instruments(2, 11)
-    trainer_with([profiler], tmp_path, accelerator="gpu").fit(module, NoData())
+@pytest.mark.parametrize("module_of", [Sleepy, TwoStreams, Graphed])
+def test_each_phase_takes_what_an_independent_pair_of_events_says(
+    tmp_path: Path, module_of: Callable[[Device], Sleepy]
+) -> None:
+    module, profiler = module_of(CudaDevice()), instruments(2, 11)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(module, SleepyLoader())
     record = read_run(profiler.folder)
     for phase in BUSY:
-        truth_s = module.sleep.median_s(phase, 2, 13)
+        truth_s = statistics.median(module.sleep.step_seconds(phase, 1, 2, 13))
         assert record.time[phase].median == pytest.approx(truth_s, abs=max(0.3e-3, 0.015 * truth_s)), phase
     step_s = record.time["step"].median
     assert step_s is not None

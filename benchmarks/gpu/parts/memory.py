@@ -1,0 +1,59 @@
+"""Planned against measured memory, and where the step's time went, from the ideal one on, with what nobody explains."""
+
+from __future__ import annotations
+
+from benchmarks.gpu.findings import Findings, shown
+from benchmarks.gpu.place import Place
+from lm_profiler.models.config import preset
+from lm_profiler.record.run import RunRecord
+from lm_profiler.training.fits.batch import activation_bytes
+from lm_profiler.training.fits.states import Plan
+
+SIZES = ("small", "xl", "2.7B")
+PRECISION, BATCH, CONTEXT = "bf16-mixed", 4, 512
+"""Of the configs of these sizes."""
+_STEPS = ("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps=1", "--trace.steps=1")
+_HEADINGS = (
+    "size",
+    "planned without activations",
+    "with activations (estimate)",
+    "measured peak",
+    "measured / planned",
+)
+
+
+def run(place: Place, findings: Findings) -> None:
+    rows: list[list[str]] = []
+    terms: list[list[str]] = []
+    for size in SIZES[:1] if place.on_cpu else SIZES:
+        # What stands last has the last word, also over what makes the run tiny.
+        record = place.fit(size, *place.sized(f"--config={size}_bf16"), *_STEPS)
+        if record is None or record.status != "ok":
+            findings.note(f"{size}: {'no record' if record is None else record.status}")
+            continue
+        rows.append(planned(size, record))
+        findings.table("GiB", _HEADINGS, rows)
+        terms += explained(size, record, findings)
+        findings.table("Where the step went", ("size", "term", "ms", "of the step"), terms, left=2)
+
+
+def planned(size: str, record: RunRecord) -> list[str]:
+    """Planned bytes beside the allocator's peak."""
+    plan = Plan(preset(size), PRECISION, batch_size=BATCH, context_length=CONTEXT)
+    states, whole = plan.total_bytes, plan.total_bytes + activation_bytes(plan)
+    peak = None if record.memory is None else record.memory.measured.allocated_peak
+    ratio = "unknown" if peak is None else f"{peak / whole:.3f}"
+    return [size, *(shown(value, scale=2**-30) for value in (states, whole, peak)), ratio]
+
+
+def explained(size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
+    """The waterfall's terms, and the share of the step that none of them explains."""
+    fall = record.waterfall
+    if fall is None:
+        findings.note(f"{size}: no waterfall in its record")
+        return []
+    unexplained = sum(term.seconds for term in fall.terms if term.name == "unexplained") / fall.step_s
+    findings.add(**{f"{size}_unexplained_share": unexplained})
+    findings.aim(f"{size}: unexplained of the step", "5 % at most", f"{unexplained:.1%}", abs(unexplained) <= 0.05)
+    rows = [[size, t.name, shown(t.seconds, scale=1e3), f"{t.seconds / fall.step_s:.1%}"] for t in fall.terms]
+    return [*rows, [size, "step", shown(fall.step_s, scale=1e3), "100.0%"]]

@@ -1,0 +1,102 @@
+"""Runs parts one by one, each in a process of its own with a time limit, and keeps the summary up to date."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.registry import MACHINE, Part
+from benchmarks.gpu.summary import STATUS_FILE, write_summary
+from lm_profiler.record.files import write_whole
+from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, how_ended
+
+_PROGRAM = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "benchmarks.gpu.part")
+_LOADED = ("lightning.pytorch", "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
+SERVER = (*_PROGRAM, *_LOADED) if sys.platform == "linux" else _PROGRAM
+"""The program that starts the parts: it has loaded what they need, and a part is a copy of it (as cells of a sweep)."""
+
+LARGEST_BYTES = 4 << 20
+"""Larger files are removed when their part has ended: the whole folder shall stay one of a few MB."""
+
+
+def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float | None) -> bool:
+    """Run the parts that have not ended well in ``folder`` yet; returns whether all of them have now.
+
+    Args:
+        parts: In this order.
+        folder: Of all results; each part has its own below.
+        on_cpu: The same code with tiny sizes.
+        limit_s: Of each part, instead of its own limit.
+    """
+    with CellServer(SERVER) as server:
+        for part in parts:
+            place = folder / f"{part.number:02}-{part.name}"
+            if _status(place).get("status") != "done":
+                print(f"{part.number:>2} {part.name}: {part.question}", flush=True)
+                _run(server, part, place, "cpu" if on_cpu else "gpu", limit_s or part.limit_s)
+                write_summary(folder, on_cpu)
+            if part is MACHINE and _status(place)["status"] != "done":
+                return False  # there is nothing to measure on
+    return all(_status(folder / f"{part.number:02}-{part.name}")["status"] == "done" for part in parts)
+
+
+def _run(server: CellServer, part: Part, place: Path, accelerator: str, limit_s: float) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    began, began_s = datetime.now(timezone.utc), time.monotonic()
+    output = place / "output.txt"
+    server.start(part.name, [part.name, str(place), str(limit_s), accelerator], output, {})
+    how = _ended(server, part.name, limit_s)
+    status = {
+        **asdict(part),
+        "limit_s": limit_s,
+        "status": "done" if how is None else "failed",
+        "how": how,
+        "began": began.isoformat(timespec="seconds"),
+        "duration_s": round(time.monotonic() - began_s, 2),
+        "left_out": _remove_large(place),
+    }
+    write_whole(place / STATUS_FILE, json.dumps(status, indent=1) + "\n")
+    print(f"   {'done' if how is None else how} after {status['duration_s']:.0f} s", flush=True)
+    if how is not None and (said := output.read_text("utf-8", "replace").strip().splitlines()):
+        print(f"   {said[-1]}", flush=True)
+
+
+def _ended(server: CellServer, name: str, limit_s: float) -> str | None:
+    """Wait for the part's end, and bring it about when its time is over; None where it ended well, else how."""
+    until: float | None = None
+    over = False
+    while True:
+        left_s = None if until is None else max(until - time.monotonic(), 0.0)
+        events = server.events(left_s)
+        for event in events:
+            if isinstance(event, CellStarted):
+                until = time.monotonic() + limit_s
+            if isinstance(event, CellEnded):
+                how = event.lost or how_ended(event.code)
+                return f"killed after its limit of {limit_s:g} s" if over else None if event.code == 0 else how
+        if not events and left_s is not None and time.monotonic() >= until - 1e-3:  # type: ignore[operator]
+            over, until = True, None
+            server.signal(name, signal.SIGKILL)
+
+
+def _remove_large(place: Path) -> list[str]:
+    large = [path for path in place.rglob("*") if path.is_file() and path.stat().st_size > LARGEST_BYTES]
+    told = [f"{path.relative_to(place)} ({path.stat().st_size / 2**20:.1f} MiB)" for path in large]
+    for path in large:
+        path.unlink()
+    return told
+
+
+def _status(place: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads((place / STATUS_FILE).read_text("utf-8"))
+    except (OSError, ValueError):
+        return {"status": "missing"}
+    return told
