@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
@@ -30,6 +31,9 @@ from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.device.nvml import gpu_of
+from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
 from lm_profiler.record.steps import append_steps
 
@@ -153,14 +157,17 @@ class Attachment:
         device, rank = trainer.strategy.root_device, trainer.global_rank
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
+        probe, gpu = probe_of(device), gpu_of(device)
+        sampler = None if gpu is None else TelemetrySampler(gpu)
         return Instruments(
-            MemoryReader(probe_of(device), timeline, device, parties),
+            MemoryReader(probe, timeline, device, parties),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 FlopsWatch(timeline, lambda: trainer.lightning_module),
-                *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None),
+                *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,
+            StepWatch(StepReader(timeline.clock, lambda: probe.counts), rank, sampler),
         )
 
     def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
-from lm_profiler.record.run import AllocatorReading, MemoryCauses, MemoryLevels, Sync, Telemetry
+from lm_profiler.record.run import AllocatorReading, MemoryCauses, MemoryLevels, StepCounters, Sync, Telemetry
 from lm_profiler.record.steps import Peaks, StepRow
 
 
@@ -33,4 +33,6 @@ class Measured:
     syncs: list[Sync] | None = None
     cpu_uses: Sequence[CpuUse] = ()
     """Of each rank that knows."""
+    counters: Sequence[StepCounters] = ()
+    """Of each measured step, of each rank that knows."""
     flops: SeenFlops = field(default_factory=SeenFlops)

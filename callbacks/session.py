@@ -80,6 +80,9 @@ class Session:
         memory, peaks = self.instruments.memory, UNKNOWN
         try:
             peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
+            if stage == "measure":
+                counters = self.instruments.counters
+                counters.part.run(counters.reader.read, self.steps, marks.host_ns[0], marks.host_ns[-1])
         finally:  # Ctrl-C would lose the step
             self._pending.append((self.steps, stage, marks, self.tokens, peaks))
         self.tokens = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 
@@ -72,13 +73,19 @@ class Instruments:
         tracer: has a stage of its own.
         others: in their order; what a reading would disturb stands before what reads.
         tell: is told when one of them fails, each by itself.
+        counters: begins last and ends first: it reads what all others cost too.
     """
 
     def __init__(
-        self, memory: MemoryReader, tracer: Tracer, others: Iterable[Instrument], tell: Callable[[str], object]
+        self,
+        memory: MemoryReader,
+        tracer: Tracer,
+        others: Iterable[Instrument],
+        tell: Callable[[str], object],
+        counters: StepWatch,
     ) -> None:
-        self.memory, self.tracer = memory, tracer
-        self._all: list[Instrument] = [memory, tracer, *others]
+        self.memory, self.tracer, self.counters = memory, tracer, counters
+        self._all: list[Instrument] = [memory, tracer, *others, counters]
         for instrument in self._all:
             instrument.part = Guard(instrument.name, tell, instrument.discard)
 

@@ -12,26 +12,27 @@ from lm_profiler.callbacks.instruments.instrument import Watch
 from lm_profiler.measure.counts.recompiles import recompilations, recompiled_since
 from lm_profiler.measure.counts.syncs import sync_detector_of
 from lm_profiler.measure.device.contention import CpuUseReader
-from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.history import memory_history_of
 from lm_profiler.usage_error import UsageError
 
 
-def watches_of(device: torch.device, history: Path | None = None) -> list[Watch]:
-    """All that have a meaning on ``device``, in the order in which they begin; ``history`` is a snapshot's file."""
+def watches_of(
+    device: torch.device, history: Path | None = None, sampler: TelemetrySampler | None = None
+) -> list[Watch]:
+    """All that have a meaning on ``device``, in the order in which they begin; ``history`` is a snapshot's file,
+    ``sampler`` that of its GPU."""
     watches = [recompilations_watch()]
     if (detector := sync_detector_of(device)) is not None:
         finish = detector.end
         watches.append(Watch("waits for the device", "memory", detector.begin, lambda: {"syncs": finish()}, finish))
     if history is not None:
         watches.append(history_watch(device, history))
-    if (gpu := gpu_of(device)) is not None:
-        sampler = TelemetrySampler(gpu)
+    if sampler is not None:
         stop = sampler.stop
         watches.append(Watch("telemetry", "measure", sampler.start, lambda: {"telemetry": stop()}, stop))
     # The last to begin and the first to end: it counts the CPU time of all that runs in between.
-    cpu = CpuUseReader(gpu)
+    cpu = CpuUseReader(None if sampler is None else sampler.gpu)
     return [*watches, Watch("contention", "measure", cpu.begin, lambda: {"cpu_uses": cpu.end()})]
 
 

@@ -118,6 +118,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],
+        counters=[counters for m in measured for counters in m.counters],
         flops=of_all_ranks([m.flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),

@@ -179,7 +179,7 @@ def settings_of(
         tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
         half_precision=units.half_precision,
         compiled=is_compiled_in(module),
-        num_workers=getattr(loader, "num_workers", None),
+        num_workers=workers_of(trainer),
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,
         fused_optimizer=_are_fused(trainer),
@@ -205,6 +205,11 @@ def _are_fused(trainer: Trainer) -> bool | None:
     clips = trainer.gradient_clip_val and is_a(trainer.precision_plugin, "MixedPrecision")
     refused = any(optimizer.defaults.get(name) for optimizer in optimizers for name in ("foreach", "differentiable"))
     return None if clips or refused or trainer.strategy.root_device.type not in _FUSED_DEVICES else False
+
+
+def workers_of(trainer: Trainer) -> int | None:
+    """Processes of the loader; None where it does not say."""
+    return getattr(_loader(trainer), "num_workers", None)
 
 
 def _loader(trainer: Trainer) -> Any:

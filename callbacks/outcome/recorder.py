@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.peaks import matmul_dtype
 from lm_profiler.analysis.hardware.rates import rates_of
+from lm_profiler.analysis.steps.causes import with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
@@ -28,6 +30,7 @@ from lm_profiler.callbacks.outcome.judgement import (
     settings_of,
     torch_name,
     why_unsure,
+    workers_of,
 )
 from lm_profiler.callbacks.outcome.why import waterfall_of
 from lm_profiler.measure.boundary import try_or_note
@@ -85,11 +88,15 @@ class Recorder:
         steady = self._steady = steps if level is None else steps[level.cut :]
         notes = list(measured.notes)
         figures = step_figures(steady)
+        causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))
+        told = try_or_note("causes of odd steps", causes, notes)
+        figures["odd_steps"], counters = told or (figures["odd_steps"], [])
         return self.bare(
             replace(measured, notes=notes),
             status,
             failure,
             **figures,
+            step_counters=counters,
             steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
             first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
             between_steps_s=measured.between_steps_s,
@@ -123,6 +130,7 @@ class Recorder:
             "environment": try_or_note("environment", lambda: environment(device, trainer.world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
             **step_figures(self._steady, late.samples),
+            "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)

@@ -11,12 +11,14 @@ from fake_device import Clock
 from lm_profiler.callbacks import StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.peaks import ProcessProbe
 
 
@@ -37,6 +39,7 @@ class Loop:
                 Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 [FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)), *watches_of(cpu)],
                 print,
+                StepWatch(StepReader(self.clock)),
             ),
             progress=None,
             rank=0,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+_REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 
 
 def recompilations() -> int:
@@ -34,6 +36,26 @@ def recompiled_since(before: int) -> list[str] | None:
     # Failed compilations and backward graphs are in this list too; only what counts as a graph has operations.
     graphs = [entry for entry in dynamo.get_compilation_metrics() if entry.graph_op_count]
     return [_named(entry) for entry in graphs[-count:]] if count <= len(graphs) else None
+
+
+class Compilation(NamedTuple):
+    """One compilation, of a graph or of the backward of one, from and to seconds since the epoch."""
+
+    began_s: float
+    ended_s: float
+    what: str | None
+    """As ``recompiled_since`` names it; None of a backward."""
+
+
+def compilations(since_s: float) -> list[Compilation] | None:
+    """The compilations that began ``since_s`` seconds after the epoch, or later. None if torch may have forgotten one:
+    it remembers its last 64."""
+    dynamo = _dynamo()
+    entries = [] if dynamo is None else dynamo.get_compilation_metrics()
+    timed = [entry for entry in entries if entry.start_time_us and entry.end_time_us]
+    found = [Compilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None) for e in timed]
+    later = [one for one in found if one.began_s >= since_s]
+    return later if len(later) < _REMEMBERED else None
 
 
 def _dynamo() -> Any:

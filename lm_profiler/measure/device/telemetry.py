@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -91,6 +92,14 @@ class TelemetrySampler:
         self._stopping.set()
         thread.join(timeout=5.0)  # NVML can hang on a GPU that fell off its bus; the thread is a daemon
         return _reading(self._log, self.gpu.uuid)
+
+    def during(self, began_s: float, ended_s: float) -> tuple[float | None, list[str] | None]:
+        """The SM clock between two instants, and what held it back; None where no sample was taken then."""
+        samples = list(self._log.samples)
+        at = [bisect_left(samples, instant, key=lambda sample: sample.at_s) for instant in (began_s, ended_s)]
+        inside = samples[slice(*at)]
+        reasons = _throttling([sample.reasons for sample in inside if sample.reasons is not None])
+        return _median(sample.sm_clock_hz for sample in inside), reasons
 
     def _collect(self, log: _Log, stopping: threading.Event) -> None:
         log.max_sm_clock_hz = self._ask(1e6, "nvmlDeviceGetMaxClockInfo", _CLOCK_SM)

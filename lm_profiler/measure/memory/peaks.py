@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,15 +21,17 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that getrusage(2) counts maximum resident set sizes in."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class DeviceProbe:
     """The caching allocator of ``device``.
 
     On CUDA it reads the nested statistics, which costs a few microseconds; the flat dictionary of ``memory_stats``
-    takes ten times that, too much for once a step.
+    takes ten times that, too much for once a step. ``counts`` are retries and segments up to the last reading: how
+    often the cache had to be given back before memory was found, and how often the driver was asked for some.
     """
 
     device: torch.device
+    counts: Sequence[int] = ()
 
     def reset(self) -> None:
         """Peaks count from here on."""
@@ -40,6 +43,7 @@ class DeviceProbe:
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
                 return 0, 0, None
+            self.counts = stats["num_alloc_retries"], stats["segment"]["all"]["allocated"]
             return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
         allocator = torch.accelerator
         return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None
@@ -57,6 +61,8 @@ class ProcessProbe:
     """
 
     _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+
+    counts: Sequence[int] = ()
 
     def __init__(self) -> None:
         self.resettable = os.access(self._CLEAR, os.W_OK)

@@ -7,7 +7,7 @@ May use ``run``, the record's types. Never a second list of figures: whoever sho
 
 from lm_profiler.record.parts import PARTS, PHASES, TIMED
 from lm_profiler.record.quantities.figures import GROUPS, LISTS, QUANTITIES, overview
-from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, with_prefix
+from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, duration_text, with_prefix
 from lm_profiler.record.quantities.times import (
     HOST_TIMES,
     MEMORY,
@@ -20,7 +20,7 @@ from lm_profiler.record.quantities.times import (
 from lm_profiler.record.quantities.waterfall import TERMS, term_title
 
 __all__ = [
-    "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES", "QUANTITIES", "STEP_COLUMNS", "TERMS", "TIMED",
-    "TIMES", "TOKENS", "TOKENS_PER_S", "Place", "Quantity", "bytes_text", "counted", "overview", "term_title",
-    "with_prefix",
+    "GROUPS", "HOST_TIMES", "LISTS", "MEMORY", "MFU", "PARTS", "PHASES", "QUANTITIES", "STEP_COLUMNS", "TERMS",
+    "TIMED", "TIMES", "TOKENS", "TOKENS_PER_S", "Place", "Quantity", "bytes_text", "counted", "duration_text",
+    "overview", "term_title", "with_prefix",
 ]  # fmt: skip

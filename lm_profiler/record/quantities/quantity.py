@@ -166,6 +166,11 @@ def bytes_text(count: float) -> str:
     return f"{shown:,.{digits}f} {unit}"
 
 
+def duration_text(seconds: float) -> str:
+    """Two or three figures that mean something, in seconds or milliseconds."""
+    return f"{seconds:,.1f} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+
+
 def with_prefix(value: float, unit: str) -> str:
     """``196 GFLOP/s``: three figures, and the prefix that fits."""
     prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))

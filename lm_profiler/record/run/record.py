@@ -14,7 +14,8 @@ from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.part import Newer, Part, read_as
 from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
-from lm_profiler.record.run.step_times import OddStep, Steadiness, Throughput, TimeSummary
+from lm_profiler.record.run.slow_steps import OddStep, StepCounters
+from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Waterfall
 
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
@@ -52,6 +53,8 @@ class RunRecord(Part):
     shares: dict[str, float] = Field(default_factory=dict)
     """Of each part (and forward_backward) in the typical step: the mean of those that are not odd. They add up to 1."""
     odd_steps: list[OddStep] = Field(default_factory=list)
+    step_counters: list[StepCounters] = Field(default_factory=list)
+    """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
     rank_step_s: list[float] = Field(default_factory=list)
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
     memory: MemoryFacts | None = None

@@ -65,16 +65,3 @@ class Steadiness(Part):
     def words(self) -> list[str]:
         """``word`` and ``also``, as far as there are any."""
         return [word for word in (self.word, self.also) if word is not None]
-
-
-class OddStep(Part):
-    """A measured step far from the others: in total ``step_s``, ``ratio`` times the median.
-
-    ``part`` is what differed most from its own median, by ``excess_s``.
-    """
-
-    step: int
-    step_s: float
-    ratio: float
-    part: str
-    excess_s: float

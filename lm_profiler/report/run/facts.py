@@ -14,11 +14,11 @@ from lm_profiler.report.run.waterfall_tables import waterfall_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
 _LISTS_OF = {
-    "Steps": "odd_steps",
-    "Use of the hardware": "rates.flops",
-    "Synchronization": "syncs",
-    "Numerics": "numerics.kinds",
-    "Ranks": "rank_step_s",
+    "Steps": ("odd_steps", "step_counters"),
+    "Use of the hardware": ("rates.flops",),
+    "Synchronization": ("syncs",),
+    "Numerics": ("numerics.kinds",),
+    "Ranks": ("rank_step_s",),
 }
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
@@ -50,7 +50,8 @@ def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[T
     rows = [[of.title, shown(of, record), of.meaning] for of in alone]
     rows += _words(record, title)
     several = _families(record, [of for of in group if of.of is not None])
-    tables = [text_table(("", "", ""), rows, left=3), list_table(record, _LISTS_OF.get(title, "")), several]
+    lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
+    tables = [text_table(("", "", ""), rows, left=3), *lists, several]
     tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
@@ -79,7 +80,7 @@ def list_table(record: RunRecord, path: str) -> Table:
         items = getattr(items, key, None)
     if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
-    columns = LISTS[path]
+    columns = [of for of in LISTS[path] if any(of.get(row) is not None for row in items)]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
     rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in items[:_MOST_ROWS]]
     if path == "rank_step_s":

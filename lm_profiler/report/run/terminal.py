@@ -7,7 +7,17 @@ from pathlib import Path
 
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.record.files import from_here
-from lm_profiler.record.quantities import GROUPS, MEMORY, MFU, PARTS, QUANTITIES, TIMES, counted, with_prefix
+from lm_profiler.record.quantities import (
+    GROUPS,
+    MEMORY,
+    MFU,
+    PARTS,
+    QUANTITIES,
+    TIMES,
+    counted,
+    duration_text,
+    with_prefix,
+)
 from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.waterfall import why_lines
@@ -181,24 +191,23 @@ def _words(steadiness: Steadiness) -> str:
 
 
 def _odd_steps(record: RunRecord) -> list[str]:
-    """The three steps that are farthest from the others, and how many more are: one line, or none."""
-    if not record.odd_steps:
-        return []
-    told = [_odd(odd) for odd in record.odd_steps[:_ODD_SHOWN]]
-    if (more := len(record.odd_steps) - _ODD_SHOWN) > 0:
-        told.append(f"and {counted(more, 'more step')}")
-    return [f"odd: {'; '.join(told)}"]
+    """A line for each of the three steps that are farthest from the others, and how many more there are."""
+    told = [f"odd: {odd_text(odd, len(record.rank_step_s) > 1)}" for odd in record.odd_steps[:_ODD_SHOWN]]
+    more = len(record.odd_steps) - _ODD_SHOWN
+    return [*told, f"odd: and {counted(more, 'more step')}"] if more > 0 else told
 
 
-def _odd(odd: OddStep) -> str:
-    excess = f"{'+' if odd.excess_s > 0 else '-'}{_duration(abs(odd.excess_s))}"
+def odd_text(odd: OddStep, ranks: bool = False) -> str:
+    """What the step took, where, and why; of several ``ranks`` the one that the cause is of."""
+    excess = f"{'+' if odd.excess_s > 0 else '-'}{duration_text(abs(odd.excess_s))}"
     ratio = f"{odd.ratio:,.0f}" if odd.ratio >= 10 else f"{odd.ratio:.2g}"
-    return f"step {odd.step}: {_duration(odd.step_s)}, {ratio} x the median, {excess} in {odd.part}"
-
-
-def _duration(seconds: float) -> str:
-    """Two or three figures that mean something, in seconds or milliseconds."""
-    return f"{seconds:,.1f} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+    text = f"step {odd.step}: {duration_text(odd.step_s)}, {ratio} x the median, {excess} in {odd.part}"
+    on = f" on rank {odd.rank}" if ranks else ""
+    if odd.cause is not None and odd.cause_s is not None:
+        return f"{text}: {odd.cause}{on}, {duration_text(odd.cause_s)}"
+    if odd.beside is None:
+        return text
+    return f"{text}: no cause seen" + (f" ({odd.beside}{on})" if odd.beside else "")
 
 
 def _clock(telemetry: Telemetry | None) -> list[str]:

@@ -1,0 +1,161 @@
+"""Why a step was slow: which of the counters that are read between steps explains what it took beyond the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.run import OddStep, StepCounters
+from lm_profiler.record.steps import StepRow
+
+EXPLAINED = 0.5
+"""Of what a step took beyond the median: what explains less is not called its cause."""
+
+_TOLD = 0.1
+"""Of the same: a counter that differs by less is not worth a word."""
+
+_COUNTS = {
+    "major_faults": ("major page fault", "major page faults"),
+    "minor_faults": ("page fault", "page faults"),
+    "involuntary_switches": ("involuntary switch", "involuntary switches"),
+    "alloc_retries": ("retry of the allocator", "retries of the allocator"),
+    "new_segments": ("new segment", "new segments"),
+}
+_FEWEST = {"minor_faults": 1000}
+"""More of them than usual, to be worth a word: each takes a microsecond."""
+
+_SECONDS = {
+    "asleep_s": "asleep",
+    "cpu_wait_s": "waiting for a CPU",
+    "gc_s": "collecting garbage",
+    "compile_s": "compiling",
+    "system_s": "in the kernel",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cause and the seconds that it explains."""
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What is known of one rank's measured steps."""
+
+    counters: dict[int, StepCounters]
+    usual: StepCounters
+    data_s: dict[int, float]
+    """How long the loop waited for its batch, on the host."""
+
+    def beyond(self, name: str, step: int) -> float:
+        """By how much ``name`` is more than usual in ``step``; 0 where that is unknown."""
+        now, usual = getattr(self.counters[step], name), getattr(self.usual, name)
+        return 0.0 if now is None or usual is None else max(now - usual, 0.0)
+
+    def inside(self, name: str, step: int) -> float:
+        """The same of seconds that are read between steps: less what may have passed between them."""
+        return max(self.beyond(name, step) - self.beyond("between_s", step), 0.0)
+
+    def data_beyond(self, step: int) -> float:
+        return max(self.data_s[step] - median(self.data_s.values()), 0.0) if step in self.data_s else 0.0
+
+
+def with_causes(
+    odd: Sequence[OddStep], rows: Sequence[StepRow], counters: Sequence[StepCounters], workers: int | None
+) -> tuple[list[OddStep], list[StepCounters]]:
+    """``odd`` with what explains each step, and the counters that say so, below what is usual.
+
+    Args:
+        odd: steps far from the others.
+        rows: the measured steps of all ranks.
+        counters: of the measured steps of all ranks that know.
+        workers: processes of the loader; None where it does not say.
+    """
+    ranks = {rank: _rank(rank, rows, counters) for rank in sorted({each.rank for each in counters})}
+    told = [_explained(step, ranks, workers) for step in odd]
+    named = sorted({step.rank for step in told if step.rank is not None})
+    own = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
+    return told, [*(ranks[rank].usual for rank in named), *own]
+
+
+def _rank(rank: int, rows: Sequence[StepRow], counters: Sequence[StepCounters]) -> _Rank:
+    own = [each for each in counters if each.rank == rank]
+    data_s = {row.step: row.time("data", "host") for row in rows if row.rank == rank}
+    return _Rank({each.step: each for each in own if each.step is not None}, _usual(rank, own), data_s)
+
+
+def _usual(rank: int, counters: Sequence[StepCounters]) -> StepCounters:
+    """The median of each figure, as far as it is known."""
+    figures: dict[str, Any] = {}
+    for name in _FIGURES:
+        values = [value for each in counters if (value := getattr(each, name)) is not None]
+        figures[name] = float(median(values)) if values else None
+    return StepCounters(rank=rank, **figures)
+
+
+_FIGURES = tuple(set(StepCounters.model_fields) - {"step", "rank", "gc_generation", "compiled", "throttled"})
+
+
+def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> OddStep:
+    excess_s = odd.step_s - odd.step_s / odd.ratio if odd.ratio else 0.0
+    ranks = {number: rank for number, rank in ranks.items() if odd.step in rank.counters}
+    if excess_s <= 0.0 or not ranks:  # faster than the others: nothing happened to it
+        return odd
+    seen = {number: max(_causes(rank, odd, workers), key=lambda each: each.seconds) for number, rank in ranks.items()}
+    number = max(seen, key=lambda each: seen[each].seconds)
+    if seen[number].seconds >= EXPLAINED * excess_s:
+        seconds = min(seen[number].seconds, excess_s)
+        return odd.model_copy(update={"cause": seen[number].what, "cause_s": seconds, "rank": number})
+    number = max(ranks, key=lambda each: ranks[each].beyond("wall_s", odd.step))
+    return odd.model_copy(update={"beside": _beside(ranks[number], odd.step, excess_s), "rank": number})
+
+
+def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[Found]:
+    """What may have held ``odd`` up, each with the seconds that it explains."""
+    step, counters = odd.step, rank.counters[odd.step]
+    found = [
+        Found(f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
+        Found(_compilation(counters.compiled), rank.beyond("compile_s", step)),
+        Found("waiting for a CPU", rank.inside("cpu_wait_s", step)),
+        Found(counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
+        Found(_throttled(counters), _by_clock(rank, odd)),
+    ]
+    data_s = rank.data_beyond(step)
+    if workers and counters.asleep_s is not None:
+        return [*found, Found("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
+    rest_s = data_s - sum(each.seconds for each in found)
+    return [*found, Found("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
+
+
+def _compilation(what: str | None) -> str:
+    return f"{'recompilation' if what and '): ' in what else 'compilation'} of {what or 'a backward pass'}"
+
+
+def _throttled(counters: StepCounters) -> str:
+    reasons = f" ({', '.join(counters.throttled)})" if counters.throttled else ""
+    return f"the GPU's clock at {(counters.sm_clock_hz or 0.0) * 1e-6:,.0f} MHz{reasons}"
+
+
+def _by_clock(rank: _Rank, odd: OddStep) -> float:
+    """Seconds by which the median step takes longer at this step's clock than at the usual one, if all of it does."""
+    now, usual = rank.counters[odd.step].sm_clock_hz, rank.usual.sm_clock_hz
+    return max(odd.step_s / odd.ratio * (usual / now - 1.0), 0.0) if now and usual else 0.0
+
+
+def _beside(rank: _Rank, step: int, excess_s: float) -> str:
+    """The counters that differ: seconds by how many more, counts as they are."""
+    told = []
+    for name, words in _SECONDS.items():
+        if (more_s := rank.beyond(name, step)) >= _TOLD * excess_s:
+            told.append(f"{duration_text(more_s)} more {words}")
+    for name, (one, several) in _COUNTS.items():
+        if (more := rank.beyond(name, step)) > (getattr(rank.usual, name) or 0.0) and more >= _FEWEST.get(name, 1):
+            count = round(getattr(rank.counters[step], name))
+            told.append(f"{count:,} {one if count == 1 else several}")
+    return ", ".join(told)

@@ -1,0 +1,67 @@
+"""When Python collected garbage, and for how long: all its threads stand still meanwhile."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+
+class Collection(NamedTuple):
+    """One collection of garbage, of ``generation`` 0, 1 or 2, on the clock of whoever asked."""
+
+    began_ns: int
+    ended_ns: int
+    generation: int
+
+
+@dataclass(eq=False)
+class GarbageLog:
+    """The collections between ``start`` and ``stop``.
+
+    Python drops what is raised in a callback of the collector, and a handler of signals that came meanwhile would run
+    in there: Ctrl-C would be lost. So the callback is a generator, which is never left: what it gets it holds, and
+    whoever works between steps raises ``held``.
+
+    Args:
+        clock: nanoseconds.
+    """
+
+    clock: Callable[[], int]
+    collections: list[Collection] = field(default_factory=list)
+    held: BaseException | None = None
+    _callback: Callable[[str, dict[str, int]], Any] | None = None
+
+    def start(self) -> None:
+        """Begin, with nothing."""
+        self.stop()
+        self.collections, self.held = [], None
+        listening = self._listen()
+        next(listening)
+        # Python calls it with two arguments, and a generator takes one: max gives it one after the other.
+        self._callback = partial(max, key=listening.send)
+        gc.callbacks.append(self._callback)
+
+    def stop(self) -> None:
+        """Listen no more; it may be done twice."""
+        if self._callback in gc.callbacks:
+            gc.callbacks.remove(self._callback)
+
+    def _listen(self) -> Generator[bool, Any, None]:
+        phase, now, began = "", 0, 0
+        while True:
+            try:
+                while True:
+                    told = yield True
+                    if type(told) is str:
+                        phase, now = told, self.clock()
+                    elif phase == "start":
+                        began = now
+                    else:
+                        self.collections.append(Collection(began, now, told["generation"]))
+            except GeneratorExit:
+                raise
+            except BaseException as error:
+                self.held = error

@@ -1,0 +1,123 @@
+"""Figures of each step from the raw readings between steps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import sub
+from typing import Any, NamedTuple
+
+from lm_profiler.measure.counts.garbage import Collection
+from lm_profiler.measure.counts.recompiles import Compilation
+from lm_profiler.measure.counts.step_reader import Raw
+from lm_profiler.measure.device.fault_cost import FaultCost
+from lm_profiler.record.run import StepCounters
+
+_USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What is known of the same time beside the raw readings, on their clock.
+
+    Args:
+        collections: of garbage.
+        compilations: of torch.compile; None where they are not known.
+        cost: of a page fault.
+        gpu: its clock and what held it back, between two instants in seconds.
+    """
+
+    collections: Sequence[Collection] = ()
+    compilations: Sequence[Compilation] | None = ()
+    cost: FaultCost | None = None
+    gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
+
+
+def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
+    """One for each reading but the first."""
+    garbage = [_Span(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
+    compiled = None if beside.compilations is None else _apart(beside.compilations)
+    figures = []
+    for before, after in pairwise(raw):
+        step, began_s, ended_s = after[0], after[1] * 1e-9, after[2] * 1e-9
+        gc_s, generation = _overlap(garbage, began_s, ended_s)
+        compile_s, what = (None, None) if compiled is None else _overlap(compiled, began_s, ended_s)
+        clock_hz, reasons = beside.gpu(began_s, ended_s)
+        counted = StepCounters(
+            step=step,
+            rank=rank,
+            wall_s=ended_s - began_s,
+            between_s=began_s - before[2] * 1e-9,
+            gc_s=gc_s,
+            gc_generation=generation,
+            compile_s=compile_s,
+            compiled=what,
+            sm_clock_hz=clock_hz,
+            throttled=reasons,
+        )
+        figures.append(counted.model_copy(update=_since(before, after, beside.cost)))
+    return figures
+
+
+def _since(before: Raw, after: Raw, cost: FaultCost | None) -> dict[str, float | None]:
+    """What happened from one reading to the next: in the step, and between it and the one before."""
+    wall_s = max((after[2] - before[2]) * 1e-9, 1e-9)
+    user_s, system_s, minor, major, waited, lost = (getattr(after[3], of) - getattr(before[3], of) for of in _USAGE)
+    ran_s, no_cpu_s = _thread(before[4], after[4])
+    threads = max((user_s + system_s) / wall_s, 1.0)
+    retries, segments = map(sub, after[5], before[5]) if after[5] and before[5] else (None, None)
+    return {
+        "cpu_wait_s": no_cpu_s,
+        "asleep_s": None if ran_s is None or no_cpu_s is None else max(wall_s - ran_s - no_cpu_s, 0.0),
+        "cpu_s": user_s + system_s,
+        "system_s": system_s,
+        "fault_s": None if cost is None else _fault_s(minor, system_s, cost) / threads,
+        "minor_faults": minor,
+        "major_faults": major,
+        "voluntary_switches": waited,
+        "involuntary_switches": lost,
+        "alloc_retries": retries,
+        "new_segments": segments,
+    }
+
+
+def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
+    """Seconds that a thread ran, and that it was ready and had no CPU."""
+    if not before or not after:
+        return None, None
+    ran, waited = (int(now) - int(then) for then, now in zip(before.split()[:2], after.split()[:2], strict=True))
+    return ran * 1e-9, waited * 1e-9
+
+
+def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
+    """The most that ``faults`` took: at the cost of small pages, or of large ones as long as the kernel was at work."""
+    return max(faults * cost.small_s, min(faults * cost.large_s, system_s))
+
+
+class _Span(NamedTuple):
+    began_s: float
+    ended_s: float
+    what: Any
+
+
+def _overlap(spans: Sequence[_Span], began_s: float, ended_s: float) -> tuple[float, Any]:
+    """Seconds of ``spans``, which are in order and apart, within the two instants; and what the longest of them is."""
+    inside = []
+    for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
+        span = spans[at]
+        if span.began_s >= ended_s:
+            break
+        inside.append((min(span.ended_s, ended_s) - max(span.began_s, began_s), span.what))
+    named = [each for each in inside if each[1] is not None]
+    return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
+
+
+def _apart(compilations: Sequence[Compilation]) -> list[_Span]:
+    """In order; of what lies within another the part that does not."""
+    spans, last_s = list[_Span](), 0.0
+    for one in sorted(compilations, key=lambda each: each.began_s):
+        spans.append(_Span(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
+        last_s = max(last_s, one.ended_s)
+    return spans

@@ -1,0 +1,100 @@
+"""What happened to this process in each step: raw readings between steps, which become figures after the run.
+
+A step costs two system calls: getrusage(2) of the process, and a read of ``/proc/thread-self/schedstat`` for the thread
+that trains (Documentation/scheduler/sched-stats.rst). In this order: the first brings up to date what the second says,
+which is else as old as the kernel's last tick, 1 to 10 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+from lm_profiler.measure.counts.garbage import Collection, GarbageLog
+from lm_profiler.measure.counts.recompiles import Compilation, compilations
+
+_SCHEDSTAT = "/proc/thread-self/schedstat"
+
+_APART_S = 1e-3
+"""By how much the time of day may have moved against the clock of the steps, for its instants to be used."""
+
+Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
+"""Step, when it began and ended, usage of the process, times of the thread, retries and segments of the allocator."""
+
+
+@dataclass(eq=False)
+class StepReader:
+    """Reads at the end of each step, from ``start`` to ``stop``.
+
+    Args:
+        clock: nanoseconds, that of the marks of steps.
+        allocator: retries and segments of the device's allocator so far; nothing where it does not count them.
+        usage: of the process, as getrusage(2) has it.
+
+    ``raw`` is what was read; the first of it, of step 0, where the readings start. ``collections`` and ``compilations``
+    are of the same time, the latter None where they are not known.
+    """
+
+    clock: Callable[[], int]
+    allocator: Callable[[], Sequence[int]] = tuple
+    usage: Callable[[], Any] = lambda: getrusage(RUSAGE_SELF)
+    raw: list[Raw] = field(default_factory=list)
+    compilations: Sequence[Compilation] | None = None
+    _file: int | None = None
+    _began_s: float = 0.0
+    _ahead_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._garbage = GarbageLog(self.clock)
+
+    @property
+    def collections(self) -> Sequence[Collection]:
+        """Of garbage."""
+        return self._garbage.collections
+
+    def start(self) -> None:
+        """Begin, in the thread that trains."""
+        self.raw = []
+        with suppress(OSError):  # not Linux, or a kernel that does not count
+            self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+        self._garbage.start()
+        self._began_s, self._ahead_s = time.time(), self._ahead()
+        now = self.clock()
+        self.read(0, now, now)
+
+    def read(self, step: int, began_ns: int, ended_ns: int) -> None:
+        """``step`` has just ended.
+
+        Raises:
+            BaseException: what a handler of signals raised while garbage was collected.
+        """
+        usage = self.usage()
+        thread = b"" if self._file is None else os.pread(self._file, 80, 0)
+        self.raw.append((step, began_ns, ended_ns, usage, thread, self.allocator()))
+        if (held := self._garbage.held) is not None:
+            self._garbage.held = None
+            raise held
+
+    def stop(self) -> None:
+        """Read no more; it may be done twice."""
+        self._garbage.stop()
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            self.compilations = self._compilations()
+
+    def _ahead(self) -> float:
+        """Seconds by which the clock of the steps is ahead of the time of day."""
+        return self.clock() * 1e-9 - time.time()
+
+    def _compilations(self) -> list[Compilation] | None:
+        """On the clock of the steps: torch notes them by the time of day."""
+        ahead_s, found = self._ahead(), compilations(self._began_s)
+        if found is None or abs(ahead_s - self._ahead_s) > _APART_S:
+            return [] if found == [] else None
+        return [Compilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in found]

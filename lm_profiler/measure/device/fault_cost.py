@@ -1,0 +1,46 @@
+"""What it costs this machine to map a page of new memory, measured after everything that is timed."""
+
+from __future__ import annotations
+
+import mmap
+import resource
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+_BYTES = 16 * 2**20
+_TIMES = 3
+
+
+class FaultCost(NamedTuple):
+    """Seconds of a minor page fault: of a small page, and of what the kernel maps at once in a large block.
+
+    The two differ where huge pages are transparent (Documentation/admin-guide/mm/transhuge.rst).
+    """
+
+    small_s: float
+    large_s: float
+
+
+def fault_cost(clock: Callable[[], float] = time.perf_counter) -> FaultCost | None:
+    """Touch 16 MiB of new memory, page by page, a few times; None where that causes no fault."""
+    small, large = ([_touch(advice, clock) for _ in range(_TIMES)] for advice in ("MADV_NOHUGEPAGE", None))
+    known = [min((cost for cost in costs if cost is not None), default=None) for costs in (small, large)]
+    return None if known[0] is None or known[1] is None else FaultCost(known[0], known[1])
+
+
+def _touch(advice: str | None, clock: Callable[[], float]) -> float | None:
+    """Seconds a fault, without what touching the same memory takes once it is mapped."""
+    with mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        if advice is not None and hasattr(mmap, advice):
+            block.madvise(getattr(mmap, advice))
+        faults, times = _faults(), [clock()]
+        for _ in range(2):
+            block[:: mmap.PAGESIZE] = bytes(_BYTES // mmap.PAGESIZE)
+            times.append(clock())
+        faults = _faults() - faults
+    return max(times[1] - times[0] - (times[2] - times[1]), 0.0) / faults if faults else None
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
