@@ -12,6 +12,7 @@ from fake_device import Clock, FakeStream
 from lm_profiler.callbacks import StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
@@ -20,6 +21,7 @@ from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
+from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.record.steps import Peaks
 
 STEP_MS = 10
@@ -76,6 +78,7 @@ class Loop:
                 Tracer(TraceOptions(steps=0), cpu, self.timeline, folder, 0, lambda: torch.nn.Linear(1, 1)),
                 [FlopsWatch(self.timeline, lambda: torch.nn.Linear(1, 1)), *watches_of(cpu)],
                 print,
+                StepWatch(StepReader(clock)),
             ),
             rank=0,
             stopping=StoppingRule(StageOptions(), int),

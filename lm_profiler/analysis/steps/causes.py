@@ -37,7 +37,7 @@ _SECONDS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Cause:
     """A cause and the seconds that it explains."""
 
     what: str
@@ -116,21 +116,21 @@ def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> Od
     return odd.model_copy(update={"beside": _beside(ranks[number], odd.step, excess_s), "rank": number})
 
 
-def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[Found]:
+def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[Cause]:
     """What may have held ``odd`` up, each with the seconds that it explains."""
     step, counters = odd.step, rank.counters[odd.step]
-    found = [
-        Found(f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
-        Found(_compilation(counters.compiled), rank.beyond("compile_s", step)),
-        Found("waiting for a CPU", rank.inside("cpu_wait_s", step)),
-        Found(counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
-        Found(_throttled(counters), _by_clock(rank, odd)),
+    causes = [
+        Cause(f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),
+        Cause(_compilation(counters.compiled), rank.beyond("compile_s", step)),
+        Cause("waiting for a CPU", rank.inside("cpu_wait_s", step)),
+        Cause(counted(round(counters.minor_faults or 0), "page fault"), rank.inside("fault_s", step)),
+        Cause(_throttled(counters), _by_clock(rank, odd)),
     ]
     data_s = rank.data_beyond(step)
     if workers and counters.asleep_s is not None:
-        return [*found, Found("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
-    rest_s = data_s - sum(each.seconds for each in found)
-    return [*found, Found("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
+        return [*causes, Cause("the loader's queue was empty", min(data_s, rank.inside("asleep_s", step)))]
+    rest_s = data_s - sum(each.seconds for each in causes)
+    return [*causes, Cause("the loader" + " (num_workers=0)" * (workers == 0), max(rest_s, 0.0))]
 
 
 def _compilation(what: str | None) -> str:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 
-class Collection(NamedTuple):
+class GarbageCollection(NamedTuple):
     """One collection of garbage, of ``generation`` 0, 1 or 2, on the clock of whoever asked."""
 
     began_ns: int
@@ -30,7 +30,7 @@ class GarbageLog:
     """
 
     clock: Callable[[], int]
-    collections: list[Collection] = field(default_factory=list)
+    collections: list[GarbageCollection] = field(default_factory=list)
     held: BaseException | None = None
     _callback: Callable[[str, dict[str, int]], Any] | None = None
 
@@ -60,7 +60,7 @@ class GarbageLog:
                     elif phase == "start":
                         began = now
                     else:
-                        self.collections.append(Collection(began, now, told["generation"]))
+                        self.collections.append(GarbageCollection(began, now, told["generation"]))
             except GeneratorExit:
                 raise
             except BaseException as error:

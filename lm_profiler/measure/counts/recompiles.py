@@ -38,7 +38,7 @@ def recompiled_since(before: int) -> list[str] | None:
     return [_named(entry) for entry in graphs[-count:]] if count <= len(graphs) else None
 
 
-class Compilation(NamedTuple):
+class TimedCompilation(NamedTuple):
     """One compilation, of a graph or of the backward of one, from and to seconds since the epoch."""
 
     began_s: float
@@ -47,14 +47,16 @@ class Compilation(NamedTuple):
     """As ``recompiled_since`` names it; None of a backward."""
 
 
-def compilations(since_s: float) -> list[Compilation] | None:
+def compilations(since_s: float) -> list[TimedCompilation] | None:
     """The compilations that began ``since_s`` seconds after the epoch, or later. None if torch may have forgotten one:
     it remembers its last 64."""
     dynamo = _dynamo()
     entries = [] if dynamo is None else dynamo.get_compilation_metrics()
     timed = [entry for entry in entries if entry.start_time_us and entry.end_time_us]
-    found = [Compilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None) for e in timed]
-    later = [one for one in found if one.began_s >= since_s]
+    all_ = [
+        TimedCompilation(e.start_time_us * 1e-6, e.end_time_us * 1e-6, _named(e) if e.co_name else None) for e in timed
+    ]
+    later = [one for one in all_ if one.began_s >= since_s]
     return later if len(later) < _REMEMBERED else None
 
 

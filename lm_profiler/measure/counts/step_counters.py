@@ -9,8 +9,8 @@ from itertools import pairwise
 from operator import sub
 from typing import Any, NamedTuple
 
-from lm_profiler.measure.counts.garbage import Collection
-from lm_profiler.measure.counts.recompiles import Compilation
+from lm_profiler.measure.counts.garbage import GarbageCollection
+from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Raw
 from lm_profiler.measure.device.fault_cost import FaultCost
 from lm_profiler.record.run import StepCounters
@@ -29,15 +29,15 @@ class Beside:
         gpu: its clock and what held it back, between two instants in seconds.
     """
 
-    collections: Sequence[Collection] = ()
-    compilations: Sequence[Compilation] | None = ()
+    collections: Sequence[GarbageCollection] = ()
+    compilations: Sequence[TimedCompilation] | None = ()
     cost: FaultCost | None = None
     gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
 
 
 def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
     """One for each reading but the first."""
-    garbage = [_Span(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
+    garbage = [_Interval(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
     compiled = None if beside.compilations is None else _apart(beside.compilations)
     figures = []
     for before, after in pairwise(raw):
@@ -96,13 +96,13 @@ def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
     return max(faults * cost.small_s, min(faults * cost.large_s, system_s))
 
 
-class _Span(NamedTuple):
+class _Interval(NamedTuple):
     began_s: float
     ended_s: float
     what: Any
 
 
-def _overlap(spans: Sequence[_Span], began_s: float, ended_s: float) -> tuple[float, Any]:
+def _overlap(spans: Sequence[_Interval], began_s: float, ended_s: float) -> tuple[float, Any]:
     """Seconds of ``spans``, which are in order and apart, within the two instants; and what the longest of them is."""
     inside = []
     for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
@@ -114,10 +114,10 @@ def _overlap(spans: Sequence[_Span], began_s: float, ended_s: float) -> tuple[fl
     return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
 
 
-def _apart(compilations: Sequence[Compilation]) -> list[_Span]:
+def _apart(compilations: Sequence[TimedCompilation]) -> list[_Interval]:
     """In order; of what lies within another the part that does not."""
-    spans, last_s = list[_Span](), 0.0
+    spans, last_s = list[_Interval](), 0.0
     for one in sorted(compilations, key=lambda each: each.began_s):
-        spans.append(_Span(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
+        spans.append(_Interval(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
         last_s = max(last_s, one.ended_s)
     return spans

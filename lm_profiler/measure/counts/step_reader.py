@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
-from lm_profiler.measure.counts.garbage import Collection, GarbageLog
-from lm_profiler.measure.counts.recompiles import Compilation, compilations
+from lm_profiler.measure.counts.garbage import GarbageCollection, GarbageLog
+from lm_profiler.measure.counts.recompiles import TimedCompilation, compilations
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
@@ -44,7 +44,7 @@ class StepReader:
     allocator: Callable[[], Sequence[int]] = tuple
     usage: Callable[[], Any] = lambda: getrusage(RUSAGE_SELF)
     raw: list[Raw] = field(default_factory=list)
-    compilations: Sequence[Compilation] | None = None
+    compilations: Sequence[TimedCompilation] | None = None
     _file: int | None = None
     _began_s: float = 0.0
     _ahead_s: float = 0.0
@@ -53,7 +53,7 @@ class StepReader:
         self._garbage = GarbageLog(self.clock)
 
     @property
-    def collections(self) -> Sequence[Collection]:
+    def collections(self) -> Sequence[GarbageCollection]:
         """Of garbage."""
         return self._garbage.collections
 
@@ -92,9 +92,9 @@ class StepReader:
         """Seconds by which the clock of the steps is ahead of the time of day."""
         return self.clock() * 1e-9 - time.time()
 
-    def _compilations(self) -> list[Compilation] | None:
+    def _compilations(self) -> list[TimedCompilation] | None:
         """On the clock of the steps: torch notes them by the time of day."""
-        ahead_s, found = self._ahead(), compilations(self._began_s)
-        if found is None or abs(ahead_s - self._ahead_s) > _APART_S:
-            return [] if found == [] else None
-        return [Compilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in found]
+        ahead_s, known = self._ahead(), compilations(self._began_s)
+        if known is None or abs(ahead_s - self._ahead_s) > _APART_S:
+            return [] if known == [] else None
+        return [TimedCompilation(one.began_s + ahead_s, one.ended_s + ahead_s, one.what) for one in known]

@@ -20,6 +20,7 @@ _LISTS_OF = {
     "Numerics": ("numerics.kinds",),
     "Ranks": ("rank_step_s",),
 }
+_STEPS = _LISTS_OF["Steps"]
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
@@ -80,7 +81,8 @@ def list_table(record: RunRecord, path: str) -> Table:
         items = getattr(items, key, None)
     if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
-    columns = [of for of in LISTS[path] if any(of.get(row) is not None for row in items)]
+    # Of steps only what this machine counts, and where something has a cause.
+    columns = [of for of in LISTS[path] if path not in _STEPS or any(of.get(row) is not None for row in items)]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
     rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in items[:_MOST_ROWS]]
     if path == "rank_step_s":
