@@ -24,7 +24,7 @@ CEILINGS_MS = {"slow_products": 41.0, "beyond_bandwidth": 30.2, "gaps": 9.0, "cl
 _CONTRIBUTORS = {
     "slow_products": [
         ("model.head", "aten::mm", 2, 8.5, "tiles of 128 x 128 waste 31 %"),
-        ("model.blocks.*.attn", "aten::mm", 96, 21.0, None),
+        ("model.blocks.*.attn", "aten::mm", 96, 21.0, "13 ms in 48 matmul kernels; m 512, n 768, k 64"),
         ("model.blocks.*.ff", "aten::mm", 72, 11.5, None),
     ],
     "beyond_bandwidth": [

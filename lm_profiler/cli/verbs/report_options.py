@@ -32,7 +32,7 @@ class Options:
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
-        plot: phases, steps, memory, attention, tokens or mfu; with --output FILE.svg, .png or .pdf.
+        plot: phases, waterfall, steps, memory, attention, tokens or mfu; with --output FILE.svg, .png or .pdf.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.
         output: Write to this file.

@@ -11,11 +11,11 @@ from lm_profiler.record.run import RunRecord
 
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
-    "clock": ("lower clock", "what those take longer at the clock that the device held"),
-    "slow_products": ("slow products", "what matrix products and fused attention take beyond both"),
-    "recomputation": ("recomputation", "what activation checkpointing repeats"),
+    "clock": ("lower clock", "what the model's FLOPs take longer at the clock that the device held"),
+    "slow_products": ("slow products", "what matrix products and fused attention take beyond the ideal at that clock"),
+    "recomputation": ("recomputation", "what activation checkpointing computes once more"),
     "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
-    "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than that"),
+    "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than at the full bandwidth"),
     "communication": ("communication", "communication that no other kernel hides"),
     "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
     "input": ("input", "waiting for data and its transfer"),

@@ -34,7 +34,8 @@ class Contributor(Part):
     """What a term consists of, most of it first. ``seconds`` and ``count`` are of one step.
 
     ``module`` is a path with ``*`` for indices, so that equal layers are one; None is unknown, or none. ``what`` is
-    what ran there: an operator, a kernel, or in words; ``detail`` why it took so long, where that is known.
+    what ran there: an operator, a kernel, or in words; ``detail`` why it took so long, where that is known: phrases
+    with "; " between, the one that tells most first.
     """
 
     module: str | None

@@ -16,6 +16,7 @@ from lm_profiler.report.pictures.drawing import STYLE, error_bars, known_points,
 from lm_profiler.report.pictures.groups import Group, grouped, lines, places, trouble
 from lm_profiler.report.pictures.phases_plot import phases
 from lm_profiler.report.pictures.steps_plot import steps
+from lm_profiler.report.pictures.waterfall_plot import waterfalls
 from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = ("phases", "steps", "memory", "attention", "tokens", "mfu")
+KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu")
 SUFFIXES = (".png", ".svg", ".pdf")
 
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -36,10 +37,11 @@ _DASHES = ("-", "--", ":")
 def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = None) -> None:
     """Draw ``entries`` against ``by`` into ``path``, whose suffix says the format.
 
-    ``phases``: the median step, cut into its parts; ``steps``: the time of every step, warm-up shaded; ``memory``: the
-    peak; ``attention``: what forward leaves for backward, of attention alone its scores and outputs; ``tokens`` a
-    second; ``mfu``. Bars of error are 95 % intervals. A run that has no figure stands there with the word for what
-    became of it. ``by`` is an option or a fact; where it is None, one that varies.
+    ``phases``: the median step, cut into its parts; ``waterfall``: from the ideal step to the measured one; ``steps``:
+    the time of every step, warm-up shaded; ``memory``: the peak; ``attention``: what forward leaves for backward, of
+    attention alone its scores and outputs; ``tokens`` a second; ``mfu``. Bars of error are 95 % intervals. A run that
+    has no figure stands there with the word for what became of it. ``by`` is an option or a fact; where it is None, one
+    that varies.
 
     Raises:
         UsageError: an unknown kind, suffix or ``by``, or nothing to draw.
@@ -69,6 +71,8 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     """
     if kind == "phases":
         return phases(grouped(entries, by))
+    if kind == "waterfall":
+        return waterfalls(grouped(entries, by))
     if kind == "steps":
         return steps(grouped(entries, by))
     figures = {"mfu": COLUMNS["mfu"], "tokens": COLUMNS["tokens_per_s"], "attention": COLUMNS["saved_bytes"]}

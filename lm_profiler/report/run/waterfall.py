@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lm_profiler.record.quantities import TIMES, term_title
+from lm_profiler.record.quantities import PARTS, TIMES, term_title
 from lm_profiler.record.run import Contributor, RunRecord, Term, Waterfall
 from lm_profiler.record.text import shortened
 
 _SMALL = 0.01
 """Terms below this share of the step are told together on the terminal, and promise too little to be named there."""
+_NOTHING = 1e-3
 _MOST_NAMED = 2
 
 
@@ -25,10 +26,19 @@ class Rung:
     term: Term
     start_s: float
     text: str
+    title: str
 
     @property
-    def title(self) -> str:
-        return term_title(self.term.name)
+    def signed_text(self) -> str:
+        """What it adds to those before it, or takes from them; the ideal begins at nought."""
+        return self.text if self.term.name == "ideal" or self.text.startswith("-") else f"+{self.text}"
+
+    @property
+    def pieces(self) -> dict[str, float]:
+        """Its seconds by phase, in the order of a step; under an empty name what no phase is known of."""
+        known = {part: seconds for part in PARTS if (seconds := self.term.phases.get(part))}
+        rest = self.term.seconds - sum(known.values())
+        return known | ({"": rest} if abs(rest) > _NOTHING * abs(self.term.seconds) else {})
 
 
 def rungs(fall: Waterfall) -> list[Rung]:
@@ -37,9 +47,21 @@ def rungs(fall: Waterfall) -> list[Rung]:
     drawn, start_s = [], 0.0
     for term, text in zip(fall.terms, texts, strict=True):
         if term.seconds or term.name in ("ideal", "unexplained"):
-            drawn.append(Rung(term, start_s, text))
+            drawn.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
     return drawn
+
+
+def title_in(fall: Waterfall, name: str) -> str:
+    """What a term is called; nothing is said to be beyond a bandwidth that nobody knows."""
+    unknown = name == "beyond_bandwidth" and fall.bandwidth_bytes_per_s is None
+    return "memory-bound" if unknown else term_title(name)
+
+
+def of_the_step(record: RunRecord) -> dict[str, float]:
+    """Seconds of each phase in the step that the terms add up to; empty where its shares are unknown."""
+    step_s = record.waterfall.step_s if record.waterfall is not None else 0.0
+    return {part: share * step_s for part in PARTS if (share := record.shares.get(part))}
 
 
 def step_text(fall: Waterfall) -> str:
@@ -96,9 +118,8 @@ def _small_together(fall: Waterfall) -> list[tuple[str, float]]:
     small = [item for item in ranked if item[1] < _SMALL * fall.step_s]
     if len(small) > 1:
         ranked = [*ranked[: -len(small)], ("smaller_terms", sum(seconds for _, seconds in small))]
-    return [
-        (term_title(name), s) for name, s in (("ideal", ends["ideal"]), *ranked, ("unexplained", ends["unexplained"]))
-    ]
+    whole = [("ideal", ends["ideal"]), *ranked, ("unexplained", ends["unexplained"])]
+    return [(title_in(fall, name), seconds) for name, seconds in whole]
 
 
 def _to_win(fall: Waterfall) -> list[str]:
@@ -110,16 +131,14 @@ def _to_win(fall: Waterfall) -> list[str]:
     for at_most_s, term in high[:_MOST_NAMED]:
         largest = max(term.contributors, key=lambda of: of.seconds, default=None)
         told = "" if largest is None else f" ({_told(largest, digits)})"
-        places.append(f"at most {ms_text(at_most_s, digits)} ms in {term_title(term.name)}{told}")
+        places.append(f"at most {ms_text(at_most_s, digits)} ms in {title_in(fall, term.name)}{told}")
     return [f"to win: {'; '.join(places)}"] if places else []
 
 
 def _told(of: Contributor, digits: int) -> str:
-    """``blocks.*.attn 21.0 ms in 96 aten::mm``."""
-    what = shortened(of.what)
-    if of.module is None:
-        return f"{what} {ms_text(of.seconds, digits)} ms, {of.count:,g} times"
-    return f"{shortened(of.module)} {ms_text(of.seconds, digits)} ms in {of.count:,g} {what}"
+    """``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
+    told = f"{shortened(of.module or of.what)} {ms_text(of.seconds, digits)} ms"
+    return told if of.detail is None else f"{told}: {of.detail.partition('; ')[0]}"
 
 
 def no_waterfall(record: RunRecord) -> str:

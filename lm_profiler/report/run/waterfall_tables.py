@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lm_profiler.record.quantities import LISTS, PARTS, Quantity, term_title
-from lm_profiler.record.run import RunRecord, Waterfall
-from lm_profiler.report.run.waterfall import adding_up, digits_of, ms_text, step_text
+from lm_profiler.record.quantities import LISTS, PARTS, Quantity
+from lm_profiler.record.run import RunRecord, Term, Waterfall
+from lm_profiler.report.run.waterfall import adding_up, digits_of, ms_text, step_text, title_in
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _MOST_CONTRIBUTORS = 5
+_CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
 
 
 def waterfall_tables(record: RunRecord) -> list[Table]:
@@ -31,7 +32,7 @@ def _terms(fall: Waterfall) -> Table:
     for term, text in zip(fall.terms, texts, strict=True):
         more = (term.at_most_s, *(term.phases.get(part) for part in occurring))
         cells = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s), *(_ms(x, digits) for x in more)]
-        rows.append([_text(term_title(term.name)), *cells])
+        rows.append([_text(title_in(fall, term.name)), *cells])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))
     below = ["at most to win: a ceiling, never a gain", *(f"note: {note}" for note in fall.notes)]
@@ -40,15 +41,25 @@ def _terms(fall: Waterfall) -> Table:
 
 def _contributors(fall: Waterfall) -> Table:
     """The largest of each term, behind its title."""
-    digits, rows, left = digits_of(fall.step_s), [], 0
+    rows, left = [], 0
     for term in fall.terms:
-        ranked = sorted(term.contributors, key=lambda of: -of.seconds)
-        left += len(ranked[_MOST_CONTRIBUTORS:])
-        for of in ranked[:_MOST_CONTRIBUTORS]:
-            figures = [TableCell(of.count, f"{of.count:,g}"), _ms(of.seconds, digits)]
-            rows.append([*map(_text, (term_title(term.name), of.module, of.what)), *figures, _text(of.detail)])
-    headings = [Heading("term", "term"), *_headings(LISTS["waterfall.terms[].contributors"])]
+        of_term = contributors(term, fall).rows
+        left += len(of_term[_MOST_CONTRIBUTORS:])
+        rows += [[_text(title_in(fall, term.name)), *row] for row in of_term[:_MOST_CONTRIBUTORS]]
+    headings = [Heading("term", "term"), *_headings(_CONTRIBUTOR)]
     return Table(headings, rows, below=[f"and {left:,} smaller ones"] if left else [])
+
+
+def contributors(term: Term, fall: Waterfall) -> Table:
+    """What ``term`` consists of, the largest first."""
+    digits = digits_of(fall.step_s)
+    ranked = sorted(term.contributors, key=lambda of: -of.seconds)
+    count = [TableCell(of.count, f"{of.count:,g}") for of in ranked]
+    rows = [
+        [_text(of.module), _text(of.what), times, _ms(of.seconds, digits), _text(of.detail)]
+        for of, times in zip(ranked, count, strict=True)
+    ]
+    return Table(_headings(_CONTRIBUTOR), rows)
 
 
 def _headings(columns: Sequence[Quantity]) -> list[Heading]:

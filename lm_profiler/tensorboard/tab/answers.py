@@ -17,6 +17,7 @@ from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import Entry, collect
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page import answers
+from lm_profiler.report.page import why as waterfall
 from lm_profiler.report.page.answers import TRACE_SUFFIX, Json
 from lm_profiler.report.run import comparison as compare_output
 from lm_profiler.tensorboard.tab.files import inside
@@ -48,6 +49,11 @@ def _entry(logdir: Path, name: str) -> Entry:
     if not collection.entries:
         raise RecordError(collection.problems[0] if collection.problems else f"{name}: not a run")
     return collection.entries[0]
+
+
+def why(logdir: Path, name: str) -> Json:
+    """The run's waterfall."""
+    return waterfall.why(_entry(logdir, name))
 
 
 def kernels(logdir: Path, name: str) -> Json:

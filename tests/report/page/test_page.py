@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from made_runs import made_entry, made_rows
+from made_waterfall import made_waterfall
 from served import get_from
 
 from lm_profiler.record.collection import Collection, collect
@@ -100,14 +101,14 @@ def test_only_the_scripts_whose_digests_the_policy_names_may_run(page: Page) -> 
 
 
 def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
-    folder = made_entry(tmp_path / "logs" / "a").folder
+    folder = made_entry(tmp_path / "logs" / "a", waterfall=made_waterfall()).folder
     made_entry(tmp_path / "logs" / "b", status="oom")
     collection, get = collect([tmp_path / "logs"]), get_from(str(tmp_path / "logs"))
     write_page(collection, tmp_path / "page.html")
     answers = Page(tmp_path / "page.html").answers
     assert folder.name == "a"
     assert answers["colours", None] == get("colours").json
-    for route in ("run", "kernels"):
+    for route in ("run", "why", "kernels"):
         for run in ("a", "b"):
             assert answers[route, f"logs/{run}"] == get(route, run=run).json
     in_tab, in_page = get("runs").json, answers["runs", None]

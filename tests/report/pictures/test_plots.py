@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from made_runs import WARMUP, made_entry, made_rows
+from made_waterfall import made_waterfall
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -250,7 +251,8 @@ def test_any_name_can_be_drawn(tmp_path: Path, kind: str) -> None:
     name = "</text><script>$x^{_$ & \\frac"
     held = MemoryLevels(start=1, forward=2, backward=2, source="allocator")
     memory = MemoryFacts(measured=MemoryReading(allocated_peak=1), parts={}, held=held)
-    runs = [made_entry(tmp_path / "run", name=name, memory=memory), made_entry(tmp_path / "b")]
+    known = {"memory": memory, "waterfall": made_waterfall()}
+    runs = [made_entry(tmp_path / "run", name=name, **known), made_entry(tmp_path / "b")]
     save_plot(kind, runs, tmp_path / "a.svg", "name")
     drawn = ET.parse(tmp_path / "a.svg")  # it is XML still
     assert any(element.text == name for element in drawn.iter())
@@ -265,7 +267,7 @@ def test_a_wrong_call_says_what_was_expected(tmp_path: Path) -> None:
             [run],
             "a.svg",
             None,
-            r"^plot: expected one of phases, steps, memory, attention, tokens, mfu, given 'pie'",
+            r"^plot: expected one of phases, waterfall, steps, memory, attention, tokens, mfu, given 'pie'",
         ),
         ("phases", [run], "a.gif", None, r"^plot: expected a file ending in .png, .svg, .pdf, given 'a.gif'"),
         ("phases", [], "a.svg", None, r"^plot: expected at least one run, given none; "),

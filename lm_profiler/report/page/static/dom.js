@@ -51,6 +51,9 @@ export function swatch(colour) {
   return square;
 }
 
+// A word for a run, such as "noisy".
+export const pill = (word) => el("span", { class: `status ${word}` }, word);
+
 // One button of several is pressed. `choices` are [value, text].
 export function choose(label, choices, chosen, onchange) {
   const buttons = choices.map(([value, text]) => button(text, () => press(value), { "data-value": value }));

@@ -7,6 +7,7 @@ import { Shell } from "./shell.js";
 import { isFramedByOthers, onPlaceChange, onReload } from "./tensorboard.js";
 import { followTheme } from "./theme.js";
 import * as trace from "./trace.js";
+import * as why from "./why.js";
 
 export async function render() {
   const style = el("link", { rel: "stylesheet", href: "static/style.css" });
@@ -20,7 +21,7 @@ export async function render() {
     document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
     return;
   }
-  const shell = new Shell([run, trace, kernels, compare]);
+  const shell = new Shell([run, why, trace, kernels, compare]);
   shell.mount(document.body);
   onReload(() => shell.reload());
   onPlaceChange((place) => shell.go(place));

@@ -5,10 +5,11 @@ import * as run from "./run.js";
 import { Shell } from "./shell.js";
 import { onPlaceChange } from "./tensorboard.js";
 import { followTheme } from "./theme.js";
+import * as why from "./why.js";
 
 document.documentElement.classList.add("alone");
 followTheme();
-const shell = new Shell([compare, run, kernels]);
+const shell = new Shell([compare, run, why, kernels]);
 shell.mount(document.body);
 onPlaceChange((place) => shell.go(place));
 shell.reload();

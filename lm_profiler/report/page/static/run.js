@@ -1,7 +1,7 @@
 // One run: what it is bound by, its phases, its steps, its memory, every other figure, and how to repeat it.
 import { ask } from "./api.js";
 import { draw, plain } from "./charts.js";
-import { card, choose, copyButton, el } from "./dom.js";
+import { card, choose, copyButton, el, pill } from "./dom.js";
 import { sheet } from "./sheet.js";
 import { ms, number, unitOf } from "./units.js";
 
@@ -41,8 +41,6 @@ function summary(run, { headline, status, words, verdict, error, lines, started,
     el("p", { class: "quiet" }, `${run} · started ${time(started)} · took ${number(duration_s, 1)} s`),
   );
 }
-
-const pill = (word) => el("span", { class: `status ${word}` }, word);
 
 // As it stands in the record where that is no time.
 function time(iso) {
