@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test setup lint format type imports docs unit test-python test-lowest test-browser wheel bench
+.PHONY: help demo test setup lint format type imports docs unit test-python test-lowest test-browser wheel bench gpu
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -72,6 +72,15 @@ wheel: $(INSTALLED_DEV)  ## inspect a wheel of this tree, then build it into dis
 
 bench: $(INSTALLED)  ## what the instruments cost, in microseconds a step
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+GPU_INSTALLED := $(if $(WHEELS),.venv-gpu/.installed,$(INSTALLED_DEV))
+
+gpu: $(GPU_INSTALLED)  ## all that must be seen on a GPU, in 8 minutes (WHEELS=folder: no network; ARGS="--parts=1,2")
+	$(dir $(GPU_INSTALLED))bin/python -m benchmarks.gpu $(ARGS)
+
+.venv-gpu/.installed: pyproject.toml
+	benchmarks/wheelhouse.sh install $(WHEELS) $(PYTHON)
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \

@@ -33,7 +33,7 @@ class Findings:
     figures: dict[str, Any] = field(default_factory=dict)
     aims: dict[str, Aim] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    tables: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, **figures: Any) -> None:
         """Figures for programs, in SI units."""
@@ -50,10 +50,14 @@ class Findings:
         self.notes.append(text)
         self._write()
 
-    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
-        """A table for people, in the place of an earlier one of that title; ``left`` columns are words."""
-        self.tables[title] = markdown(text_table(headings, rows, left=left))
+    def text(self, title: str, text: str) -> None:
+        """Markdown for people, in the place of an earlier one of that title."""
+        self.texts[title] = text
         self._write()
+
+    def table(self, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
+        """A table for people; ``left`` columns are words."""
+        self.text(title, markdown(text_table(headings, rows, left=left)))
 
     def _write(self) -> None:
         told = {
@@ -62,9 +66,9 @@ class Findings:
             "notes": self.notes,
         }
         write_whole(self.folder / FILE, json.dumps(told, indent=1) + "\n")
-        texts = [f"- {note}\n" for note in self.notes]
-        texts += [f"\n**{title}**\n\n{table}" for title, table in self.tables.items()]
-        write_whole(self.folder / PAGE, "".join(texts))
+        notes = [f"- {note}\n" for note in self.notes]
+        texts = [f"\n**{title}**\n\n{text}" for title, text in self.texts.items()]
+        write_whole(self.folder / PAGE, "".join((*notes, *texts)))
 
 
 def read_findings(folder: Path) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class Place:
     def fit(self, name: str, *options: str) -> RunRecord | None:
         """The record of one run with these options; None where it left none."""
         self.call("fit", *options, f"--log_dir={self.folder}", f"--name={name}", output=f"{name}.txt")
+        return self.last(name)
+
+    def last(self, name: str) -> RunRecord | None:
+        """The record of the last run of that name."""
         try:
             return read_run(self.newest(name))
         except RecordError:

@@ -22,7 +22,7 @@ _LOADED = ("lightning.pytorch", "torch.utils.tensorboard", "lm_profiler.cli.verb
 SERVER = (*_PROGRAM, *_LOADED) if sys.platform == "linux" else _PROGRAM
 """The program that starts the parts: it has loaded what they need, and a part is a copy of it (as cells of a sweep)."""
 
-LARGEST_BYTES = 4 << 20
+LARGEST_BYTES = 8 << 20
 """Larger files are removed when their part has ended: the whole folder shall stay one of a few MB."""
 
 

@@ -16,6 +16,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord
 
 CONFIG = "xl_bf16"
+"""As in the README, warm-up and all."""
 PICTURES = ("phases", "steps", "memory")
 _TINY_TRACED = ("--memory.steps=1", "--trace.steps=1")
 _VIEWS = {"tab": "#lm_profiler", "scalars": "#timeseries"}
@@ -29,7 +30,7 @@ def run(place: Place, findings: Findings) -> None:
         return
     folder = place.newest(CONFIG)
     printed = (place.folder / f"{CONFIG}.txt").read_text("utf-8").strip()
-    findings.tables["The table at the run's end"] = f"```console\n{printed}\n```\n"
+    findings.text("The table at the run's end", f"```console\n{printed}\n```\n")
     tell(record, findings)
     # The kernels are of the device where it has a clock of its own.
     tables = kernel_files(folder)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.gpu.findings import Findings, shown
+from benchmarks.gpu.parts import main_job
 from benchmarks.gpu.place import Place
 from lm_profiler.models.config import preset
 from lm_profiler.record.run import RunRecord
@@ -26,15 +29,26 @@ def run(place: Place, findings: Findings) -> None:
     rows: list[list[str]] = []
     terms: list[list[str]] = []
     for size in SIZES[:1] if place.on_cpu else SIZES:
-        # What stands last has the last word, also over what makes the run tiny.
-        record = place.fit(size, *place.sized(f"--config={size}_bf16"), *_STEPS)
+        record = measured(place, size)
         if record is None or record.status != "ok":
             findings.note(f"{size}: {'no record' if record is None else record.status}")
             continue
         rows.append(planned(size, record))
         findings.table("GiB", _HEADINGS, rows)
-        terms += explained(size, record, findings)
+        terms += explained(place, size, record, findings)
         findings.table("Where the step went", ("size", "term", "ms", "of the step"), terms, left=2)
+
+
+def measured(place: Place, size: str) -> RunRecord | None:
+    """The run of the main job, where it is this one and is there; else a new one, whose trace is not kept."""
+    job = replace(place, folder=place.folder.parent / "02-main_job")
+    if size == "xl" and (job.folder / main_job.CONFIG).exists():
+        return job.last(main_job.CONFIG)
+    # What stands last has the last word, also over what makes the run tiny.
+    record = place.fit(size, *place.sized(f"--config={size}_bf16"), *_STEPS)
+    for trace in place.newest(size).glob("trace/*.gz"):
+        trace.unlink()
+    return record
 
 
 def planned(size: str, record: RunRecord) -> list[str]:
@@ -46,7 +60,7 @@ def planned(size: str, record: RunRecord) -> list[str]:
     return [size, *(shown(value, scale=2**-30) for value in (states, whole, peak)), ratio]
 
 
-def explained(size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
+def explained(place: Place, size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
     """The waterfall's terms, and the share of the step that none of them explains."""
     fall = record.waterfall
     if fall is None:
@@ -54,6 +68,7 @@ def explained(size: str, record: RunRecord, findings: Findings) -> list[list[str
         return []
     unexplained = sum(term.seconds for term in fall.terms if term.name == "unexplained") / fall.step_s
     findings.add(**{f"{size}_unexplained_share": unexplained})
-    findings.aim(f"{size}: unexplained of the step", "5 % at most", f"{unexplained:.1%}", abs(unexplained) <= 0.05)
+    met = None if place.on_cpu else abs(unexplained) <= 0.05
+    findings.aim(f"{size}: unexplained of the step", "5 % at most", f"{unexplained:.1%}", met)
     rows = [[size, t.name, shown(t.seconds, scale=1e3), f"{t.seconds / fall.step_s:.1%}"] for t in fall.terms]
     return [*rows, [size, "step", shown(fall.step_s, scale=1e3), "100.0%"]]

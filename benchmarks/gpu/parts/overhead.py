@@ -85,7 +85,7 @@ def time_small(place: Place, options: dict[str, Any], steps: int) -> float:
 
 
 def tell(findings: Findings, what: str, results: dict[str, list[float]]) -> None:
-    findings.tables[f"A step of {what}, {len(results[NAMES[0]])} rounds"] = markdown(table(results))
+    findings.text(f"A step of {what}, {len(results[NAMES[0]])} rounds", markdown(table(results)))
     findings.add(**{what: results})
 
 

@@ -17,25 +17,40 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("attention", r"^triton_(tem_.*|flex_)attention"),
     ("matmul", r"^triton_(tem_|mm|bmm|conv)|^triton_.*_(mm|bmm|addmm)_template"),
     ("elementwise", r"^triton_(poi|for)_"),
-    ("reduction", r"^triton_(red|per|spl|mix|split_scan)_"),
-    ("communication", r"nccl|rccl|all_?reduce|all_?gather|reduce_?scatter|nvshmem|deep_ep::|cross_device_reduce"),
-    ("communication", r"^Memcpy P(to|eer)"),
-    ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH)"),
-    ("copies", r"^Mem(cpy|set)"),
-    ("normalization", r"(layer|rms|batch|group|instance)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)"),
+    ("reduction", r"^triton_(red|per|spl|mix|unk|split_scan)_"),
+    ("elementwise", r"^triton_(_?\d|$)"),  # torch.compile's without names that speak (torch 2.1)
+    ("communication", r"nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce"),
+    ("communication", r"deep_ep::|symmetric_memory::|userbuffers|^Memcpy P(to|eer)"),
+    ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)"),
+    ("copies", r"^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache"),
+    ("normalization", r"(layer|rms|batch|group|instance|weight)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)"),
     ("normalization", r"cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients"),  # layer and group
-    ("attention", r"flash|fmha|attention|attn|sdpa|dot_do_o|convert_dq"),
+    ("normalization", r"(^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::"),
+    ("softmax", r"attn_softmax"),  # DeepSpeed's, beside products of its own
+    ("attention", r"flash|fmha|attention|attn|sdpa|mha_(fwd|bwd)|dot_do_o|convert_dq|gemm_softmax_gemm|PagedKVCache"),
+    ("attention", r"(Prefill|Decode)With\w*KVCache|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
     ("softmax", r"softmax"),
-    ("reduction", r"reduce_1block"),  # cuBLAS's dot products; its arguments are those of a gemv
+    ("reduction", r"reduce_1block|nrm2|asum_kernel"),  # cuBLAS's dot products; the first one's arguments are of a gemv
     ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|cutlass|splitkreduce|matmul|dot_kernel|^void epilogue::impl"),
-    ("matmul", r"convol|conv_depthwise|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
-    ("matmul", r"^Cijk_|(^|_)b?mm(_|$)"),
-    ("elementwise", r"rotary|(^|_)rope(_|$)|upsample"),
-    ("reduction", r"reduce|reduction|lpnorm|nll_loss|cross_entropy|scan|cub::|multinomial|argm(ax|in)|radixsort|_pool"),
+    ("matmul", r"convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
+    ("matmul", r"^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)"),
+    ("elementwise", r"rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)"),
+    (
+        "copies",
+        r"roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel",
+    ),
+    ("copies", r"partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}"),
+    ("reduction", r"reduce|reduction|l[p2]norm|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial"),
+    ("reduction", r"argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)"),
     ("copies", r"copy|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
     ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to"),
     ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
-    ("elementwise", r"silu|gelu|swiglu|unscale|scalePackedTensor"),
+    (
+        "elementwise",
+        r"silu|gelu|geglu|swiglu|relu|unscale|scalePackedTensor|amp_update|quant|kOptimizer|act_(and|kernel)",
+    ),
+    ("elementwise", r"unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias"),
+    ("elementwise", r"state_passing|param_update|^_(fg|exact_(for|back)ward)_kernel"),
 )
 
 _POINTWISE = (
@@ -43,15 +58,20 @@ _POINTWISE = (
     "log|log1p|log2|sin|cos|tan|erf|polar|complex|sigmoid|tanh|silu|gelu|relu|leaky_relu|elu|celu|selu|mish|softplus|"
     "glu|logit|threshold|hard(tanh|swish|sigmoid)|clamp(_min|_max)?|maximum|minimum|floor|ceil|round|lerp|addcmul|"
     "addcdiv|where|masked_fill|eq|ne|lt|le|gt|ge|isnan|isinf|isfinite|nan_to_num|(logical|bitwise)_(and|or|not)|"
-    "dropout|native_dropout|bernoulli|normal|uniform"
+    "dropout|native_dropout|bernoulli|normal|uniform|exponential|random|upsample_\\w+|grid_sampler_[23]d|huber_loss|"
+    "smooth_l1_loss|binary_cross_entropy|soft_margin_loss|log_sigmoid(_forward)?|prelu|atan2?|sinh|cosh|expm1|trunc"
 )
 _REDUCTIONS = (
     "sum|nansum|mean|prod|amax|amin|max|min|argmax|argmin|any|all|norm|linalg_vector_norm|var|std|var_mean|logsumexp|"
-    "cumsum|cumprod|sort|topk|median|kthvalue|bincount|multinomial|nll_loss(2d)?_forward|mse_loss"
+    "cumsum|cumprod|sort|topk|median|kthvalue|bincount|multinomial|nll_loss(2d)?_forward|mse_loss|cumm(ax|in)|logcumsumexp|"
+    "nonzero|_unique2?|histc|std_mean|aminmax|_?ctc_loss|(_adaptive_)?(max|avg)_pool[123]d(_with_indices)?|"
+    "adaptive_(max|avg)_pool[123]d"
 )
 _COPIES = (
     "copy|cat|fill|zero|index|index_select|index_add|_index_put_impl|gather|scatter|scatter_add|masked_(select|scatter)|"
-    "roll|flip|triu|tril|arange|constant_pad_nd|split_with_sizes_copy|nll_loss|embedding_dense|_local_scalar_dense"
+    "roll|flip|triu|tril|arange|constant_pad_nd|split_with_sizes_copy|nll_loss|embedding_dense|_local_scalar_dense|"
+    "_?embedding_bag|repeat_interleave|im2col|col2im|(reflection|replication)_pad[123]d|as_strided_copy|"
+    "index_copy|index_fill|scatter_reduce|take|put|_weight_norm_interface"
 )
 
 
@@ -104,7 +124,7 @@ def _called(name: str) -> str:
             depth += 1
         elif character == ">" and name[at - 1] != "-":
             depth -= 1
-        elif character == "(" and depth == 0 and not name.startswith("(anonymous namespace)", at):
+        elif character == "(" and depth == 0 and not name.startswith(("(anonymous namespace)", "(M2D", "(D2M"), at):
             return name[:at]
     return name
 

@@ -17,6 +17,10 @@ import numpy as np
 MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#"
 """How the names of the ranges begin that the instruments, and the profiler itself, put into a trace."""
 
+COMPILED_GRAPH = "CompiledFxGraph"
+"""What torch.compile's graphs are called here; the profiler puts a digest after it."""
+
+_COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
 _FLOWS = {"s": _FORWARD, "f": _BACKWARD}
@@ -104,6 +108,8 @@ class Packed:
         name = event["name"]
         if name.startswith(MODULE_PREFIX):
             self._on_host(event, _MODULE, self._numbers[name])
+        elif name.startswith(_COMPILED):
+            self._on_host(event, _OPERATOR, self._numbers[COMPILED_GRAPH])
         elif name.startswith((PHASE_PREFIX, STEP_PREFIX)):
             start, length = _ns(event["ts"]), _ns(event["dur"])
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps

@@ -72,6 +72,12 @@ def _looked_up(given: Sequence[Operand], _: int) -> int:
     return 2 * indices.elements * table.shape[-1] * (table.item or 0) + indices.bytes
 
 
+def _selected(given: Sequence[Operand], _: int) -> int:
+    """Along which dimension a trace does not tell: the longest one gives the least."""
+    table, indices = given[:2]
+    return 2 * indices.elements * (table.elements // max((*table.shape, 1))) * (table.item or 0) + indices.bytes
+
+
 def _gathered(given: Sequence[Operand], _: int) -> int:
     return 2 * given[1].elements * (given[0].item or 0) + given[1].bytes
 
@@ -88,6 +94,7 @@ _BY_NAME: dict[str, _Rule] = {
     "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
     "embedding": _looked_up,
     "gather": _gathered,
+    "index_select": _selected,
     "embedding_dense_backward": _only_read,
     "nll_loss_forward": lambda given, _: given[1].bytes,
     "nll_loss_backward": lambda given, _: given[1].bytes,

@@ -17,8 +17,14 @@ Use = Literal["products", "memory", "communication", "input", "dispatch"]
 _RANKS: dict[Use, int] = {"products": 0, "memory": 1, "communication": 3, "input": 4, "dispatch": 5}
 _UNKNOWN = 2  # of memory's: what is known by name goes first, for a compiled region may hold it
 
-_CALLS_ONLY = re.compile(r"^(aten|prim|autograd|torch|profiler)::|^[A-Za-z]+Backward\d|^(detach|Optimizer\.)|^Torch")
-"""Operators of no kind that compute nothing themselves: views, composites, autograd's nodes."""
+_CALLS_ONLY = re.compile(
+    r"^(autograd|profiler|torch)::|^\w+Backward\d*$|^(detach|Optimizer\.)|^Torch|^AOTDispatcher|^Pregraph|^CompiledFunction|"
+    r"^aten::(_?(unsafe_)?(view|reshape|split|chunk|unbind|expand|empty|new_empty|to|narrow|select|slice|squeeze|"
+    r"unsqueeze|t|transpose|permute|detach|alias|flatten|unflatten|item|is_\w+|as_strided|resolve_(conj|neg)|result_type|"
+    r"resize|set|lift_fresh|contiguous|movedim|diagonal|real|imag|numpy_T|unfold|size|stride|broadcast_to|swapaxes|"
+    r"empty_like|empty_strided|new_empty_strided|expand_as|view_as|conj|view_as_(real|complex)|split_with_sizes)_?(_alias)?)$"
+)
+"""Operators that compute nothing: views, empty tensors, autograd's nodes, what surrounds compiled graphs."""
 
 INPUT_PHASES = frozenset({"data", "transfer"})
 """What runs in these, or waits there, is due to the batch."""
@@ -67,7 +73,9 @@ def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
             name = packed.names[call.name] or ""
             kind, phase = operator_kind(name), phase_at(packed.phases, call.start)
             module, inputs = packed.names[call.module], packed.inputs[call.inputs]
-            use = "dispatch" if kind == "other" and _CALLS_ONLY.match(name) else _use(kind, phase)
+            composite = name.startswith("aten::") and call.own < call.length
+            calls_only = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
+            use = "dispatch" if calls_only else _use(kind, phase)
             yield Piece(call.start, call.start + call.length, use, kind, name, name, module, phase, number, inputs)
 
 

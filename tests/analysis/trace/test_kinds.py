@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kernel_families import FAMILIES
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
 
@@ -91,6 +92,12 @@ OPERATORS = {
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in KERNELS.items() for name in names])
 def test_kernels(kind: str, name: str) -> None:
     assert kernel_kind(name) == kind
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_kernels_of_the_libraries_that_people_train_with(kind: str) -> None:
+    names = [line.strip() for line in FAMILIES[kind].strip().splitlines()]
+    assert {name: told for name in names if (told := kernel_kind(name)) != kind} == {}
 
 
 @pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in OPERATORS.items() for name in names])
