@@ -15,6 +15,7 @@ if __name__ != "lm_profiler.callbacks":
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.profiling import TrainingProfiler, profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 
@@ -24,5 +25,6 @@ __all__ = [
     "StageOptions",
     "TraceOptions",
     "TrainingProfiler",
+    "WhatIfOptions",
     "profiling_callbacks",
 ]

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
+from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.whatif import WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
 from lm_profiler.callbacks.marks.batches import Tokens
@@ -29,7 +31,7 @@ from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
-from lm_profiler.measure.clocks.stream import stream_of
+from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.device.nvml import gpu_of
@@ -64,6 +66,12 @@ class Attachment:
     _phases: PhaseProfiler | None = None
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
+    _loader: DelayedLoader | None = None
+
+    def prepare(self) -> None:
+        """Before there is a loader: its workers start before the loop does."""
+        if self.options.whatif.steps:
+            self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 
     def start(self) -> None:
         """The loop begins."""
@@ -90,7 +98,7 @@ class Attachment:
             timeline,
             stream,
             StageCounter(options.steps),
-            self._instruments(timeline, folder),
+            self._instruments(timeline, stream, folder),
             progress,
             trainer.global_rank,
             self._stopping,
@@ -122,6 +130,8 @@ class Attachment:
         if self._phases is not None:
             self._phases.restore()
         self._optimizers.close()
+        if self._loader is not None:
+            self._loader.restore()
 
     def end_evaluation(self) -> None:
         """The loop is over, if it is an evaluation that is profiled."""
@@ -152,23 +162,37 @@ class Attachment:
             self.ending.early()  # Lightning calls no end hook for a loop without work
         self.ending.take_out()
 
-    def _instruments(self, timeline: Timeline, folder: Path) -> Instruments:
+    def _instruments(self, timeline: Timeline, stream: EventStream | None, folder: Path) -> Instruments:
         trainer, trace = self.trainer, self.options.trace
         device, rank = trainer.strategy.root_device, trainer.global_rank
         parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
         taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
+        whatif = WhatIf(
+            self.options.whatif,
+            timeline,
+            stream,
+            device.type == "cuda",
+            self._loader,
+            trainer.accumulate_grad_batches if self.options.verb == "fit" else 1,
+            ("forward", "backward", "optimizer") if self.options.verb == "fit" else ("forward",),
+            self._measured_s,
+        )
         return Instruments(
             MemoryReader(probe, timeline, device, parties),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
+                whatif,
                 FlopsWatch(timeline, lambda: trainer.lightning_module),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,
             StepWatch(StepReader(timeline.clock, lambda: probe.counts), rank, sampler),
         )
+
+    def _measured_s(self) -> list[float]:
+        return [] if self.ending.session is None else self.ending.session.measured_s()
 
     def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
@@ -190,7 +214,7 @@ class Attachment:
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
         steps = self.options.steps
-        later = steps["memory"] + steps["trace"]
+        later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)
         if self._stopping is None or left <= later or measured < 1:
             return left

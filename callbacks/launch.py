@@ -12,6 +12,7 @@ from typing import Any
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.record.run import Verb
 
@@ -55,6 +56,7 @@ class ProfilingOptions:
     numerics: NumericsOptions
     verb: Verb
     log_dir: Path
+    whatif: WhatIfOptions
 
     @property
     def steps(self) -> dict[str, int]:
@@ -62,6 +64,7 @@ class ProfilingOptions:
         return {
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
+            **({"whatif": self.whatif.steps} if self.whatif.steps else {}),
             "memory": self.memory.steps,
             "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.record.run import AllocatorReading, MemoryCauses, MemoryLevels, StepCounters, Sync, Telemetry
@@ -36,3 +37,4 @@ class Measured:
     counters: Sequence[StepCounters] = ()
     """Of each measured step, of each rank that knows."""
     flops: SeenFlops = field(default_factory=SeenFlops)
+    experiment: Experiment | None = None

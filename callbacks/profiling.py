@@ -20,6 +20,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.watches import history_watch
+from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.outcome.ending import Ending
@@ -43,6 +44,7 @@ class TrainingProfiler(Callback):
         numerics: what the precision does to the numbers.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+        whatif: what delays cost the step.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -59,6 +61,7 @@ class TrainingProfiler(Callback):
         numerics: NumericsOptions | None = None,
         verb: Verb = "fit",
         log_dir: str | Path = "logs",
+        whatif: WhatIfOptions | None = None,
     ) -> None:
         self._options = ProfilingOptions(
             stages or StageOptions(),
@@ -71,6 +74,7 @@ class TrainingProfiler(Callback):
             numerics or NumericsOptions(),
             verb,
             Path(log_dir),
+            whatif or WhatIfOptions(),
         )
         self._run: Attachment | None = None
         self._last: Ending | None = None
@@ -115,6 +119,7 @@ class TrainingProfiler(Callback):
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
             ending.exchange = run.part.run(Exchange.of_process_group, otherwise=ending.exchange)
+            run.part.run(run.prepare)
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run starts here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""

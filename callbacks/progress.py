@@ -10,7 +10,13 @@ from typing import TextIO
 from lm_profiler.measure.boundary import put
 from lm_profiler.record.quantities import counted
 
-_NAMES = {"warmup": "warm-up", "measure": "measuring", "memory": "reading memory", "trace": "tracing"}
+_NAMES = {
+    "warmup": "warm-up",
+    "measure": "measuring",
+    "whatif": "delaying one place at a time",
+    "memory": "reading memory",
+    "trace": "tracing",
+}
 _REDRAW_S = 0.5
 
 

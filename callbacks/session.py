@@ -111,12 +111,13 @@ class Session:
             return False
         self._read_reached()
         elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
-        if not self.stopping.reached(self.schedule.done, self._measured_s(), elapsed_s):
+        if not self.stopping.reached(self.schedule.done, self.measured_s(), elapsed_s):
             return False
         self.schedule.end_stage()
         return True
 
-    def _measured_s(self) -> list[float]:
+    def measured_s(self) -> list[float]:
+        """What the measured steps took, as far as that is known by now."""
         return [row.time("step") for row in self._rows if row.stage == "measure" and row.seconds is not None]
 
     def finish(self, trace: bool = True) -> None:
@@ -156,7 +157,7 @@ class Session:
             self._read_all()
             went_on = self.schedule.stage != "measure"
             if went_on and self.rank == 0:  # whose answer was everybody's
-                self.notes += self.stopping.missed(self._measured_s())
+                self.notes += self.stopping.missed(self.measured_s())
         self.instruments.end(stage)
         self.keep()
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch.distributed
 
+from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.boundary import said
@@ -121,5 +122,12 @@ def merge(measured: Sequence[Measured]) -> Measured:
         counters=[counters for m in measured for counters in m.counters],
         flops=of_all_ranks([m.flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
+        experiment=_alike(measured),
         notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
     )
+
+
+def _alike(measured: Sequence[Measured]) -> Experiment | None:
+    """Rank 0's delays, if all ranks had the same plan: a step waits for the slowest of them."""
+    plans = [None if m.experiment is None else m.experiment.blocks for m in measured]
+    return measured[0].experiment if all(plan == plans[0] for plan in plans) else None

@@ -17,6 +17,7 @@ from lm_profiler.analysis.steps.causes import with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
+from lm_profiler.analysis.why.slack import held_in, slack
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
@@ -49,6 +50,7 @@ from lm_profiler.record.run import (
     ModelFacts,
     Rates,
     RunRecord,
+    Slack,
     Status,
     Telemetry,
     Utilisation,
@@ -106,6 +108,7 @@ class Recorder:
             telemetry=_telemetry(measured.telemetry, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
+            slack=try_or_note("slack", lambda: _slack(measured), notes),
         )
 
     def save(self, folder: Path, measured: Measured, record: RunRecord) -> None:
@@ -219,6 +222,14 @@ def model_facts(trainer: Trainer) -> ModelFacts:
         accumulate_grad_batches=trainer.accumulate_grad_batches,
         compiled=is_compiled_in(module),
     )
+
+
+def _slack(measured: Measured) -> Slack | None:
+    """What the delays of the ``whatif`` stage cost; None where there were none."""
+    if (of := measured.experiment) is None:
+        return None
+    steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
+    return slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:

@@ -15,7 +15,14 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import (
+    MemoryOptions,
+    NumericsOptions,
+    StageOptions,
+    TraceOptions,
+    TrainingProfiler,
+    WhatIfOptions,
+)
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.logger import EventsLogger
 from lm_profiler.cli.attempt import Attempt, rank
@@ -36,7 +43,13 @@ from lm_profiler.record.run import Verb
 from lm_profiler.usage_error import UsageError, expect
 
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
-_INSTRUMENTS = {"stages": StageOptions, "memory": MemoryOptions, "trace": TraceOptions, "numerics": NumericsOptions}
+_INSTRUMENTS = {
+    "stages": StageOptions,
+    "memory": MemoryOptions,
+    "trace": TraceOptions,
+    "numerics": NumericsOptions,
+    "whatif": WhatIfOptions,
+}
 _TITLES = {
     "trainer": "Lightning's Trainer",
     "model": "The model: any LightningModule; the options of ours are at the end",

@@ -21,7 +21,7 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
     if origin is Literal:
         return arguments[0]
     if origin is dict:
-        return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "memory", "trace")}
+        return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "whatif", "memory", "trace")}
     if origin in (list, tuple):
         rows = [filled(arguments[0], count) for _ in range(3)]
         return [{**rows[0], "name": name} for name in get_args(TermName)] if arguments[0] is Term else rows

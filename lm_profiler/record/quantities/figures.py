@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities import resources, waterfall
+from lm_profiler.record.quantities import resources, slack, waterfall
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
 from lm_profiler.record.run import RunRecord, Sync
@@ -39,7 +39,13 @@ _RATIO = "median backward over median forward"
 _ODD = "measured steps far from the others"
 _APART = "median step of the slowest rank over the fastest's, less 1"
 _LINES = "lines that made the host wait for the device, in the memory stage"
-_STAGES = (("warmup", "warm-up"), ("measure", "measure"), ("memory", "memory"), ("trace", "trace"))
+_STAGES = (
+    ("warmup", "warm-up"),
+    ("measure", "measure"),
+    ("whatif", "what-if"),
+    ("memory", "memory"),
+    ("trace", "trace"),
+)
 
 _STEPS = (
     figure("first_step_s", "first step", "ms", "the run's first step, compilation included"),
@@ -171,6 +177,8 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("gradients", "gradients", "text", "dtypes of their gradients"),
         figure("gradient_error", "error of the gradients", "error", _ERROR),
     ),
+    "slack.places": slack.PLACE_ROW,
+    "slack.savings": slack.SAVING_ROW,
     "waterfall.terms": waterfall.TERM_ROW,
     "waterfall.terms[].contributors": waterfall.CONTRIBUTOR_ROW,
     "rates.flops": (
@@ -192,6 +200,8 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Use of the hardware": resources.UTILISATION,
         "Waterfall": waterfall.WATERFALL,
         "Terms of the waterfall": waterfall.TERM_FIGURES,
+        "Slack": slack.SLACK,
+        "Faster places": slack.SAVINGS,
         "Memory": (*MEMORY.values(), *resources.HELD),
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,

@@ -11,6 +11,7 @@ from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
 from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
 from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.slack import PlaceName, PlaceSlack, Saving, Slack
 from lm_profiler.record.run.slow_steps import OddStep, StepCounters
 from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
@@ -18,7 +19,8 @@ from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterf
 __all__ = [
     "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "Contention", "Contributor", "Environment", "Failure",
     "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts",
-    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "Rates", "RecordError", "RunRecord",
-    "Status", "Steadiness", "StepCounters", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary",
-    "Utilisation", "Verb", "Verdict", "Waterfall", "read_as", "read_run",
+    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "PlaceName", "PlaceSlack", "Rates",
+    "RecordError", "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters", "Sync", "Telemetry",
+    "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "read_as",
+    "read_run",
 ]  # fmt: skip

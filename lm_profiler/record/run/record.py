@@ -14,6 +14,7 @@ from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.part import Newer, Part, read_as
 from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.slack import Slack
 from lm_profiler.record.run.slow_steps import OddStep, StepCounters
 from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Waterfall
@@ -72,6 +73,8 @@ class RunRecord(Part):
     verdict: Verdict | None = None
     waterfall: Waterfall | None = None
     """None where no peak is known, or no step was traced."""
+    slack: Slack | None = None
+    """None where no delays were asked for."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""
 

@@ -19,6 +19,7 @@ _LISTS_OF = {
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds",),
     "Ranks": ("rank_step_s",),
+    "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = _LISTS_OF["Steps"]
 _TERMS = "Terms of the waterfall"  # stands in its own table

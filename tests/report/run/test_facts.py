@@ -43,7 +43,7 @@ def filled(kind: Any, numbers: Iterator[int]) -> Any:
 def full() -> RunRecord:
     """Every field set; a run on a device, so that there are two clocks."""
     record: RunRecord = filled(RunRecord, itertools.count(10_001))
-    stages = {stage: n for n, stage in enumerate(("warmup", "measure", "memory", "trace"), 20_001)}
+    stages = {stage: n for n, stage in enumerate(("warmup", "measure", "whatif", "memory", "trace"), 20_001)}
     return record.model_copy(update={"steps": stages, "steps_planned": stages, "time": in_order(record.time)})
 
 

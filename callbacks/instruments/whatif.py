@@ -1,0 +1,189 @@
+"""What a delay in one place costs the step: an experiment in a stage of its own, after timing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from lm_profiler.analysis.why.slack import LEVELS, Block, plan, steps_needed
+from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.delays.device import DeviceDelays
+from lm_profiler.record.quantities import counted
+from lm_profiler.usage_error import expect
+
+_ON_HOST = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
+_ONCE_A_STEP = ("optimizer",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIfOptions:
+    """What a delay in one place costs the step, and so what a faster one would save.
+
+    Args:
+        steps: Steps after the measured ones in which one place at a time is delayed, by up to 60 % of a step: 140 are
+            enough without workers in the loader, 310 with two of them. They take about a third longer. 0 for none.
+    """
+
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 0, "whatif.steps", "0 or more", self.steps)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The blocks that were held, and of each how long a step was really delayed, in seconds."""
+
+    blocks: Sequence[Block]
+    delays_s: Sequence[float]
+    workers: int
+
+
+@dataclass(eq=False)
+class WhatIf:
+    """Delays one place at a time, as planned, and says how long each delay really was.
+
+    On the host it sleeps at a phase's first mark of each batch, in the ``whatif`` stage alone.
+
+    Args:
+        options: for how many steps.
+        timeline: whose marks say where the loop is.
+        stream: the device's clock, None where the host's is the only one.
+        on_cuda: whether the device's stream can be delayed.
+        loader: whose workers are delayed; None where no delays were asked for.
+        batches: of a step.
+        host: places on the host where the verb can be delayed.
+        step_s: what the measured steps took.
+    """
+
+    options: WhatIfOptions
+    timeline: Timeline
+    stream: EventStream | None
+    on_cuda: bool
+    loader: DelayedLoader | None
+    batches: int
+    host: Sequence[str]
+    step_s: Callable[[], Sequence[float]]
+    part: Guard = UNGUARDED
+    facts: dict[str, Any] = field(default_factory=dict)
+    name: str = "whatif"
+    _observer: Callable[[int], None] | None = None
+    _blocks: Sequence[Block] = ()
+    _device: DeviceDelays | None = None
+
+    def begin(self, stage: str) -> None:
+        if stage != "whatif" or self.loader is None:
+            return
+        self._median_s = median(self.step_s())
+        self._ahead = self.loader.ahead
+        why_not = self.loader.why_not(self._hold_s(max(LEVELS)))
+        if why_not is not None:
+            self.part.tell(f"whatif: the loader is not delayed: {why_not}")
+        self._of_loader = None if why_not is not None else self.loader.delays
+        workers = 0 if self._of_loader is None else self._of_loader.workers
+        device = self.on_cuda and self.stream is not None
+        places = [*(["loader"] * (workers > 0) or ["data"] * (why_not is None)), *self.host, *["device"] * device]
+        settle = 1 + math.ceil((self._ahead + workers + 1) / self.batches)
+        if self.options.steps < (least := steps_needed(places, settle, workers)):
+            with_loader = f"a loader with {counted(workers, 'worker')}" if workers else "a loader without workers"
+            self.part.leave_out(f"expected {least:,} steps or more with {with_loader}, given {self.options.steps:,}")
+            return
+        self._blocks = plan(places, self.options.steps, settle, workers)
+        if device and self.stream is not None:
+            self._device = DeviceDelays(self.stream)
+        self._delays_s = [0.0] * len(self._blocks)
+        self._step, self._at, self._due, self._before = -1, -1, False, (0.0, 0)
+        self._observer = self.part.guard(self._mark)
+        self.timeline.observers += (self._observer,)
+
+    def end(self, stage: str) -> None:
+        if stage != "whatif" or self._observer is None:
+            return
+        self._close()
+        if self._device is not None:
+            for at_work, seconds in self._device.taken():
+                self._delays_s[at_work] += seconds
+        workers = 0 if self._of_loader is None else self._of_loader.workers
+        self.discard()
+        a_step = [taken_s / (of.end - of.kept) for of, taken_s in zip(self._blocks, self._delays_s, strict=True)]
+        self.facts["experiment"] = Experiment(self._blocks, a_step, workers)
+
+    def discard(self) -> None:
+        if self._observer is not None:
+            self.timeline.unobserve(self._observer)
+            self._observer = None
+        if self.loader is not None:
+            if (workers := self.loader.delays) is not None:
+                workers.say(0.0)
+            self.loader.restore()
+
+    def _hold_s(self, level: float) -> float:
+        """How long it takes at most until the loop has taken what the workers have made already."""
+        return self._ahead / self.batches * self._median_s * (1 + level)
+
+    @property
+    def _block(self) -> Block | None:
+        return self._blocks[self._at] if 0 <= self._at < len(self._blocks) else None
+
+    def _mark(self, code: int) -> None:
+        """``code`` begins. What is still to come in a step, or a batch of it, is delayed at its first mark."""
+        if len(self.timeline.codes) == 1:
+            self._begin_step()
+        block = self._block
+        if block is None or block.place is None or block.place == "loader":
+            return
+        if code == at.DATA:
+            self._due = True
+        if self._due and code == _ON_HOST.get(block.place, at.FORWARD):
+            self._due = False
+            self._delay(block)
+
+    def _delay(self, block: Block) -> None:
+        counts = self._step >= block.kept
+        delay_s = block.level * self._median_s / (1 if block.place in _ONCE_A_STEP else self.batches)
+        if block.place == "device" and self._device is not None:
+            self._device.take(delay_s, self._at if counts else None)
+            return
+        began = time.perf_counter()
+        time.sleep(delay_s)
+        if counts:
+            self._delays_s[self._at] += time.perf_counter() - began
+
+    def _begin_step(self) -> None:
+        self._step += 1
+        block = self._block
+        if block is not None and self._step == block.kept and self._of_loader is not None:
+            self._before = self._of_loader.taken()
+        if block is None or self._step == block.end:
+            self._close()
+            self._at = min(self._at + 1, len(self._blocks))
+            self._open()
+
+    def _open(self) -> None:
+        """The next block begins with nothing made ahead: neither by the workers nor by the host for the device."""
+        block = self._block
+        if self._device is not None:
+            self._device.settle()
+        if self._of_loader is not None:
+            level = 0.0 if block is None else block.level
+            delayed = block is not None and block.place == "loader"
+            in_worker_s = level * self._median_s * self._of_loader.workers / self.batches
+            hold_s = 0.0 if block is None else self._hold_s(0.0 if delayed else level)
+            self._of_loader.say(in_worker_s if delayed else 0.0, hold_s)
+
+    def _close(self) -> None:
+        """Of the workers, which deliver in turns, a step is delayed by the mean of a batch over their number."""
+        block = self._block
+        if block is None or block.place != "loader" or self._of_loader is None:
+            return
+        seconds, batches = (now - before for now, before in zip(self._of_loader.taken(), self._before, strict=True))
+        a_step_s = seconds / batches * self.batches / self._of_loader.workers if batches else 0.0
+        self._delays_s[self._at] = a_step_s * (block.end - block.kept)

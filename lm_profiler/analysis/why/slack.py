@@ -1,0 +1,219 @@
+"""Slack and virtual speed-ups of a pipeline, from steps in which one place at a time was delayed.
+
+A pipeline's mean step is the longest of its cycles: of the loader's workers, of the host, of the device (max-plus
+algebra: Baccelli et al., Synchronization and Linearity, 1992). A delay d in one place lengthens the cycles through it:
+the step becomes base + max(0, d - slack). To delay all others by d and subtract d shows the step with a place that is d
+faster (Curtsinger & Berger, Coz, SOSP 2015).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.steps.statistics import FINEST_TARGET
+from lm_profiler.record.run import PlaceName, PlaceSlack, Saving, Slack
+
+LEVELS = (0.1, 0.25, 0.6)
+"""Delays, as shares of the median step."""
+
+_SMALL = 2
+"""The first so many levels tell the slope."""
+
+_UNDELAYED = 2
+"""Blocks without a delay in each round: every cost is against them."""
+
+_ROUNDS = (2, 4)
+"""Each delay is held at least, and at most, so often: the difference between two blocks of one delay is the noise."""
+
+_KEPT = 4
+"""Steps of a block that count, at least."""
+
+_RESAMPLES = 2000
+_GRID = 241
+_TAIL = 2.5
+
+
+@dataclass(frozen=True)
+class Block:
+    """Steps of the stage, counted from 0, from ``first`` to before ``end``, with one delay held in ``place``.
+
+    ``level`` is the delay as a share of the median step; those before ``kept`` let the pipeline settle.
+    """
+
+    round: int
+    place: str | None
+    level: float
+    first: int
+    kept: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a block measured: ``delay_s`` a step that was really taken, and the mean step, both over its kept steps."""
+
+    round: int
+    place: str | None
+    level: float
+    delay_s: float
+    step_s: float
+
+
+def _cells(places: Sequence[str]) -> list[tuple[str | None, float]]:
+    return [(None, 0.0)] * _UNDELAYED + [(place, level) for place in places for level in LEVELS]
+
+
+def _kept_at_least(workers: int) -> int:
+    """A multiple of the workers, which deliver in turns."""
+    unit = max(workers, 1)
+    return unit * math.ceil(_KEPT / unit)
+
+
+def steps_needed(places: Sequence[str], settle: int, workers: int) -> int:
+    """The fewest steps in which ``plan`` can do it."""
+    return _ROUNDS[0] * len(_cells(places)) * (settle + _kept_at_least(workers))
+
+
+def plan(places: Sequence[str], steps: int, settle: int, workers: int, seed: int = 0) -> list[Block]:
+    """Every delay of every place in each of some rounds, shuffled within it, so that no drift favours one of them.
+
+    Args:
+        places: one or more.
+        steps: at most; ``steps_needed`` or more.
+        settle: of each block, which do not count.
+        workers: of the loader.
+        seed: of the order.
+    """
+    cells = _cells(places)
+    rounds = min(_ROUNDS[1], steps // (len(cells) * (settle + _kept_at_least(workers))))
+    unit = max(workers, 1)
+    length = settle + (steps // (rounds * len(cells)) - settle) // unit * unit
+    order, blocks = random.Random(seed), list[Block]()
+    for number in range(rounds):
+        for place, level in order.sample(cells, len(cells)):
+            first = len(blocks) * length
+            blocks.append(Block(number, place, level, first, first + settle, first + length))
+    return blocks
+
+
+def held_in(blocks: Sequence[Block], delays_s: Sequence[float], step_s: Sequence[float]) -> list[Held]:
+    """What the blocks measured whose steps all ended: ``step_s`` are all of the stage, ``delays_s`` a block's each."""
+    return [
+        Held(block.round, block.place, block.level, delay_s, float(np.mean(step_s[block.kept : block.end])))
+        for block, delay_s in zip(blocks, delays_s, strict=True)
+        if block.end <= len(step_s)
+    ]
+
+
+def slack(held: Sequence[Held], workers: int) -> Slack:
+    """What the blocks say; a place in which no delay was ever taken is left out.
+
+    Costs are differences of mean steps, with the rounds' own means taken out. Intervals are percentiles of a bootstrap
+    of the residuals (Efron & Tibshirani 1993, section 9.4), which are widened for the means that were fitted.
+
+    Raises:
+        ValueError: fewer than two whole rounds were held.
+    """
+    counts = Counter(block.round for block in held)
+    whole = [block for block in held if counts[block.round] == max(counts.values())]
+    rounds = len({block.round for block in whole})
+    if rounds < _ROUNDS[0]:
+        raise ValueError(f"expected {_ROUNDS[0]} whole rounds of delays or more, given {rounds}")
+    cells = list(dict.fromkeys((block.place, block.level) for block in sorted(whole, key=lambda b: b.level)))
+    steps = _Steps(whole, cells, rounds)
+    delays = {place: steps.delays(place) for place in dict.fromkeys(b.place for b in held) if place is not None}
+    delays = {place: delays[place] for place in get_args(PlaceName) if place in delays and delays[place].min() > 0.0}
+    costs = {place: steps.costs(place) for place in delays}
+    unsure_s = FINEST_TARGET * float(steps.means[0, 0])
+    return Slack(
+        step_s=float(steps.means[0, 0]),
+        blocks=len(whole),
+        workers=workers,
+        places=[_place(place, delays[place], costs[place], unsure_s) for place in costs],
+        savings=list(_savings(delays, costs, unsure_s)) if "loader" in costs else [],
+    )
+
+
+class _Steps:
+    """Mean steps of each cell: in the first row as measured, below it as resampled."""
+
+    def __init__(self, held: Sequence[Held], cells: Sequence[tuple[str | None, float]], rounds: int) -> None:
+        self._held, self._cells = held, cells
+        of_cell = np.array([cells.index((block.place, block.level)) for block in held])
+        of_round = np.array([block.round for block in held])
+        step_s = np.array([block.step_s for block in held])
+        for number in np.unique(of_round):
+            step_s[of_round == number] += step_s.mean() - step_s[of_round == number].mean()
+        averaging = np.array([(of_cell == cell) / np.count_nonzero(of_cell == cell) for cell in range(len(cells))])
+        means = averaging @ step_s
+        freedom = len(held) - len(cells) - (rounds - 1)
+        residuals = (step_s - means[of_cell]) * math.sqrt(len(held) / freedom)
+        drawn = np.random.default_rng(0).choice(residuals, (_RESAMPLES, len(held)))
+        self.means: NDArray[np.float64] = np.vstack([means, means + drawn @ averaging.T])
+
+    def delays(self, place: str) -> NDArray[np.float64]:
+        return np.array(
+            [np.mean([b.delay_s for b in self._held if (b.place, b.level) == (place, level)]) for level in LEVELS]
+        )
+
+    def costs(self, place: str) -> NDArray[np.float64]:
+        """Of each level, less the steps without a delay."""
+        columns = [self._cells.index((place, level)) for level in LEVELS]
+        return self.means[:, columns] - self.means[:, [self._cells.index((None, 0.0))]]
+
+
+def _place(place: str, delays: NDArray[np.float64], costs: NDArray[np.float64], unsure_s: float) -> PlaceSlack:
+    small = delays[:_SMALL]
+    slope = _with_interval(costs[:, :_SMALL] @ small / (small @ small), 0.0).tolist()
+    # The hinge: of all slacks on a grid the one whose costs are nearest.
+    slacks = np.linspace(0.0, delays[-1], _GRID)
+    expected = np.maximum(0.0, delays - slacks[:, None])
+    off = ((costs[:, None, :] - expected) ** 2).sum(axis=2)
+    known = _with_interval(slacks[off.argmin(axis=1)], unsure_s).clip(0.0, delays[-1]).tolist()
+    return PlaceSlack(
+        place=place,  # type: ignore[arg-type]  # pydantic keeps to the names
+        **dict(zip(("slope", "slope_low", "slope_high"), slope, strict=True)),
+        **dict(zip(("slack_s", "slack_low_s", "slack_high_s"), known, strict=True)),
+        largest_s=float(delays[-1]),
+    )
+
+
+def _savings(
+    delays: dict[str, NDArray[np.float64]], costs: dict[str, NDArray[np.float64]], unsure_s: float
+) -> Iterator[Saving]:
+    """Coz: all others were delayed, and the delay is subtracted.
+
+    Of the host's places each delays the one thread: their mean is the host's. Host and device are delayed one at a
+    time, and the dearer one counts: in a pipeline the longest cycle does, and where they take turns both cost the same.
+    """
+    host = [place for place in costs if place not in ("loader", "device")]
+    others = [(np.mean([delays[p] for p in host], axis=0), np.mean([costs[p] for p in host], axis=0))]
+    if "device" in costs:
+        others.append((delays["device"], costs["device"]))
+    compute_s = np.minimum.reduce([delay - cost for delay, cost in others])
+    faster_s = np.mean([delay for delay, _ in others], axis=0)
+    yield from _at_levels("loader", faster_s, compute_s, unsure_s)
+    yield from _at_levels("compute", delays["loader"], delays["loader"] - costs["loader"], unsure_s)
+
+
+def _at_levels(
+    place: str, faster_s: NDArray[np.float64], saved_s: NDArray[np.float64], unsure_s: float
+) -> Iterator[Saving]:
+    for level, faster in enumerate(faster_s.tolist()):
+        # No place that is faster makes a step longer, or saves more than itself.
+        saves, low, high = _with_interval(saved_s[:, level], unsure_s).clip(0.0, faster).tolist()
+        yield Saving(place=place, faster_s=faster, saves_s=saves, low_s=low, high_s=high)  # type: ignore[arg-type]
+
+
+def _with_interval(values: NDArray[np.float64], unsure: float) -> NDArray[np.float64]:
+    """The first, and the interval of the others, wider by what one process cannot promise."""
+    low, high = np.percentile(values[1:], [_TAIL, 100 - _TAIL])
+    return np.array([values[0], low - unsure, high + unsure])

@@ -1,0 +1,55 @@
+"""Delays on a CUDA device's stream: a kernel that counts clock cycles and does nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lm_profiler.measure.clocks.stream import EventStream
+
+_CYCLES = 10_000_000
+"""Of the calibration: about 6 ms at 1.7 GHz. How long a delay really was is measured each time, so that a clock which
+changes meanwhile does no harm."""
+
+
+class DeviceDelays:
+    """On the current stream of ``stream``'s device, calibrated when it is made, which waits for the device.
+
+    Args:
+        stream: the device's clock.
+    """
+
+    def __init__(self, stream: EventStream) -> None:
+        self._stream = stream
+        torch.cuda._sleep(_CYCLES // 10)  # the first launch is slow
+        _, start, end = self._delay(_CYCLES)
+        stream.wait()
+        seconds = stream.seconds(start, end)
+        stream.release((start, end))
+        if not seconds:
+            raise RuntimeError("the device's delay cannot be timed")
+        self._cycles_per_s = _CYCLES / seconds
+        self._taken: list[tuple[int | None, Any, Any]] = []
+
+    def take(self, delay_s: float, key: int | None) -> None:
+        """Delay what is enqueued from now on; ``key`` says later which delay it was, None that nobody asks."""
+        self._taken.append((key, *self._delay(max(1, round(delay_s * self._cycles_per_s)))[1:]))
+
+    def settle(self) -> None:
+        """Wait for the device: the host has no lead any more."""
+        self._stream.wait()
+
+    def taken(self) -> list[tuple[int, float]]:
+        """Key and seconds of each delay since this was last asked, for which it waits."""
+        self._stream.wait()
+        delays, self._taken = self._taken, []
+        known = [(key, self._stream.seconds(start, end)) for key, start, end in delays]
+        for _, start, end in delays:
+            self._stream.release((start, end))
+        return [(key, seconds) for key, seconds in known if key is not None and seconds is not None]
+
+    def _delay(self, cycles: int) -> tuple[int, Any, Any]:
+        start = self._stream.record()
+        torch.cuda._sleep(cycles)
+        return cycles, start, self._stream.record()

@@ -1,0 +1,31 @@
+"""What the delays of the ``whatif`` stage say, in two lines."""
+
+from __future__ import annotations
+
+from lm_profiler.record.run import PlaceSlack, RunRecord, Saving
+
+
+def slack_lines(record: RunRecord) -> list[str]:
+    """The slack of each place; then what a faster place would save, each at the middle one of its speed-ups."""
+    found = record.slack
+    if found is None:
+        return []
+    lines = [f"slack, the delay that costs nothing: {', '.join(map(_slack, found.places))}"] if found.places else []
+    by_place = {of.place: [saving for saving in found.savings if saving.place == of.place] for of in found.savings}
+    return lines + [_saving(savings[len(savings) // 2]) for savings in by_place.values()]
+
+
+def _slack(of: PlaceSlack) -> str:
+    if of.slack_s >= of.largest_s:
+        return f"{of.place} {_ms(of.slack_low_s)} ms or more"
+    return f"{of.place} {_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
+
+
+def _saving(of: Saving) -> str:
+    what = f"making {'the ' * (of.place == 'loader')}{of.place} {_ms(of.faster_s)} ms a step faster"
+    return f"{what} would save {_ms(of.saves_s)} ms a step [{_ms(of.low_s)}, {_ms(of.high_s)}]"
+
+
+def _ms(seconds: float) -> str:
+    """Three figures, but nothing below a microsecond."""
+    return f"{float(f'{seconds * 1e3:.3g}'):.3f}".rstrip("0").rstrip(".")
