@@ -13,7 +13,7 @@ from lm_profiler.record.quantities import counted
 _NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",
-    "whatif": "delaying one place at a time",
+    "whatif": "delaying places",
     "memory": "reading memory",
     "trace": "tracing",
 }

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from lm_profiler.analysis.why.slack import LEVELS, Block, plan, steps_needed
+from lm_profiler.analysis.why.slack import LEVELS, DelayBlock, plan, steps_needed
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
@@ -28,8 +28,8 @@ class WhatIfOptions:
     """What a delay in one place costs the step, and so what a faster one would save.
 
     Args:
-        steps: Steps after the measured ones in which one place at a time is delayed, by up to 60 % of a step: 140 are
-            enough without workers in the loader, 310 with two of them. They take about a third longer. 0 for none.
+        steps: Steps after the measured ones in which one place at a time is delayed, by up to 60 % of a step: 170 are
+            enough without workers in the loader, 340 with two of them. They take about a third longer. 0 for none.
     """
 
     steps: int = 0
@@ -42,7 +42,7 @@ class WhatIfOptions:
 class Experiment:
     """The blocks that were held, and of each how long a step was really delayed, in seconds."""
 
-    blocks: Sequence[Block]
+    blocks: Sequence[DelayBlock]
     delays_s: Sequence[float]
     workers: int
 
@@ -76,7 +76,7 @@ class WhatIf:
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "whatif"
     _observer: Callable[[int], None] | None = None
-    _blocks: Sequence[Block] = ()
+    _blocks: Sequence[DelayBlock] = ()
     _device: DeviceDelays | None = None
 
     def begin(self, stage: str) -> None:
@@ -130,7 +130,7 @@ class WhatIf:
         return self._ahead / self.batches * self._median_s * (1 + level)
 
     @property
-    def _block(self) -> Block | None:
+    def _block(self) -> DelayBlock | None:
         return self._blocks[self._at] if 0 <= self._at < len(self._blocks) else None
 
     def _mark(self, code: int) -> None:
@@ -146,7 +146,7 @@ class WhatIf:
             self._due = False
             self._delay(block)
 
-    def _delay(self, block: Block) -> None:
+    def _delay(self, block: DelayBlock) -> None:
         counts = self._step >= block.kept
         delay_s = block.level * self._median_s / (1 if block.place in _ONCE_A_STEP else self.batches)
         if block.place == "device" and self._device is not None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lm_profiler.analysis.why.slack import Block, Held
+from lm_profiler.analysis.why.slack import DelayBlock, Held
 
 Delay = tuple[float, float, float]
 
@@ -31,7 +31,7 @@ class Pipeline:
     drift: float = 0.0
     """By what share the host is slower after 1,000 steps."""
     seed: int = 0
-    _random: np.random.Generator = field(init=False)
+    _random: np.random.Generator = field(init=False, repr=False)
 
     def run(
         self, steps: int, delay: Callable[[int], tuple[float, float, float]] = lambda step: (0.0, 0.0, 0.0)
@@ -58,10 +58,10 @@ class Pipeline:
         return times
 
     def _noise(self) -> float:
-        return float(np.exp(self._random.normal(0.0, self.noise)))
+        return float(np.exp(self._random.normal(-(self.noise**2) / 2, self.noise)))  # of mean 1
 
 
-def held(pipeline: Pipeline, blocks: Sequence[Block], step_s: float) -> list[Held]:
+def held(pipeline: Pipeline, blocks: Sequence[DelayBlock], step_s: float) -> list[Held]:
     """What the blocks measure of the pipeline."""
     of = {step: block for block in blocks for step in range(block.first, block.end)}
     queue = pipeline.workers * pipeline.prefetch

@@ -33,8 +33,9 @@ _UNDELAYED = 2
 _ROUNDS = (2, 4)
 """Each delay is held at least, and at most, so often: the difference between two blocks of one delay is the noise."""
 
-_KEPT = 4
-"""Steps of a block that count, at least."""
+_KEPT, _ENOUGH = 4, 16
+"""Steps of a block that count, at least; with so many a further round is worth more than longer blocks, whose first
+steps are lost to settling."""
 
 _RESAMPLES = 2000
 _GRID = 241
@@ -42,7 +43,7 @@ _TAIL = 2.5
 
 
 @dataclass(frozen=True)
-class Block:
+class DelayBlock:
     """Steps of the stage, counted from 0, from ``first`` to before ``end``, with one delay held in ``place``.
 
     ``level`` is the delay as a share of the median step; those before ``kept`` let the pipeline settle.
@@ -82,7 +83,7 @@ def steps_needed(places: Sequence[str], settle: int, workers: int) -> int:
     return _ROUNDS[0] * len(_cells(places)) * (settle + _kept_at_least(workers))
 
 
-def plan(places: Sequence[str], steps: int, settle: int, workers: int, seed: int = 0) -> list[Block]:
+def plan(places: Sequence[str], steps: int, settle: int, workers: int, seed: int = 0) -> list[DelayBlock]:
     """Every delay of every place in each of some rounds, shuffled within it, so that no drift favours one of them.
 
     Args:
@@ -93,18 +94,19 @@ def plan(places: Sequence[str], steps: int, settle: int, workers: int, seed: int
         seed: of the order.
     """
     cells = _cells(places)
-    rounds = min(_ROUNDS[1], steps // (len(cells) * (settle + _kept_at_least(workers))))
+    least, most = _ROUNDS
+    rounds = max(least, min(most, steps // (len(cells) * (settle + _ENOUGH))))
     unit = max(workers, 1)
     length = settle + (steps // (rounds * len(cells)) - settle) // unit * unit
-    order, blocks = random.Random(seed), list[Block]()
+    order, blocks = random.Random(seed), list[DelayBlock]()
     for number in range(rounds):
         for place, level in order.sample(cells, len(cells)):
             first = len(blocks) * length
-            blocks.append(Block(number, place, level, first, first + settle, first + length))
+            blocks.append(DelayBlock(number, place, level, first, first + settle, first + length))
     return blocks
 
 
-def held_in(blocks: Sequence[Block], delays_s: Sequence[float], step_s: Sequence[float]) -> list[Held]:
+def held_in(blocks: Sequence[DelayBlock], delays_s: Sequence[float], step_s: Sequence[float]) -> list[Held]:
     """What the blocks measured whose steps all ended: ``step_s`` are all of the stage, ``delays_s`` a block's each."""
     return [
         Held(block.round, block.place, block.level, delay_s, float(np.mean(step_s[block.kept : block.end])))
@@ -128,7 +130,7 @@ def slack(held: Sequence[Held], workers: int) -> Slack:
     if rounds < _ROUNDS[0]:
         raise ValueError(f"expected {_ROUNDS[0]} whole rounds of delays or more, given {rounds}")
     cells = list(dict.fromkeys((block.place, block.level) for block in sorted(whole, key=lambda b: b.level)))
-    steps = _Steps(whole, cells, rounds)
+    steps = _MeanSteps(whole, cells, rounds)
     delays = {place: steps.delays(place) for place in dict.fromkeys(b.place for b in held) if place is not None}
     delays = {place: delays[place] for place in get_args(PlaceName) if place in delays and delays[place].min() > 0.0}
     costs = {place: steps.costs(place) for place in delays}
@@ -142,7 +144,7 @@ def slack(held: Sequence[Held], workers: int) -> Slack:
     )
 
 
-class _Steps:
+class _MeanSteps:
     """Mean steps of each cell: in the first row as measured, below it as resampled."""
 
     def __init__(self, held: Sequence[Held], cells: Sequence[tuple[str | None, float]], rounds: int) -> None:
@@ -208,9 +210,8 @@ def _at_levels(
     place: str, faster_s: NDArray[np.float64], saved_s: NDArray[np.float64], unsure_s: float
 ) -> Iterator[Saving]:
     for level, faster in enumerate(faster_s.tolist()):
-        # No place that is faster makes a step longer, or saves more than itself.
-        saves, low, high = _with_interval(saved_s[:, level], unsure_s).clip(0.0, faster).tolist()
-        yield Saving(place=place, faster_s=faster, saves_s=saves, low_s=low, high_s=high)  # type: ignore[arg-type]
+        saves, low, high = _with_interval(saved_s[:, level], unsure_s).clip(0.0).tolist()
+        yield Saving(place=place, faster_s=faster, saves_s=min(saves, faster), low_s=low, high_s=high)  # type: ignore[arg-type]
 
 
 def _with_interval(values: NDArray[np.float64], unsure: float) -> NDArray[np.float64]:

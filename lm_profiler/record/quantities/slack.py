@@ -21,7 +21,7 @@ PLACE_ROW = (
     figure("slack_s", "slack", "ms", "largest delay that costs nothing"),
     figure("slack_low_s", "slack, low", "ms", _END),
     figure("slack_high_s", "slack, high", "ms", _END),
-    figure("largest_s", "largest delay", "ms", "that was tried: a slack of as much is at least that"),
+    figure("largest_s", "largest delay", "ms", "that was tried: a slack whose interval ends there may be more"),
 )
 SAVING_ROW = (
     figure("place", "faster place", "text", "the loader, or all else"),

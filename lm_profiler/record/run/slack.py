@@ -17,8 +17,8 @@ class PlaceSlack(Part):
     """What a delay in one place costs. Intervals are of 95 %; delays are seconds a step.
 
     ``slope`` is what a small delay (up to a quarter of the step) costs, per second of it: 1 on the critical path, 0 off
-    it. ``slack_s`` is the largest delay that costs nothing; where it is ``largest_s``, the largest that was tried, it
-    is at least that.
+    it. ``slack_s`` is the largest delay that costs nothing; where its interval ends at ``largest_s``, the largest that
+    was tried, it may be more.
     """
 
     place: Annotated[PlaceName, Newer]

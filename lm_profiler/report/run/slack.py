@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from lm_profiler.record.run import PlaceSlack, RunRecord, Saving
 
+_REACHED = 0.99
+"""Of the largest delay that was tried: a larger one may cost nothing too."""
+
 
 def slack_lines(record: RunRecord) -> list[str]:
     """The slack of each place; then what a faster place would save, each at the middle one of its speed-ups."""
-    found = record.slack
-    if found is None:
+    slack = record.slack
+    if slack is None:
         return []
-    lines = [f"slack, the delay that costs nothing: {', '.join(map(_slack, found.places))}"] if found.places else []
-    by_place = {of.place: [saving for saving in found.savings if saving.place == of.place] for of in found.savings}
+    lines = [f"slack, the delay that costs nothing: {', '.join(map(_slack, slack.places))}"] if slack.places else []
+    by_place = {of.place: [each for each in slack.savings if each.place == of.place] for of in slack.savings}
     return lines + [_saving(savings[len(savings) // 2]) for savings in by_place.values()]
 
 
 def _slack(of: PlaceSlack) -> str:
-    if of.slack_s >= of.largest_s:
+    if of.slack_high_s >= _REACHED * of.largest_s:
         return f"{of.place} {_ms(of.slack_low_s)} ms or more"
     return f"{of.place} {_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
 
