@@ -201,7 +201,6 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Waterfall": waterfall.WATERFALL,
         "Terms of the waterfall": waterfall.TERM_FIGURES,
         "Slack": slack.SLACK,
-        "Faster places": slack.SAVINGS,
         "Memory": (*MEMORY.values(), *resources.HELD),
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,

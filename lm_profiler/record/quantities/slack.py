@@ -8,9 +8,8 @@ SLACK = figures_of(
     "slack",
     ("step_s", "step without a delay", "ms", "mean of the whatif stage's steps without a delay", "undelayed_step_s"),
     ("blocks", "delays held", "count", "of known lengths in one place at a time, without a delay included"),
+    ("workers", "delayed workers", "count", "of the loader; 0 where none can be delayed"),
 )
-SAVINGS = figures_of("slack", ("workers", "delayed workers", "count", "of the loader; 0 for none that can be delayed"))
-
 _END = "an end of its 95 % interval"
 
 PLACE_ROW = (
