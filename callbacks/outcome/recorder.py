@@ -33,7 +33,7 @@ from lm_profiler.callbacks.outcome.judgement import (
     why_unsure,
     workers_of,
 )
-from lm_profiler.callbacks.outcome.why import waterfall_of
+from lm_profiler.callbacks.outcome.why import lists_of, waterfall_of
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
@@ -195,9 +195,9 @@ class Recorder:
         device = self.trainer.strategy.root_device
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if device.type == "cpu" else self.trainer.world_size
-        items = {parameter.element_size() for parameter in self.trainer.lightning_module.parameters()}
+        lists = lists_of(p for p in self.trainer.lightning_module.parameters() if p.requires_grad)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-        return waterfall_of(record, traced, devices, items.pop() if len(items) == 1 else None, processors)
+        return waterfall_of(record, traced, devices, lists, processors)
 
     def _log_scalars(self, record: RunRecord) -> None:
         if self._steps:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
+from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.run import RunRecord, Waterfall
+from lm_profiler.record.run import FlopRate, RunRecord, Waterfall
 
 
 def waterfall_of(
     record: RunRecord,
     traced: Traced | None,
     devices: int,
-    item_of_lists: int | None,
+    lists: Lists,
     multiprocessors: int | None,
 ) -> Waterfall | None:
     """Where the time of the median step went; None where FLOPs or peak are unknown, or nothing was traced.
@@ -20,7 +25,7 @@ def waterfall_of(
         record: of the run, with its utilisation.
         traced: what the traced steps of rank 0 went to.
         devices: that share the step's FLOPs.
-        item_of_lists: bytes of an element of the parameters, where they are of one type.
+        lists: what an optimizer is given in lists of tensors.
         multiprocessors: of one device.
     """
     used, times, rates = record.utilisation, record.time.get("step"), record.rates
@@ -30,9 +35,6 @@ def waterfall_of(
     rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
     if rate is None:
         return None
-    # The clock that the sheet is of: the machine's own product ran at whatever clock it held.
-    of_sheet = used.peak_flops_per_s == rate.flops_per_s
-    share = record.telemetry.clock_share if of_sheet and record.telemetry is not None else None
     step = Step(
         step_s=times.median,
         ci_low=times.ci_low,
@@ -44,8 +46,25 @@ def waterfall_of(
         peak_source=rate.source,
         bandwidth_bytes_per_s=rates.bytes_per_s,
         bandwidth_source=rates.bytes_source,
-        clock_share=share,
-        item_of_lists=item_of_lists,
+        clock_share=_clock_share(record, rate, multiprocessors),
+        lists=lists,
         multiprocessors=multiprocessors,
     )
     return waterfall(step, traced)
+
+
+def _clock_share(record: RunRecord, rate: FlopRate, multiprocessors: int | None) -> float | None:
+    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
+    used, telemetry = record.utilisation, record.telemetry
+    of_sheet = used is not None and used.peak_source == rate.source and used.peak_flops_per_s == rate.flops_per_s
+    if not of_sheet or telemetry is None or not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
+        return None
+    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
+    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
+
+
+def lists_of(parameters: Iterable[Any]) -> Lists:
+    """What an optimizer of ``parameters`` is given in lists: this rank's part of them."""
+    local = [parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters]
+    items = {tensor.element_size() for tensor in local}
+    return Lists(sum(tensor.numel() for tensor in local), items.pop() if len(items) == 1 else None)

@@ -12,10 +12,17 @@ from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_at
 from lm_profiler.analysis.trace.walk import LaunchCall, Packed, walk
 from lm_profiler.analysis.why.pieces import Piece
 
-_WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy(?!.*Async)|^(cuda|hip)MemcpyAsync")
-"""Calls after which the device may stand idle because the host waited for it: also a copy to pageable memory."""
+_WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
+"""Calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says."""
+
+_LONG_NS = 10_000
+"""A call of the driver that lasts longer is worth a name: launching takes 5 microseconds."""
+
+_MOST = 0.5
+"""Of a gap that a call must fill to be its cause."""
 
 PYTHON = "Python"
+QUEUED = "between kernels that were queued"
 
 
 class Gap(NamedTuple):
@@ -26,10 +33,11 @@ class Gap(NamedTuple):
     what: str
 
 
-class _Wait(NamedTuple):
+class _Call(NamedTuple):
     start: int
     end: int
     what: str
+    waits: bool
 
 
 def gaps_of(packed: Packed, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
@@ -41,14 +49,17 @@ def gaps_of(packed: Packed, pieces: Sequence[tuple[Piece, int]], idle: Sequence[
         for begin, end in idle:
             yield from _python(packed, begin, end)
         return
-    waits = _waits(packed)
+    calls = _calls(packed)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
     starts = [piece.start for piece in following]
     for begin, end in idle:
         at = bisect_left(starts, end)
         next_ = following[at] if at < len(following) else None
         phase = phase_at(packed.phases, end - 1) if next_ is None else next_.phase
-        yield Gap(end - begin, phase, _waited(waits, begin, end) or _towards(next_))
+        if next_ is not None and next_.asked <= begin:
+            yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
+        else:
+            yield Gap(end - begin, phase, _in_call(calls, begin, end) or _towards(next_))
 
 
 def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
@@ -66,25 +77,27 @@ def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
         yield Gap(left, NO_PHASE, PYTHON)
 
 
-def _waits(packed: Packed) -> list[_Wait]:
-    """Calls in which the host waited for the device, by when they end."""
-    waits = []
+def _calls(packed: Packed) -> list[_Call]:
+    """Calls of the driver that made the host wait, or that took long, by when they end."""
+    calls = []
     for event in walk(packed):
-        if isinstance(event, LaunchCall) and _WAITS.search(name := packed.names[event.name] or ""):
-            operator = packed.names[event.operator]
-            what = name if operator is None else f"{name} in {operator}"
-            waits.append(_Wait(event.start, event.start + event.length, what))
-    return sorted(waits, key=attrgetter("end"))
+        if isinstance(event, LaunchCall):
+            name, operator = packed.names[event.name] or "", packed.names[event.operator]
+            if event.length > _LONG_NS or _WAITS.search(name):
+                what = name if operator is None else f"{name} in {operator}"
+                calls.append(_Call(event.start, event.start + event.length, what, _WAITS.search(name) is not None))
+    return sorted(calls, key=attrgetter("end"))
 
 
-def _waited(waits: Sequence[_Wait], begin: int, end: int) -> str | None:
-    """The call that had begun before the device ran out of work and ended while it had none."""
-    at = bisect_left(waits, begin, key=attrgetter("end"))
-    for wait in waits[at:]:
-        if wait.end > end:
+def _in_call(calls: Sequence[_Call], begin: int, end: int) -> str | None:
+    """The call that the host was in while the device had nothing to do, or for whose end it had waited."""
+    for call in calls[bisect_left(calls, begin, key=attrgetter("end")) :]:
+        if min(call.end, end) - max(call.start, begin) > _MOST * (end - begin):
+            return f"in {call.what}"
+        if call.waits and call.start < begin and call.end <= end:
+            return f"after {call.what}"
+        if call.end > end:
             return None
-        if wait.start < begin:
-            return f"after {wait.what}"
     return None
 
 

@@ -38,17 +38,35 @@ class Operand(NamedTuple):
         return self.stored * (self.item or 0)
 
 
-def operands(inputs: Inputs, item_of_lists: int | None = None) -> list[Operand]:
-    """The tensors among the arguments, in their order; a trace does not tell the type of those in a list."""
+class Lists(NamedTuple):
+    """What a trace does not tell of tensors in a list: their type, and of more than 30 also their shapes.
+
+    None is unknown.
+    """
+
+    elements: int | None = None
+    item: int | None = None
+
+
+UNKNOWN_LISTS = Lists()
+
+
+def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
+    """The tensors among the arguments, in their order; ``lists`` is what one call is given in each list."""
     tensors = []
     strides = inputs.strides or [()] * len(inputs.dims)
     for dims, type_, steps in zip(inputs.dims, inputs.types, strides, strict=False):
         if type_ == "TensorList":
-            elements = sum(prod(one) for one in dims)
-            tensors.append(Operand((), elements, elements, item_of_lists))
+            elements = sum(prod(one) for one in dims) if dims else lists.elements
+            tensors.append(Operand((), elements or 0, elements or 0, None if elements is None else lists.item))
         elif type_ not in _NO_TENSORS:
             tensors.append(Operand(dims, prod(dims), _stored(dims, steps), _SIZES.get(type_)))
     return tensors
+
+
+def is_cut(inputs: Inputs) -> bool:
+    """Whether it has a list of tensors that was too long for the trace."""
+    return any(type_ == "TensorList" and not dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False))
 
 
 def _stored(dims: Sequence[int], steps: Sequence[Any]) -> int:

@@ -8,7 +8,7 @@ from math import prod
 
 from lm_profiler.analysis.trace.kinds import operator_kind
 from lm_profiler.analysis.trace.walk import Inputs
-from lm_profiler.analysis.why.inputs import Operand, operands
+from lm_profiler.analysis.why.inputs import Lists, Operand, operands
 
 _Rule = Callable[[Sequence[Operand], int], int]
 """Bytes from the operands and what reading all of them takes."""
@@ -16,7 +16,7 @@ _Rule = Callable[[Sequence[Operand], int], int]
 _COMPARED = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isinf|isfinite|logical_\w+)_?")
 
 
-def least_bytes(name: str, inputs: Inputs, item_of_lists: int | None) -> int | None:
+def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
     """Of one call of the operator ``name``; None is unknown.
 
     A trace holds no results: they follow from what the operator does. Where that does not tell, only what is read
@@ -25,9 +25,9 @@ def least_bytes(name: str, inputs: Inputs, item_of_lists: int | None) -> int | N
     Args:
         name: such as ``aten::mul``, or of a kernel that torch.compile made.
         inputs: what it was given.
-        item_of_lists: bytes of an element of tensors that are given in lists.
+        lists: what it is given in each list of tensors.
     """
-    given = operands(inputs, item_of_lists)
+    given = operands(inputs, lists)
     if not given or any(one.item is None for one in given):
         return None
     read = sum(one.bytes for one in given)

@@ -33,11 +33,13 @@ INPUT_PHASES = frozenset({"data", "transfer"})
 class Piece(NamedTuple):
     """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none.
 
-    ``call`` tells the calls of ``operator`` apart: one may launch several kernels.
+    ``asked`` is when the host had asked for it. ``call`` tells the calls of ``operator`` apart: one may launch several
+    kernels.
     """
 
     start: int
     end: int
+    asked: int
     use: Use
     kind: Kind
     name: str
@@ -63,8 +65,8 @@ def _kernels(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
         called, operator = packed.names[name] or "", packed.names[launch.operator]
         kind, phase = kernel_kind(called, operator), phase_at(packed.phases, launch.start)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
-        use = _use(kind, phase)
-        yield Piece(start, start + length, use, kind, called, operator, module, phase, launch.call, inputs)
+        use, asked = _use(kind, phase), launch.start + launch.length
+        yield Piece(start, start + length, asked, use, kind, called, operator, module, phase, launch.call, inputs)
 
 
 def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
@@ -76,7 +78,9 @@ def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
             composite = name.startswith("aten::") and call.own < call.length
             calls_only = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
             use = "dispatch" if calls_only else _use(kind, phase)
-            yield Piece(call.start, call.start + call.length, use, kind, name, name, module, phase, number, inputs)
+            yield Piece(
+                call.start, call.start + call.length, call.start, use, kind, name, name, module, phase, number, inputs
+            )
 
 
 def _use(kind: Kind, phase: str) -> Use:

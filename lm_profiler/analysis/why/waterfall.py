@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from lm_profiler.analysis.why.contributors import by_phase, contributors, ms, waits
 from lm_profiler.analysis.why.floors import floored
 from lm_profiler.analysis.why.gaps import Gap
+from lm_profiler.analysis.why.inputs import UNKNOWN_LISTS, Lists, is_cut
 from lm_profiler.analysis.why.moved import least_bytes
 from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.products import product_of
@@ -27,7 +29,7 @@ class Step:
         recomputed_share: of all FLOPs, what activation checkpointing repeats.
         peak_flops_per_s: of the dtype in which most is multiplied.
         clock_share: the clock that was held over the one that the peak is stated for.
-        item_of_lists: bytes of an element of what optimizers are given in lists, whose type no trace tells.
+        lists: the parameters that an optimizer is given in lists, all of them together.
         multiprocessors: of the device.
     """
 
@@ -42,7 +44,7 @@ class Step:
     bandwidth_bytes_per_s: float | None
     bandwidth_source: str | None
     clock_share: float | None = None
-    item_of_lists: int | None = None
+    lists: Lists = UNKNOWN_LISTS
     multiprocessors: int | None = None
 
 
@@ -102,7 +104,8 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     """All other kernels: what moving their bytes takes, and what they take longer."""
-    parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step))
+    lists = _lists_of_a_call(step, traced)
+    parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
@@ -177,10 +180,23 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
     return None if product is None else product.flops / step.peak_flops_per_s * 1e9
 
 
-def _at_bandwidth(piece: Piece, step: Step) -> float | None:
+def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
+    """Per operator whose lists are too long for the trace: they are of all parameters, or of a part in each call."""
+    cut = {
+        (piece.operator or "", piece.call) for piece, _ in traced.of("memory") if piece.inputs and is_cut(piece.inputs)
+    }
+    calls = Counter(operator for operator, _ in cut)
+    elements = step.lists.elements
+    return {
+        operator: step.lists._replace(elements=None if elements is None else elements * traced.steps // count)
+        for operator, count in calls.items()
+    }
+
+
+def _at_bandwidth(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float | None:
     if piece.inputs is None or step.bandwidth_bytes_per_s is None:
         return None
-    moved = least_bytes(piece.operator or "", piece.inputs, step.item_of_lists)
+    moved = least_bytes(piece.operator or "", piece.inputs, lists.get(piece.operator or "", step.lists))
     return None if moved is None else moved / step.bandwidth_bytes_per_s * 1e9
 
 

@@ -1,0 +1,129 @@
+"""Where the time of real devices went, in traces of others: against a sweep over all moments, and brute-force sums."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_profiler.analysis.trace.kinds import kernel_kind
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.analysis.why.waterfall import Step, waterfall
+
+ROOT = Path(__file__).resolve().parents[3]
+STORED = ROOT / "tests" / "analysis" / "trace" / "traces"
+BESIDE = ROOT.parent / "shared" / "traces"
+"""More of them, too large to be kept here; not on every machine."""
+TRACES = sorted({path.name: path for folder in (BESIDE, STORED) for path in folder.glob("*.json.gz")}.items())
+
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+ORDER = ("products", "memory", "communication", "input")
+TRANSFORMS = "fft2d_"  # cuDNN's, whose names do not say that they are of a convolution: their operator does
+
+each_trace = pytest.mark.parametrize("path", [path for _, path in TRACES], ids=[name for name, _ in TRACES])
+
+
+def ns(microseconds: float) -> int:
+    return round(microseconds * 1e3)
+
+
+@cache
+def events_of(path: Path) -> list[dict[str, Any]]:
+    """With one step around all of them where there is none."""
+    with gzip.open(path) as file:
+        events: list[dict[str, Any]] = json.load(file)["traceEvents"]
+    if any(str(e.get("name")).startswith("ProfilerStep") and e.get("cat") == "user_annotation" for e in events):
+        return events
+    timed = [e for e in events if "dur" in e and e.get("cat") in (*ON_DEVICE, "cuda_runtime", "cpu_op")]
+    begin, end = min(e["ts"] for e in timed), max(e["ts"] + e["dur"] for e in timed)
+    step = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "name": "ProfilerStep#1"}
+    return [*events, {**step, "ts": begin, "dur": end - begin}]
+
+
+def wanted(events: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
+    """What was launched while the steps lasted, and from when to when they did."""
+    steps = [e for e in events if str(e["name"]).startswith("ProfilerStep") and e.get("cat") == "user_annotation"]
+    begin, end = min(ns(e["ts"]) for e in steps), max(ns(e["ts"]) + ns(e["dur"]) for e in steps)
+    launched = {
+        e["args"]["correlation"]: ns(e["ts"])
+        for e in events
+        if str(e.get("cat")).endswith(("_runtime", "_driver")) and "correlation" in e.get("args", {})
+    }
+    work = [e for e in events if e.get("cat") in ON_DEVICE]
+    work = [e for e in work if begin <= launched.get(e["args"].get("correlation"), ns(e["ts"])) <= end]
+    return work, begin, max([end, *(ns(e["ts"]) + ns(e["dur"]) for e in work)])
+
+
+def swept(intervals: list[tuple[int, int, str]], begin: int, end: int) -> Counter[str]:
+    """From one moment at which something begins or ends to the next, the first use of what runs has the time."""
+    changes: list[tuple[int, int, str]] = []
+    for start, stop, use in intervals:
+        changes += [(max(start, begin), 1, use), (max(stop, begin), -1, use)]
+    running: Counter[str] = Counter()
+    time: Counter[str] = Counter()
+    reached = begin
+    for moment, change, use in [*sorted(changes), (end, 0, "")]:
+        time[next((each for each in ORDER if running[each]), "nothing")] += moment - reached
+        reached = moment
+        running[use] += change
+    return time
+
+
+@each_trace
+def test_every_nanosecond_of_the_window_is_one_uses(path: Path) -> None:
+    events = events_of(path)
+    work, begin, end = wanted(events)
+    traced = traced_of(Packed(events))
+    names = {(piece.name, piece.start): piece.use for piece, _ in traced.pieces}
+    told = Counter({use: sum(own for piece, own in traced.of(use)) for use in ORDER})
+    told["nothing"] = sum(gap.ns for gap in traced.gaps)
+    assert traced.window_ns == end - begin == told.total()
+    uses = [(ns(e["ts"]), ns(e["ts"]) + ns(e["dur"]), names.get((e["name"], ns(e["ts"])), "")) for e in work]
+    hidden = sum(1 for _, _, use in uses if not use)
+    assert hidden <= 0.01 * len(uses)  # behind others that had begun before: their use does not matter
+    assert +told == +swept(uses, begin, end)
+
+
+@each_trace
+def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
+    events = events_of(path)
+    work, _, _ = wanted(events)
+    lengths: Counter[str] = Counter()
+    for event in work:
+        lengths[event["name"]] += ns(event["dur"])
+    traced = traced_of(Packed(events))
+    assert sum(own for _, own in traced.pieces) <= lengths.total()
+    alone: Counter[str] = Counter()
+    for piece, own in traced.pieces:
+        alone[piece.name] += int(own)
+    assert all(alone[name] <= lengths[name] for name in alone)
+    if len({event["tid"] for event in work}) == 1:  # one stream: nothing overlaps
+        assert alone == +lengths
+
+
+@each_trace
+def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -> None:
+    traced = traced_of(Packed(events_of(path)))
+    step_s = traced.window_ns * 1e-9 / traced.steps
+    facts = {"ci_low": None, "ci_high": None, "peak_source": "", "bandwidth_source": "", "peak_flops_per_s": 989e12}
+    for bandwidth in (None, 3.35e12):
+        step = Step(
+            step_s=step_s, input_s=0.1 * step_s, ideal_s=0.1 * step_s, recomputed_share=0.1,
+            bandwidth_bytes_per_s=bandwidth, multiprocessors=132, **facts,  # type: ignore[arg-type]
+        )  # fmt: skip
+        fall = waterfall(step, traced)
+        assert sum(term.seconds for term in fall.terms) == pytest.approx(step_s, rel=1e-9)
+        assert all(term.seconds >= 0 for term in fall.terms[:-1])
+        assert abs(fall.terms[-1].seconds) < 1e-9 * step_s  # the step is the traced one
+
+
+@each_trace
+def test_no_kernel_is_of_unknown_kind(path: Path) -> None:
+    names = {event["name"] for event in events_of(path) if event.get("cat") in ON_DEVICE}
+    assert {name for name in names if kernel_kind(name) == "other" and TRANSFORMS not in name} == set()

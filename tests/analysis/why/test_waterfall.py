@@ -1,0 +1,195 @@
+"""The waterfall of steps whose every term was planted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import planted as plant
+import pytest
+from cuda_trace import MAIN, Trace, cuda_step
+from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
+
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.record.run import Term, Waterfall
+
+US = 1e-6
+
+
+def step(step_us: float = STEP, **facts: Any) -> Step:
+    known: dict[str, Any] = {
+        "ci_low": None, "ci_high": None, "input_s": 0.0, "ideal_s": 0.0, "recomputed_share": 0.0,
+        "peak_flops_per_s": PEAK, "peak_source": "round", "bandwidth_bytes_per_s": BANDWIDTH,
+        "bandwidth_source": "round", "multiprocessors": plant.PROCESSORS,
+    }  # fmt: skip
+    return Step(step_s=step_us * US, **{**known, **facts})
+
+
+def terms(fall: Waterfall) -> dict[str, float]:
+    """Microseconds."""
+    return {term.name: term.seconds / US for term in fall.terms}
+
+
+def term(fall: Waterfall, name: str) -> Term:
+    return next(term for term in fall.terms if term.name == name)
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return traced_of(Packed(planted()))
+
+
+@pytest.fixture(scope="module")
+def fall(traced: Traced) -> Waterfall:
+    """Two of ten products are repeated, and the clock is 0.8 of the sheet's."""
+    ideal_s = 8 * plant.PRODUCT_US * US
+    input_s = (plant.WAIT + plant.COPY) * US
+    return waterfall(step(ideal_s=ideal_s, recomputed_share=0.2, clock_share=0.8, input_s=input_s), traced)
+
+
+def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps(fall: Waterfall) -> None:
+    ideal, products = 8 * plant.PRODUCT_US, plant.PRODUCTS * plant.PRODUCT_TOOK
+    clock = 0.25 * ideal
+    expected = {
+        "ideal": ideal,
+        "clock": clock,
+        "slow_products": 0.8 * products - ideal - clock,
+        "recomputation": 0.2 * products,
+        "bandwidth": 2 * plant.ADDED_US,
+        "beyond_bandwidth": 2 * plant.ADD_TOOK - plant.HIDDEN - 2 * plant.ADDED_US + plant.REPLAYED,
+        "communication": plant.EXPOSED,
+        "gaps": plant.LATE,
+        "input": plant.WAIT + plant.COPY,
+        "unexplained": 0.0,
+    }
+    assert terms(fall) == pytest.approx(expected, abs=0.01)
+
+
+def test_terms_add_up_to_the_step_and_none_but_the_last_is_negative(fall: Waterfall) -> None:
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s, rel=1e-12)
+    assert all(term.seconds >= 0 for term in fall.terms[:-1])
+    assert [term.at_most_s for term in fall.terms if term.name in ("ideal", "unexplained")] == [None, None]
+    assert all(term.at_most_s == term.seconds for term in fall.terms[1:-1])
+
+
+def test_contributors_and_phases_of_a_term_add_up_to_it(fall: Waterfall) -> None:
+    for each in fall.terms[:-1]:
+        if each.phases:
+            assert sum(each.phases.values()) == pytest.approx(each.seconds)
+        if each.contributors:
+            assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
+
+
+def test_a_slow_product_is_told_its_module_its_shape_and_its_waves(fall: Waterfall) -> None:
+    (part,) = term(fall, "slow_products").contributors
+    assert (part.module, part.what, part.count) == ("model.blocks.*.attention", "aten::mm", 10)
+    # 32 by 16 tiles on 132 multiprocessors: the fourth wave has 116 of its 132 places taken.
+    assert part.detail is not None
+    assert part.detail.endswith(
+        "m 4096, n 4096, k 4096 in 512 tiles of 128×256, 0% of them outside; "
+        "3.88 waves on 132 multiprocessors, 3% of their room empty"
+    )
+
+
+def test_what_is_beyond_the_bandwidth_is_told_by_phase_and_unknown_bytes_are_said(fall: Waterfall) -> None:
+    assert term(fall, "beyond_bandwidth").phases == pytest.approx(
+        {"forward": (800 - 600) * US, "optimizer": (1000 - 600 + 150) * US}
+    )
+    assert fall.notes == ["of beyond_bandwidth, 0.15 ms are kernels whose bytes are unknown"]
+
+
+def test_a_gap_is_told_what_the_host_waited_for(fall: Waterfall) -> None:
+    (gap,) = term(fall, "gaps").contributors
+    assert (gap.what, gap.seconds / US) == ("optimizer: after cudaStreamSynchronize", pytest.approx(plant.LATE))
+    copy, wait = sorted(term(fall, "input").contributors, key=lambda part: part.seconds)
+    assert (copy.what, copy.seconds / US) == ("transfer: aten::copy_", pytest.approx(plant.COPY))
+    assert wait.seconds / US == pytest.approx(plant.WAIT)
+
+
+def test_a_step_that_lasted_longer_than_its_kernels_and_any_gap_is_unexplained(traced: Traced) -> None:
+    seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
+    assert terms(waterfall(step(seen + 500), traced))["unexplained"] == pytest.approx(500)
+
+
+def test_kernels_that_took_longer_while_traced_leave_less_than_nothing(traced: Traced) -> None:
+    fall = waterfall(step(plant.BUSY - 100), traced)
+    assert terms(fall)["unexplained"] == pytest.approx(-100)
+    assert (terms(fall)["gaps"], terms(fall)["input"]) == pytest.approx((0.0, plant.COPY))
+
+
+def test_products_that_beat_the_peak_leave_nothing_slow_and_that_is_said(traced: Traced) -> None:
+    products = plant.PRODUCTS * plant.PRODUCT_TOOK
+    fall = waterfall(step(ideal_s=(products + 60) * US, clock_share=0.9), traced)
+    told = terms(fall)
+    assert (told["ideal"], told["clock"], told["slow_products"]) == pytest.approx((products, 0.0, 0.0))
+    assert told["unexplained"] == pytest.approx(0.0, abs=1e-6)
+    assert "FLOPs take 3.06 ms at the peak, but its products took 3 ms" in fall.notes[0]
+
+
+def test_a_clock_above_the_sheets_takes_nothing(traced: Traced) -> None:
+    assert terms(waterfall(step(ideal_s=1e-3, clock_share=1.05), traced))["clock"] == 0.0
+
+
+def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) -> None:
+    fall = waterfall(step(bandwidth_bytes_per_s=None, bandwidth_source=None), traced)
+    assert terms(fall)["bandwidth"] == 0.0
+    assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
+    assert "bandwidth of this device is unknown" in fall.notes[0]
+
+
+def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
+    fall = waterfall(step(170), traced_of(Packed(cuda_step())))
+    assert terms(fall) == pytest.approx(
+        {
+            "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
+            "communication": 20, "gaps": 54, "input": 4, "unexplained": 0,
+        },
+        abs=1e-6,
+    )  # fmt: skip
+
+
+# -- the device is the CPU ----------------------------------------------------------------------------------------
+
+
+def cpu_step() -> list[dict[str, Any]]:
+    """Of 1000 microseconds: 200 of a product, 300 of adding, 100 of a view, and Python for the rest of it."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: data", 0, 100)
+    trace.operator("aten::copy_", 20, 50, MAIN, **numbers(1000))
+    trace.range("phase: forward", 100, 800)
+    trace.range("module: head (Linear)", 110, 700)
+    trace.operator("aten::linear", 150, 390)  # 40 of its own
+    trace.operator("aten::mm", 170, 370, **matrices(512, "float"))
+    trace.operator("aten::add", 400, 700, **numbers(10_000_000))
+    trace.operator("aten::view", 700, 800)
+    return trace.events
+
+
+def test_operators_take_the_kernels_place_on_the_cpu() -> None:
+    fall = waterfall(
+        step(1000, ideal_s=150e-6, input_s=100e-6, peak_flops_per_s=2 * 512**3 / 150e-6, multiprocessors=None),
+        traced_of(Packed(cpu_step())),
+    )
+    assert fall.source == "operators"
+    assert terms(fall) == pytest.approx(
+        {
+            "ideal": 150, "clock": 0, "slow_products": 50, "recomputation": 0, "bandwidth": 120,
+            "beyond_bandwidth": 180, "communication": 0, "gaps": 400, "input": 100, "unexplained": 0,
+        },
+        abs=1e-3,
+    )  # fmt: skip
+    causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
+    assert causes == pytest.approx(
+        {"other: Python": 200, "forward: aten::view": 100, "forward: Python": 60, "forward: aten::linear": 40}
+    )
+
+
+def test_threads_that_compute_at_the_same_time_count_once() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("aten::mm", 10, 60, MAIN)
+    trace.operator("aten::add", 40, 90, MAIN + 1)
+    told = terms(waterfall(step(100), traced_of(Packed(trace.events))))
+    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
