@@ -73,7 +73,7 @@ def _since(before: Raw, after: Raw, cost: FaultCost | None) -> dict[str, float |
         "asleep_s": None if ran_s is None or no_cpu_s is None else max(wall_s - ran_s - no_cpu_s, 0.0),
         "cpu_s": user_s + system_s,
         "system_s": system_s,
-        "fault_s": None if cost is None else _fault_s(minor, system_s, cost) / threads,
+        "fault_s": None if cost is None else min(_fault_s(minor, system_s, cost), user_s + system_s) / threads,
         "minor_faults": minor,
         "major_faults": major,
         "voluntary_switches": waited,
@@ -92,7 +92,7 @@ def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
 
 
 def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
-    """The most that ``faults`` took: at the cost of small pages, or of large ones as long as the kernel was at work."""
+    """The most CPU time that ``faults`` took: at the cost of small pages, or of large ones while the kernel worked."""
     return max(faults * cost.small_s, min(faults * cost.large_s, system_s))
 
 

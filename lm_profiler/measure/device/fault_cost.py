@@ -13,7 +13,7 @@ _TIMES = 3
 
 
 class FaultCost(NamedTuple):
-    """Seconds of a minor page fault: of a small page, and of what the kernel maps at once in a large block.
+    """CPU seconds of a minor page fault: of a small page, and of what the kernel maps at once in a large block.
 
     The two differ where huge pages are transparent (Documentation/admin-guide/mm/transhuge.rst).
     """
@@ -22,8 +22,11 @@ class FaultCost(NamedTuple):
     large_s: float
 
 
-def fault_cost(clock: Callable[[], float] = time.perf_counter) -> FaultCost | None:
-    """Touch 16 MiB of new memory, page by page, a few times; None where that causes no fault."""
+def fault_cost(clock: Callable[[], float] = time.thread_time) -> FaultCost | None:
+    """Touch 16 MiB of new memory, page by page, a few times; None where that causes no fault.
+
+    It is CPU time, which others on the machine do not lengthen.
+    """
     small, large = ([_touch(advice, clock) for _ in range(_TIMES)] for advice in ("MADV_NOHUGEPAGE", None))
     known = [min((cost for cost in costs if cost is not None), default=None) for costs in (small, large)]
     return None if known[0] is None or known[1] is None else FaultCost(known[0], known[1])

@@ -1,0 +1,196 @@
+"""One step of each kind of slowness, in loops that a Trainer runs: its cause is named, or none is."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import LightningModule
+from recorded import lines
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lm_profiler.record.quantities import duration_text
+from lm_profiler.record.run import OddStep, RunRecord
+
+pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
+
+AT = 14
+"""The batch whose step is slow; steps count from 1."""
+WARMUP, MEASURED = 4, 14
+SLOW_S = 0.8
+"""Far more than what a busy machine does to a step of 10 ms, and than half of it."""
+
+
+class Rows(Dataset[Tensor]):
+    """Batches of a row; ``late`` takes long to be made."""
+
+    def __init__(self, late: int | None = None) -> None:
+        self.late = late
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, at: int) -> Tensor:
+        time.sleep(SLOW_S if at == self.late else 0.0)
+        return torch.ones(4)
+
+
+class Slow(LightningModule):
+    """Steps of 10 ms; in one of them ``happens`` does."""
+
+    def __init__(self, happens: Callable[[], object] = int) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+        self.happens = happens
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        time.sleep(0.01)
+        if batch_idx == AT:
+            self.happens()
+        loss: Tensor = self.layer(batch).sum()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+
+def fitted(folder: Path, module: LightningModule, data: Dataset[Tensor] | None = None, workers: int = 0) -> RunRecord:
+    profiler = instruments(WARMUP, MEASURED)
+    trainer_with([profiler], folder).fit(module, DataLoader(data or Rows(), num_workers=workers))
+    assert profiler.record is not None
+    return profiler.record
+
+
+def slow_step(record: RunRecord) -> OddStep:
+    """On a busy machine others may be odd too."""
+    (odd,) = (odd for odd in record.odd_steps if odd.step == AT + 1)
+    return odd
+
+
+class Cycle:
+    """Garbage whose finalizer takes long."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        time.sleep(SLOW_S)
+
+
+def collect() -> None:
+    Cycle()
+    gc.collect()
+
+
+def test_a_step_in_which_garbage_is_collected(tmp_path: Path) -> None:
+    record = fitted(tmp_path, Slow(collect))
+    odd = slow_step(record)
+    assert (odd.part, odd.cause, odd.beside) == ("forward", "garbage collection of generation 2", None)
+    assert odd.cause_s is not None
+    assert SLOW_S <= odd.cause_s <= odd.step_s
+    (said,) = (line for line in lines(record)["odd:"] if line.startswith(f"step {AT + 1}:"))
+    assert said.endswith(f"in forward: garbage collection of generation 2, {duration_text(odd.cause_s)}")
+
+
+def test_a_step_whose_batch_comes_late_from_a_worker(tmp_path: Path) -> None:
+    odd = slow_step(fitted(tmp_path, Slow(), Rows(AT), workers=1))
+    assert (odd.part, odd.cause) == ("data", "the loader's queue was empty")
+    assert odd.cause_s == pytest.approx(SLOW_S, rel=0.3)
+
+
+def test_a_step_whose_batch_is_made_slowly_in_this_process(tmp_path: Path) -> None:
+    odd = slow_step(fitted(tmp_path, Slow(), Rows(AT)))
+    assert (odd.part, odd.cause) == ("data", "the loader (num_workers=0)")
+
+
+def test_a_step_that_compiles(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+
+    def backend(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        time.sleep(SLOW_S)
+        return graph.forward
+
+    @torch.compile(backend=backend, dynamic=False)
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    doubled(torch.ones(2))
+    record = fitted(tmp_path, Slow(lambda: doubled(torch.ones(3))))
+    odd = slow_step(record)
+    assert odd.cause is not None
+    assert odd.cause.startswith("recompilation of doubled (test_slow_steps.py:")
+    assert odd.cause.endswith("expected 2, actual 3")
+    assert odd.cause_s is not None
+    assert odd.cause_s >= SLOW_S
+
+
+def test_a_step_that_maps_a_large_block(tmp_path: Path) -> None:
+    def allocate() -> None:
+        torch.empty(512 * 2**20, dtype=torch.uint8)[::4096] = 1
+
+    record = fitted(tmp_path, Slow(allocate))
+    odd = slow_step(record)
+    (counters,) = (each for each in record.step_counters if each.step == AT + 1)
+    assert counters.minor_faults is not None
+    assert counters.minor_faults >= 256  # of huge pages
+    assert counters.fault_s is not None
+    assert counters.cpu_wait_s is not None
+    faults = f"{counters.minor_faults:,.0f} page faults"
+    # Where other programs had its CPU meanwhile, that may have taken longer.
+    assert odd.cause in (
+        (faults,) if counters.fault_s > 2 * counters.cpu_wait_s else (faults, "waiting for a CPU", None)
+    )
+
+
+@pytest.fixture
+def hogs() -> Iterator[int]:
+    """Six programs that never rest, on one CPU, which is the result; each would end by itself."""
+    cpu = min(os.sched_getaffinity(0))
+    hog = [sys.executable, "-c", "import signal; signal.alarm(100)\nwhile True: pass"]
+    started = [subprocess.Popen(hog) for _ in range(6)]
+    try:
+        for process in started:
+            os.sched_setaffinity(process.pid, {cpu})
+        yield cpu
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_a_step_that_is_preempted(tmp_path: Path, hogs: int) -> None:
+    """For 0.1 s of CPU time it has a seventh of a CPU. Others may have another, in which case it has even less."""
+    cpus = os.sched_getaffinity(0)
+
+    def crowded() -> None:
+        os.sched_setaffinity(0, {hogs})
+        until = time.thread_time() + 0.1
+        while time.thread_time() < until:
+            pass
+        os.sched_setaffinity(0, cpus)
+
+    try:
+        record = fitted(tmp_path, Slow(crowded))
+    finally:
+        os.sched_setaffinity(0, cpus)
+    odd = slow_step(record)
+    assert odd.cause == "waiting for a CPU"
+    assert odd.cause_s is not None
+    assert odd.cause_s > 0.3
+
+
+def test_a_step_that_sleeps_has_no_cause(tmp_path: Path) -> None:
+    odd = slow_step(fitted(tmp_path, Slow(lambda: time.sleep(SLOW_S))))
+    assert (odd.part, odd.cause) == ("forward", None)
+    assert odd.beside is not None
+    assert " more asleep" in odd.beside

@@ -1,0 +1,128 @@
+"""Figures of steps from readings that are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from lm_profiler.measure.counts.garbage import GarbageCollection
+from lm_profiler.measure.counts.recompiles import TimedCompilation
+from lm_profiler.measure.counts.step_counters import Beside, step_counters
+from lm_profiler.measure.counts.step_reader import Raw
+from lm_profiler.measure.device.fault_cost import FaultCost
+from lm_profiler.record.run import StepCounters
+
+MS = 1_000_000
+SMALL = FaultCost(1e-6, 1e-6)
+
+
+def reading(
+    step: int,
+    began_ms: float,
+    ended_ms: float,
+    usage: tuple[float, float, int, int, int, int] = (0.0, 0.0, 0, 0, 0, 0),
+    thread: bytes = b"",
+    allocator: Sequence[int] = (),
+) -> Raw:
+    """``usage``: seconds in user mode and in the kernel, minor and major faults, voluntary and involuntary switches."""
+    names = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
+    used = SimpleNamespace(**dict(zip(names, usage, strict=True)))
+    return step, round(began_ms * MS), round(ended_ms * MS), used, thread, allocator
+
+
+def test_each_step_has_what_happened_since_the_one_before() -> None:
+    raw = [
+        reading(0, 100, 100, (5.0, 1.0, 1000, 3, 70, 20), b"6000000000 40000000 9\n", (1, 8)),
+        reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
+        reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
+    ]
+    first, second = step_counters(raw, Beside(cost=SMALL), rank=2)
+    assert (first.step, first.rank, second.step) == (6, 2, 7)
+    assert first.model_dump(exclude_none=True) == pytest.approx(
+        {
+            "step": 6, "rank": 2, "wall_s": 0.1, "between_s": 0.01, "gc_s": 0.0, "compile_s": 0.0, "cpu_wait_s": 0.005,
+            "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 300e-6, "minor_faults": 300,
+            "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4, "alloc_retries": 0,
+            "new_segments": 1,
+        }
+    )  # fmt: skip
+    assert second.between_s == pytest.approx(0.002)
+    assert second.asleep_s == pytest.approx(0.002)
+    assert (second.cpu_wait_s, second.minor_faults, second.alloc_retries, second.new_segments) == (0.0, 0, 2, 0)
+
+
+def test_faults_of_threads_that_run_at_once_take_the_step_less() -> None:
+    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.1, 0.3, 100_000, 0, 0, 0))]
+    (counters,) = step_counters(raw, Beside(cost=SMALL))
+    assert counters.fault_s == pytest.approx(0.1 / 4)
+
+
+@pytest.mark.parametrize("system_s, fault_s", [(0.030, 0.030), (0.080, 0.050), (100e-6, 100e-6)])
+def test_large_pages_take_as_long_as_the_kernel_is_at_work_and_no_longer_than_they_can(
+    system_s: float, fault_s: float
+) -> None:
+    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, 100, 0, 0, 0))]
+    (counters,) = step_counters(raw, Beside(cost=FaultCost(1e-6, 0.5e-3)))
+    assert counters.fault_s == pytest.approx(fault_s)
+
+
+def test_faults_take_no_longer_than_the_process_had_a_cpu() -> None:
+    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.01, 0.02, 90_000, 0, 0, 0))]
+    (counters,) = step_counters(raw, Beside(cost=SMALL))
+    assert counters.fault_s == pytest.approx(0.03)
+
+
+def test_what_is_not_counted_here_is_unknown() -> None:
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], Beside(compilations=None))
+    for name in ("cpu_wait_s", "asleep_s", "fault_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
+        assert getattr(counters, name) is None
+
+
+def test_collections_and_compilations_count_where_they_lie_within_the_step() -> None:
+    beside = Beside(
+        collections=[
+            GarbageCollection(2 * MS, 4 * MS, 0),
+            GarbageCollection(8 * MS, 13 * MS, 2),  # 2 ms of it between the steps
+            GarbageCollection(14 * MS, 15 * MS, 1),
+        ],
+        compilations=[
+            TimedCompilation(0.015, 0.021, "f"),
+            TimedCompilation(0.016, 0.019, "within f"),
+            TimedCompilation(0.0185, 0.030, None),
+        ],
+    )
+    raw = [reading(0, 0, 0), reading(1, 0, 10), reading(2, 12, 20)]
+    one, two = step_counters(raw, beside)
+    assert (one.gc_s, one.gc_generation) == (pytest.approx(4e-3), 0)
+    assert (two.gc_s, two.gc_generation) == (pytest.approx(2e-3), 2)
+    assert (one.compile_s, one.compiled) == (0.0, None)
+    assert (two.compile_s, two.compiled) == (pytest.approx(5e-3), "f")
+
+
+def test_overlaps_are_what_brute_force_counts() -> None:
+    rng = np.random.default_rng(1)
+    instants = np.sort(rng.choice(10_000, 400, replace=False))
+    collections = [GarbageCollection(int(a) * MS, int(b) * MS, 0) for a, b in instants.reshape(-1, 2)]
+    busy = np.zeros(10_000, dtype=bool)
+    for one in collections:
+        busy[one.began_ns // MS : one.ended_ns // MS] = True
+    ends = [0, *np.sort(rng.choice(10_000, 60, replace=False)).tolist()]
+    raw = [reading(0, 0, 0)] + [reading(n, a, b) for n, (a, b) in enumerate(itertools.pairwise(ends), 1)]
+    seen = [counters.gc_s for counters in step_counters(raw, Beside(collections))]
+    assert seen == pytest.approx([busy[a:b].sum() * 1e-3 for a, b in itertools.pairwise(ends)])
+
+
+def test_the_gpus_clock_is_that_of_the_step() -> None:
+    asked: list[tuple[float, float]] = []
+
+    def gpu(began_s: float, ended_s: float) -> tuple[float, list[str]]:
+        asked.append((began_s, ended_s))
+        return 1e9, ["power cap"]
+
+    (counters,) = step_counters([reading(0, 0, 0), reading(1, 5, 10)], Beside(gpu=gpu))
+    assert asked == [(pytest.approx(0.005), pytest.approx(0.010))]
+    assert counters == StepCounters(**{**counters.model_dump(), "sm_clock_hz": 1e9, "throttled": ["power cap"]})

@@ -1,0 +1,146 @@
+"""What is read between steps, on the real clocks of Linux."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm_profiler.measure.boundary import comes_from_outside
+from lm_profiler.measure.counts.step_counters import Beside, step_counters
+from lm_profiler.measure.counts.step_reader import StepReader
+
+pytestmark = pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="Linux counts")
+
+
+def read_of(*steps: Any) -> StepReader:
+    """Reads after each of ``steps``."""
+    reader = StepReader(time.perf_counter_ns)
+    reader.start()
+    try:
+        for number, step in enumerate(steps, 1):
+            began_ns = time.perf_counter_ns()
+            step()
+            reader.read(number, began_ns, time.perf_counter_ns())
+    finally:
+        reader.stop()
+    return reader
+
+
+def spin(seconds: float) -> None:
+    """Of this thread's own CPU time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_running_waiting_and_sleeping_add_up_to_the_time_between_two_readings() -> None:
+    reader = read_of(lambda: spin(0.05), lambda: time.sleep(0.05))
+    spun, slept = step_counters(reader.raw, Beside())
+    assert spun.cpu_s is not None
+    assert spun.cpu_s >= 0.0499
+    assert spun.asleep_s is not None
+    assert spun.asleep_s < 0.02  # nothing that it waited for; on a busy machine it had no CPU, which is something else
+    assert slept.asleep_s is not None
+    assert slept.asleep_s > 0.0499
+    for counters, raw, before in ((spun, reader.raw[1], reader.raw[0]), (slept, reader.raw[2], reader.raw[1])):
+        ran_s = (int(raw[4].split()[0]) - int(before[4].split()[0])) * 1e-9
+        assert counters.cpu_wait_s is not None
+        assert counters.asleep_s is not None
+        known_s, wall_s = ran_s + counters.cpu_wait_s + counters.asleep_s, (raw[2] - before[2]) * 1e-9
+        # The thread's times are read just after the instant: what it ran or waited since can be more than all of it.
+        assert known_s == pytest.approx(wall_s) if counters.asleep_s else known_s >= wall_s
+
+
+def test_the_threads_time_is_not_as_old_as_the_last_tick() -> None:
+    """Steps of 0.7 ms of CPU time, where the kernel counts ticks of 1 ms or more."""
+    steps = [step.cpu_wait_s for step in step_counters(read_of(*[lambda: spin(7e-4)] * 40).raw, Beside())]
+    assert None not in steps
+    raw = read_of(*[lambda: spin(7e-4)] * 40).raw
+    ran_ms = sorted((int(b[4].split()[0]) - int(a[4].split()[0])) * 1e-6 for a, b in itertools.pairwise(raw))
+    assert 0.65 < ran_ms[len(ran_ms) // 2] < 1.0
+
+
+def test_pages_of_new_memory_are_counted() -> None:
+    def touch() -> None:
+        torch.empty(32 * 2**20, dtype=torch.uint8)[::4096] = 1
+
+    (counters,) = step_counters(read_of(touch).raw, Beside())
+    assert counters.minor_faults is not None
+    assert counters.minor_faults >= 16  # of huge pages
+
+
+def test_compilations_are_told_on_the_clock_of_the_steps() -> None:
+    torch._dynamo.reset()
+
+    def slow(graph: torch.fx.GraphModule, examples: Any) -> Any:
+        time.sleep(0.1)
+        return graph.forward
+
+    @torch.compile(backend=slow, dynamic=False)
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled(torch.ones(2))
+    reader = read_of(lambda: doubled(torch.ones(2)), lambda: doubled(torch.ones(3)), lambda: doubled(torch.ones(3)))
+    none, one, again = step_counters(reader.raw, Beside(compilations=reader.compilations))
+    assert (none.compile_s, none.compiled, again.compile_s) == (0.0, None, 0.0)
+    assert one.compile_s is not None
+    assert one.wall_s is not None
+    assert 0.1 < one.compile_s < one.wall_s
+    assert one.compiled is not None
+    assert one.compiled.startswith("doubled (test_step_reader.py:")
+    assert "expected 2, actual 3" in one.compiled
+
+
+def test_where_the_time_of_day_goes_another_way_compilations_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = StepReader(lambda: 0)  # a clock that stands
+    monkeypatch.setattr(
+        "lm_profiler.measure.counts.step_reader.compilations", lambda since_s: [object()] if since_s else []
+    )
+    reader.start()
+    time.sleep(2e-3)
+    reader.stop()
+    assert reader.compilations is None
+
+
+def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> None:
+    def handle(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    class Signals:
+        def __init__(self) -> None:
+            self.me = self
+
+    before = signal.signal(signal.SIGALRM, handle)
+    reader = StepReader(time.perf_counter_ns)
+    reader.start()
+    kept = [[at] for at in range(1_000_000)]  # what a collection goes through
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 1e-3)
+        try:
+            gc.collect()
+        except KeyboardInterrupt:
+            pytest.skip("it came before the collection began")
+        with pytest.raises(KeyboardInterrupt) as raised:
+            reader.read(1, 0, 0)
+        assert comes_from_outside(raised.value)
+        reader.read(2, 0, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        reader.stop()
+        signal.signal(signal.SIGALRM, before)
+        del kept
+
+
+def test_after_stop_no_file_is_open() -> None:
+    before = list(Path("/proc/self/fd").iterdir())
+    reader = read_of(int)
+    reader.stop()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= len(before)
