@@ -31,8 +31,10 @@ def term_title(name: str) -> str:
 
 def _seconds(name: str) -> Callable[[RunRecord], float | None]:
     def get(record: RunRecord) -> float | None:
-        terms = record.waterfall.terms if record.waterfall is not None else []
-        return next((term.seconds for term in terms if term.name == name), None)
+        fall = record.waterfall
+        if fall is None or name in fall.untold:
+            return None
+        return next((term.seconds for term in fall.terms if term.name == name), None)
 
     return get
 

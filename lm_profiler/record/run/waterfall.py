@@ -78,3 +78,9 @@ class Waterfall(Part):
     clock_share: float | None
     terms: list[Term]
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def untold(self) -> set[str]:
+        """Terms that nobody can tell from the one after them, because the clock or the bandwidth is unknown."""
+        rates = {"clock": self.clock_share, "bandwidth": self.bandwidth_bytes_per_s}
+        return {name for name, rate in rates.items() if rate is None}

@@ -12,6 +12,7 @@ from lm_profiler.report.run.waterfall import (
     digits_of,
     ms_text,
     no_waterfall,
+    not_drawn,
     of_the_step,
     rungs,
     step_text,
@@ -45,6 +46,7 @@ def why(entry: Entry) -> Json:
         },
         "terms": [_term(rung, fall) for rung in rungs(fall)],
         "facts": table_of(text_table(("", "", ""), facts, left=3)),
+        "not_drawn": not_drawn(fall),
         "notes": fall.notes,
     }
 

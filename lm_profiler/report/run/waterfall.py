@@ -42,14 +42,28 @@ class Rung:
 
 
 def rungs(fall: Waterfall) -> list[Rung]:
-    """The terms that take any time, in the record's order; the ideal and what is unexplained always."""
+    """The terms whose time can be read, in the record's order; the ideal and what is unexplained always."""
     texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
     drawn, start_s = [], 0.0
     for term, text in zip(fall.terms, texts, strict=True):
-        if term.seconds or term.name in ("ideal", "unexplained"):
+        if not _is_nought(text) or term.name in ("ideal", "unexplained"):
             drawn.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
     return drawn
+
+
+def not_drawn(fall: Waterfall) -> str:
+    """What becomes of the terms that have no bar; empty where all have one."""
+    drawn = {rung.term.name for rung in rungs(fall)}
+    without = [term.name for term in fall.terms if term.name not in drawn]
+    nothing = [title_in(fall, name) for name in without if name not in fall.untold]
+    unknown = [title_in(fall, name) for name in without if name in fall.untold]
+    told = {"No time in": nothing, "Unknown, and part of the next term": unknown}
+    return " ".join(f"{words}: {', '.join(titles)}." for words, titles in told.items() if titles)
+
+
+def _is_nought(text: str) -> bool:
+    return not text.strip("-0.,")
 
 
 def title_in(fall: Waterfall, name: str) -> str:
@@ -105,6 +119,8 @@ def why_lines(record: RunRecord) -> list[str]:
     (first, _), *others = told
     terms = [f"{texts[0]} {first}"]
     for (title, seconds), text in zip(others, texts[1:], strict=True):
+        if _is_nought(text) and title != term_title("unexplained"):
+            continue
         terms.append(f"{'-' if seconds < 0 else '+'} {text.removeprefix('-')} {title}")
     shown, bracket, interval = step_text(fall).partition(" [")
     return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}", *_to_win(fall)]

@@ -31,7 +31,10 @@ def _terms(fall: Waterfall) -> Table:
     texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
     for term, text in zip(fall.terms, texts, strict=True):
         more = (term.at_most_s, *(term.phases.get(part) for part in occurring))
-        cells = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s), *(_ms(x, digits) for x in more)]
+        told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
+        if term.name in fall.untold:
+            told = [TableCell(text="unknown"), TableCell()]
+        cells = [*told, *(_ms(x, digits) for x in more)]
         rows.append([_text(title_in(fall, term.name)), *cells])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))

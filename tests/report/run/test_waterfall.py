@@ -15,7 +15,7 @@ from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
 from lm_profiler.report.run.terminal import time_table
-from lm_profiler.report.run.waterfall import no_waterfall, rungs, step_text, why_lines
+from lm_profiler.report.run.waterfall import no_waterfall, not_drawn, rungs, step_text, why_lines
 from lm_profiler.report.run.waterfall_tables import waterfall_tables
 
 
@@ -104,6 +104,18 @@ def test_nothing_is_beyond_a_bandwidth_that_nobody_knows() -> None:
     assert "ms in memory-bound (" in to_win
     assert [rung.title for rung in rungs(fall)] == ["ideal", "memory-bound", "unexplained"]
     assert waterfall_tables(made_record(waterfall=fall))[0].rows[1][0].text == "memory-bound"
+
+
+def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -> None:
+    terms = {"ideal": 50.0, "clock": 0.0, "slow_products": 49.99, "gaps": 0.01, "input": 0.0, "unexplained": 0.0}
+    fall = made_waterfall(terms, 100.0, clock_share=None)
+    record = made_record(waterfall=fall)
+    assert QUANTITIES["waterfall_clock_s"].get(record) is None
+    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
+    assert rows["lower clock"] == "unknown"
+    assert not_drawn(fall) == "No time in: gaps, input. Unknown, and part of the next term: lower clock."
+    assert lines_of(fall)[0].endswith("= 50.0 ideal + 50.0 slow products + 0.0 unexplained")
+    assert not_drawn(made_waterfall()) == "No time in: recomputation."
 
 
 def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
