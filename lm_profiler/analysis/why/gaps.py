@@ -33,7 +33,7 @@ class Gap(NamedTuple):
     what: str
 
 
-class _Call(NamedTuple):
+class _DriverCall(NamedTuple):
     start: int
     end: int
     what: str
@@ -77,7 +77,7 @@ def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
         yield Gap(left, NO_PHASE, PYTHON)
 
 
-def _calls(packed: Packed) -> list[_Call]:
+def _calls(packed: Packed) -> list[_DriverCall]:
     """Calls of the driver that made the host wait, or that took long, by when they end."""
     calls = []
     for event in walk(packed):
@@ -85,11 +85,13 @@ def _calls(packed: Packed) -> list[_Call]:
             name, operator = packed.names[event.name] or "", packed.names[event.operator]
             if event.length > _LONG_NS or _WAITS.search(name):
                 what = name if operator is None else f"{name} in {operator}"
-                calls.append(_Call(event.start, event.start + event.length, what, _WAITS.search(name) is not None))
+                calls.append(
+                    _DriverCall(event.start, event.start + event.length, what, _WAITS.search(name) is not None)
+                )
     return sorted(calls, key=attrgetter("end"))
 
 
-def _in_call(calls: Sequence[_Call], begin: int, end: int) -> str | None:
+def _in_call(calls: Sequence[_DriverCall], begin: int, end: int) -> str | None:
     """The call that the host was in while the device had nothing to do, or for whose end it had waited."""
     for call in calls[bisect_left(calls, begin, key=attrgetter("end")) :]:
         if min(call.end, end) - max(call.start, begin) > _MOST * (end - begin):

@@ -193,3 +193,16 @@ def test_threads_that_compute_at_the_same_time_count_once() -> None:
     trace.operator("aten::add", 40, 90, MAIN + 1)
     told = terms(waterfall(step(100), traced_of(Packed(trace.events))))
     assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
+
+
+def test_a_compiled_graph_computes_and_what_surrounds_it_waits() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("Torch-Compiled Region: 0/0", 10, 95)
+    trace.operator("CompiledFunction", 20, 90)
+    trace.range("## Call CompiledFxGraph fyla2tcja2vqqjqmbouiqp5ygmsyajl7f4wz ##", 30, 80)
+    trace.operator("aten::mm", 40, 60)
+    fall = waterfall(step(100), traced_of(Packed(trace.events)))
+    told = terms(fall)
+    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((20, 30, 50))
+    assert term(fall, "beyond_bandwidth").contributors[0].what == "other: CompiledFxGraph"

@@ -1,0 +1,102 @@
+"""The waterfall of real runs on the CPU: there, adding up, and never in the way of the record."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks.outcome.why import lists_of
+from lm_profiler.record.run import RunRecord, TermName, Waterfall, read_run
+from lm_profiler.training import FakeTokens, LanguageModel
+
+SLEPT_S = 0.08
+
+
+class Sleeper(LightningModule):
+    """One product, one addition, and much sleep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 64)
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        time.sleep(SLEPT_S)
+        return self.head(batch).add(1.0).sum()
+
+    def train_dataloader(self) -> DataLoader[Tensor]:
+        return DataLoader(torch.ones(800, 64), batch_size=8)  # type: ignore[arg-type]  # a tensor is a dataset of its rows
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
+    profiler = instruments(1, 5, memory=1, trace=2)
+    trainer_with([profiler], folder).fit(module, data)
+    return read_run(profiler.folder)
+
+
+@pytest.fixture(scope="module")
+def fall(tmp_path_factory: pytest.TempPathFactory) -> Waterfall:
+    model = LanguageModel(d_model=64, d_ff=128, num_layers=2, num_heads=2, vocab_size=500)
+    data = FakeTokens(context_length=64, batch_size=2, vocab_size=500)
+    record = run(model, tmp_path_factory.mktemp("lm"), data)
+    assert record.waterfall is not None, record.notes
+    assert record.waterfall.step_s == record.time["step"].median
+    return record.waterfall
+
+
+def test_the_terms_of_a_run_are_all_there_once_and_add_up_to_its_step(fall: Waterfall) -> None:
+    assert fall.source == "operators"
+    assert [term.name for term in fall.terms] == list(get_args(TermName))
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
+    assert all(term.seconds >= 0 for term in fall.terms[:-1])
+
+
+def test_products_are_told_by_module_with_their_shapes(fall: Waterfall) -> None:
+    ideal = fall.terms[0]
+    assert "model.blocks.*.feed_forward.gate" in {part.module for part in ideal.contributors}
+    slow = next(term for term in fall.terms if term.name == "slow_products")
+    told = [part.detail or "" for part in slow.contributors if part.what == "aten::mm"]
+    assert all("; m " in detail and ", k " in detail for detail in told)
+
+
+def test_the_optimizer_moves_the_bytes_of_all_parameters(fall: Waterfall) -> None:
+    """Though a trace tells no types of tensors in lists, and no shapes where they are many."""
+    moved = next(term for term in fall.terms if term.name == "bandwidth")
+    assert fall.bandwidth_bytes_per_s is None or moved.phases["optimizer"] > 0
+
+
+def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
+    fall = run(Sleeper(), tmp_path).waterfall
+    assert fall is not None
+    gaps = next(term for term in fall.terms if term.name == "gaps")
+    assert gaps.contributors[0].what == "forward: Python"
+    # What else runs takes a hundredth of it: a busy machine may make it fifty times as long.
+    assert gaps.phases["forward"] > 0.5 * SLEPT_S
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
+
+
+def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(packed: Any) -> None:
+        raise KeyError("ts")
+
+    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.traced_of", broken)
+    record = run(Sleeper(), tmp_path)
+    assert (record.status, record.waterfall) == ("ok", None)
+    assert record.verdict is not None
+    assert "waterfall unknown: KeyError: 'ts'" in record.notes
+
+
+def test_what_an_optimizer_is_given_in_lists() -> None:
+    parameters = [torch.zeros(3, 4), torch.zeros(5)]
+    assert lists_of(parameters) == (17, 4)
+    assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
