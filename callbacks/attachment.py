@@ -34,6 +34,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
@@ -179,12 +180,13 @@ class Attachment:
             ("forward", "backward", "optimizer") if self.options.verb == "fit" else ("forward",),
             self._measured_s,
         )
+        forward = ForwardTraffic()
         return Instruments(
-            MemoryReader(probe, timeline, device, parties),
+            MemoryReader(probe, timeline, device, parties, forward),
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 whatif,
-                FlopsWatch(timeline, lambda: trainer.lightning_module),
+                FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,

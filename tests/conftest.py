@@ -47,4 +47,4 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
     if "lm_profiler.callbacks.outcome.afterwards" in sys.modules:
         monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda device, dtype, say: None)
-        monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device, say: None)
+        monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device: None)

@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.causes import HoldingsReader
 from lm_profiler.measure.memory.history import allocator_facts
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
+from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.steps import Peaks
 from lm_profiler.usage_error import UsageError, expect
 
@@ -49,15 +51,17 @@ class MemoryReader:
         timeline: whose marks are observed.
         device: whose allocator is asked.
         parties: the module and the optimizers whose tensors count, asked for when they exist.
+        forward: is told of the operators of forward passes, by somebody else.
     """
 
     probe: Probe
     timeline: Timeline
     device: torch.device
     parties: Callable[[], tuple[nn.Module, Sequence[Optimizer]]]
+    forward: ForwardTraffic = field(default_factory=ForwardTraffic)
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
-    _readers: tuple[HoldingsReader, LevelsReader, PartPeaks] | None = None
+    _readers: tuple[HoldingsReader, LevelsReader, TrafficReader, PartPeaks] | None = None
     _observers: tuple[Callable[[int], None], ...] = ()
     name: str = "memory"
 
@@ -65,8 +69,9 @@ class MemoryReader:
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
         if self._readers is None or not self._observers:
             return self.probe.peaks()
-        holdings, levels, parts = self._readers
+        holdings, levels, traffic, parts = self._readers
         holdings.step_ended()
+        traffic.step_ended()
         levels.step_ended()
         return parts.take_step()
 
@@ -76,9 +81,11 @@ class MemoryReader:
             return
         module, optimizers = self.parties()
         # In this order: the last resets the peak that the first reads.
+        levels = LevelsReader(module, optimizers, self.probe.held, self.device, self.part)
         self._readers = (
             HoldingsReader(module, optimizers, lambda: self.probe.peaks()[0], self.device, self.part),
-            LevelsReader(module, optimizers, self.probe.held, self.device, self.part),
+            levels,
+            TrafficReader(module, optimizers, self.device, self.timeline, levels.saved, self.forward),
             PartPeaks(self.probe),
         )
         self._readers[0].start()
@@ -90,14 +97,15 @@ class MemoryReader:
             self.facts["allocator"] = allocator_facts(self.device)
         if self._readers is None:
             return
-        holdings, levels, parts = self._readers
+        holdings, levels, traffic, parts = self._readers
         self.discard()
         self.facts |= {"part_peaks": parts.by_part(), "causes": holdings.by_part(), "levels": levels.levels}
+        self.facts["traffic"] = traffic.traffic
 
     def discard(self) -> None:
         if self._readers is None:
             return
-        holdings, levels, _ = self._readers
+        holdings, levels, *_ = self._readers
         self.timeline.unobserve(*self._observers)
         self._observers = ()
         holdings.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from lm_profiler.measure.copies.compiled_flops import MethodStep, count_apart, o
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops, Verb
 
 
@@ -42,14 +43,28 @@ class SeenFlops:
     """Why they are unknown; None where nothing was looked at, because no step of that stage ran."""
     compiled: bool = False
     """Whether the step is compiled, so that FLOPs have to be counted on a copy."""
+    by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Of one rank, by the work and the dtype of the factors."""
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """Of one step: FLOPs over all ranks; of one rank by the work and by dtype.
+
+    ``forward_read_bytes`` is what one rank's forward passes read at least, where that was counted on a copy.
+    """
+
+    flops: Flops
+    by_dtype: Mapping[str, Mapping[str, int]]
+    forward_read_bytes: int | None = None
 
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
-    """The sum of what every rank counted; unknown where it is on one of them."""
+    """The sum of what every rank counted, with the first one's dtypes; unknown where it is on one of them."""
     known = [one.flops for one in seen if one.flops is not None]
     if len(known) < len(seen):
         return next(one for one in seen if one.flops is None)
-    return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)))
+    return SeenFlops(_flops(lambda kind: sum(getattr(flops, kind) for flops in known)), by_dtype=seen[0].by_dtype)
 
 
 @dataclass(eq=False)
@@ -62,10 +77,12 @@ class FlopsWatch:
     Args:
         timeline: whose marks tell forward and backward.
         module: the model, asked for when it exists.
+        forward: is told of the operators of forward passes.
     """
 
     timeline: Timeline
     module: Callable[[], torch.nn.Module]
+    forward: ForwardTraffic | None = None
     part: Guard = UNGUARDED
     facts: dict[str, SeenFlops] = field(default_factory=dict)
     _step: StepFlops | None = None
@@ -81,7 +98,7 @@ class FlopsWatch:
         elif _has_cuda_graphs():
             self.facts["flops"] = SeenFlops(unknown="the step may replay CUDA graphs, whose FLOPs cannot be counted")
         else:
-            self._step = StepFlops(self.timeline)
+            self._step = StepFlops(self.timeline, self.forward)
             self._observers = (self.part.guard(self._step),)
             self.timeline.observers += self._observers
 
@@ -91,7 +108,7 @@ class FlopsWatch:
             return
         self.discard()
         try:
-            self.facts["flops"] = SeenFlops(step.flops())
+            self.facts["flops"] = SeenFlops(step.flops(), by_dtype=step.by_dtype())
         except UncountableError as error:
             self.facts["flops"] = SeenFlops(unknown=str(error))
 
@@ -106,8 +123,8 @@ def _has_cuda_graphs() -> bool:
     return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
-def flops_per_step(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> Flops | None:
-    """FLOPs of one step over all ranks; None where no step was looked at.
+def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork | None:
+    """The work of one step; None where no step was looked at.
 
     Args:
         trainer: of the run.
@@ -124,10 +141,15 @@ def flops_per_step(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, ba
         module = trainer.lightning_module
         backward = verb == "fit" and module.automatic_optimization
         counted = count_apart(module, step_of(module, verb), batch(), backward)
-        return _scaled(counted, batches_per_step(trainer, verb), 1)
+        batches = batches_per_step(trainer, verb)
+        own = batches // trainer.world_size
+        read = None if counted.read_bytes is None else own * counted.read_bytes
+        return StepWork(_scaled(counted.flops, batches, 1), _each(counted.by_dtype, own, 1), read)
     if seen.unknown is not None:
         raise UncountableError(seen.unknown)
-    return None if seen.flops is None or not steps else _scaled(seen.flops, 1, steps)
+    if seen.flops is None or not steps:
+        return None
+    return StepWork(_scaled(seen.flops, 1, steps), _each(seen.by_dtype, 1, steps))
 
 
 def without_data(batch: Any) -> Any:
@@ -141,6 +163,10 @@ def without_data(batch: Any) -> Any:
 
 def _scaled(flops: Flops, times: int, over: int) -> Flops:
     return _flops(lambda kind: round(times * getattr(flops, kind) / over))
+
+
+def _each(by_dtype: Mapping[str, Mapping[str, int]], times: int, over: int) -> dict[str, dict[str, int]]:
+    return {work: {dtype: round(times * n / over) for dtype, n in of.items()} for work, of in by_dtype.items()}
 
 
 def _flops(of: Callable[[str], int]) -> Flops:

@@ -10,12 +10,15 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.peaks import Dtype
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import batches_per_step, flops_per_step, without_data
+from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, step_work, without_data
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_name
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.counts.flop_formulas import UncountableError
@@ -41,6 +44,8 @@ class LateFacts:
     """Of rank 0's trace."""
     traced: Traced | None = None
     """What the time of rank 0's traced steps went to."""
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """What each phase of a step has to do at least, of one device."""
     notes: Sequence[str] = ()
 
 
@@ -89,27 +94,42 @@ class Afterwards:
         kernels = try_or_note("kernels", lambda: tracer.kernels(packed), notes)
         traced = None if packed is None else try_or_note("waterfall", lambda: traced_of(packed), notes)
         notes += without_kernels(device, kernels)
-        flops = try_or_note("FLOPs", lambda: self._flops(trainer, measured, notes), notes)
+        work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
+        phases = try_or_note("floors", lambda: self._phases(trainer, measured, work), notes) or {}
         ceilings: dict[str, float | None] = {}
-        if dtype is not None:
-            factors = getattr(torch, name := torch_name(dtype))
-            ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)
-        copied = try_or_note("bandwidth", lambda: known_copy_rate(device, notes.append), notes)
+        for name in _multiplied(dtype, phases):
+            factors = getattr(torch, name)
+            ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
+        copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         samples = try_or_note("samples", self._samples, notes)
         if samples is not None:
             samples *= batches_per_step(trainer, verb)
         numerics = None
         if self._audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
-        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, notes)
+        flops = None if work is None else work.flops
+        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, phases, notes)
 
-    def _flops(self, trainer: Trainer, measured: Measured, notes: list[str]) -> Flops | None:
+    def _phases(self, trainer: Trainer, measured: Measured, work: StepWork | None) -> dict[str, Work]:
+        try:
+            batch_bytes = bytes_of_batch(self._shapes()) * batches_per_step(trainer, self._verb) // trainer.world_size
+        except Exception:  # it cannot be described
+            batch_bytes = None
+        return phase_work(trainer, work, measured.traffic, batch_bytes)
+
+    def _work(self, trainer: Trainer, measured: Measured, notes: list[str]) -> StepWork | None:
         steps = len({row.step for row in measured.rows if row.stage == "memory"})
         try:
-            return flops_per_step(trainer, self._verb, measured.flops, steps, self._shapes)
+            return step_work(trainer, self._verb, measured.flops, steps, self._shapes)
         except UncountableError as unknown:
             notes.append(f"FLOPs unknown: {unknown}")
             return None
+
+
+def _multiplied(dtype: Dtype | None, phases: Mapping[str, Work]) -> list[str]:
+    """The dtypes of all products, by torch's names: the run's own, and what else was seen."""
+    run = [] if dtype is None else [torch_name(dtype)]
+    return list(dict.fromkeys([*run, *(name for work in phases.values() for name in work.flops or {})]))
 
 
 def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[str]:

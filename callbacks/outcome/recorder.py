@@ -23,6 +23,7 @@ from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
+from lm_profiler.callbacks.outcome.floors import floors_of
 from lm_profiler.callbacks.outcome.judgement import (
     free_share,
     judge,
@@ -138,6 +139,9 @@ class Recorder:
         }
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
+        record = record.model_copy(
+            update={"floors": try_or_note("floors", lambda: floors_of(record, late.work), notes) or {}}
+        )
         verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
         record = record.model_copy(update={"verdict": verdict})
         fell = try_or_note("waterfall", lambda: self._waterfall(record, late.traced), notes)

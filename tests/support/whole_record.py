@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, Term, TermName
 
+_KEYS = (*TIMES, "warmup", "measure", "whatif", "memory", "trace", "float32", "bfloat16", "float16", "float64")
+
 
 def filled(annotation: Any, count: Iterator[int]) -> Any:
     """A value of the type in which everything is known, and no number stands twice."""
@@ -21,7 +23,7 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
     if origin is Literal:
         return arguments[0]
     if origin is dict:
-        return {key: filled(arguments[1], count) for key in (*TIMES, "warmup", "measure", "whatif", "memory", "trace")}
+        return {key: filled(arguments[1], count) for key in _KEYS}
     if origin in (list, tuple):
         rows = [filled(arguments[0], count) for _ in range(3)]
         return [{**rows[0], "name": name} for name in get_args(TermName)] if arguments[0] is Term else rows

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.copies.module_copy import ModuleCopy, UncopyableError, undisturbed
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
 
 META = torch.device("meta")
@@ -60,8 +61,21 @@ class MethodStep:
         return getattr(module, self.name)(batch, *self.rest)
 
 
-def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool, limit_s: float = LIMIT_S) -> Flops:
-    """FLOPs of ``step(module, batch)`` and, if asked, of the backward pass of its loss, counted in another process.
+@dataclass(frozen=True)
+class Counted:
+    """The work of one batch.
+
+    ``by_dtype`` has its FLOPs by work and by dtype of the factors; ``read_bytes`` is what the forward pass reads at
+    least (``ForwardTraffic``), None where unknown.
+    """
+
+    flops: Flops
+    by_dtype: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    read_bytes: int | None = None
+
+
+def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool, limit_s: float = LIMIT_S) -> Counted:
+    """The work of ``step(module, batch)`` and, if asked, of the backward pass of its loss, counted in another process.
 
     Takes the few seconds in which the other process imports torch and the module's own code. Weights that FSDP2 shards
     count whole, as each rank multiplies them.
@@ -87,11 +101,11 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, backward: bool,
         raise UncountableError("the process that counts on a copy ended without an answer") from None
     if "unknown" in answer:
         raise UncountableError(answer["unknown"])
-    return Flops.model_validate(answer)
+    return Counted(**{**answer, "flops": Flops.model_validate(answer["flops"])})
 
 
-def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> Flops:
-    """FLOPs of ``step`` run once, eagerly, on a meta-device copy of ``module``, in this process.
+def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True) -> Counted:
+    """The work of ``step`` run once, eagerly, on a meta-device copy of ``module``, in this process.
 
     The module, its gradients and the random states stay as they are; opaque objects are shared with the copy, which
     is why ``count_apart`` calls this elsewhere. Module hooks do not run, so products made in them are not counted.
@@ -104,14 +118,15 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
     # On the meta device are also the tensors that the step makes without naming one. Anomaly detection reads values.
     with undisturbed(module), META, torch.autograd.set_detect_anomaly(False), torch.set_grad_enabled(backward):
         copy, shapes = on_meta((module, batch))
-        counter = FlopCounter()
+        counter = FlopCounter(traffic := ForwardTraffic())
+        traffic.begin()
         with counter:
             loss = loss_of(step(copy, shapes))
             if backward and not isinstance(loss, Tensor):
                 raise UncountableError("on a copy the step gave no loss")
             if backward:
                 loss.backward()
-        return counter.flops()
+        return Counted(counter.flops(), counter.by_dtype(), traffic.take())
 
 
 def main() -> None:
@@ -122,7 +137,8 @@ def main() -> None:
     signal.alarm(int(LIMIT_S))  # also when nobody waits any more
     try:
         module, step, batch, backward = _Reader(sys.stdin.buffer).load()
-        answer = count_flops(module, step, batch, backward).model_dump()
+        counted = count_flops(module, step, batch, backward)
+        answer = {**asdict(counted), "flops": counted.flops.model_dump()}
     except UncountableError as error:
         answer = {"unknown": str(error)}
     except Exception as error:

@@ -18,19 +18,23 @@ from traceback import walk_stack
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.boundary import comes_from_outside, said
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
 from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, UncountableError, formula_of
+from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"
 """Where fake tensors are defined, on which torch tries operators out."""
+_WORK = ("forward", "backward", "recomputation")
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
 
@@ -41,6 +45,9 @@ class FlopCounter(TorchDispatchMode):
     Of tensors that are made of others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) the
     parts count that this process multiplies. Whatever goes wrong while counting makes the count unknown, and touches
     nothing else.
+
+    Args:
+        traffic: is told of all operators outside of backward passes.
     """
 
     supports_higher_order_operators = True
@@ -49,12 +56,13 @@ class FlopCounter(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
 
-    def __init__(self) -> None:
+    def __init__(self, traffic: ForwardTraffic | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._traffic = traffic
         self.counting = True
         self.unknown: str | None = None
         """Why the count cannot be trusted."""
-        self._flops: Counter[str] = Counter()
+        self._flops: Counter[tuple[str, str]] = Counter()
         self._formula_of = cache(formula_of)
         self._is_composite = cache(_is_composite)
         self._thread = threading.get_ident()
@@ -67,8 +75,15 @@ class FlopCounter(TorchDispatchMode):
         """
         if self.unknown is not None:
             raise UncountableError(self.unknown)
-        counted = self._flops
-        return Flops(forward=counted["forward"], backward=counted["backward"], recomputation=counted["recomputation"])
+        forward, backward, again = (sum(self.by_dtype().get(work, {}).values()) for work in _WORK)
+        return Flops(forward=forward, backward=backward, recomputation=again)
+
+    def by_dtype(self) -> dict[str, dict[str, int]]:
+        """The same, by the work and the dtype of the factors, as torch names it."""
+        counted: dict[str, dict[str, int]] = {}
+        for (work, dtype), flops in self._flops.items():
+            counted.setdefault(work, {})[dtype] = flops
+        return counted
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -89,11 +104,14 @@ class FlopCounter(TorchDispatchMode):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         with around:
             result = func(*args, **kwargs)
-        if self.counting and self.unknown is None and not shapes_alone:
-            try:
-                self._count(func, args, kwargs, result)
-            except BaseException as error:
-                self._lose(func, error)
+        if self.counting and not shapes_alone:
+            if self.unknown is None:
+                try:
+                    self._count(func, args, kwargs, result)
+                except BaseException as error:
+                    self._lose(func, error)
+            if self._traffic is not None and torch._C._current_graph_task_id() == -1:
+                _tell(self._traffic, func, args, kwargs, result)
         return result
 
     def _lose(self, func: Any, error: BaseException) -> None:
@@ -105,7 +123,22 @@ class FlopCounter(TorchDispatchMode):
     def _count(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         formula = self._formula_of(func)
         if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
-            self._flops[_work(self._thread)] += flops
+            self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
+
+
+def _tell(traffic: ForwardTraffic, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    try:
+        traffic.see(func, args, kwargs, result)
+    except BaseException as error:
+        if comes_from_outside(error):
+            raise
+        traffic.lost = True
+
+
+def _dtype(args: Any, kwargs: Any) -> str:
+    """Of the factors of a product: its first tensor is one of them, or a bias of their dtype."""
+    first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return str(first.dtype).removeprefix("torch.")
 
 
 def _is_composite(func: Any) -> bool:
@@ -157,16 +190,22 @@ class StepFlops:
 
     Args:
         timeline: whose marks are observed.
+        traffic: is told of the operators of forward passes, and when one begins.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None) -> None:
         self._timeline = timeline
-        self._counter = FlopCounter()
-        self._entered = False
+        self._counter = FlopCounter(traffic)
+        self._traffic = traffic
+        self._entered = self._in_forward = False
 
     def __call__(self, code: int) -> None:
         stack = self._timeline.stack
         self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        forward = FORWARD in stack
+        if forward and not self._in_forward and self._traffic is not None:
+            self._traffic.begin()
+        self._in_forward = forward
         self._enter(FORWARD in stack or BACKWARD in stack)
 
     def stop(self) -> None:
@@ -176,6 +215,10 @@ class StepFlops:
     def flops(self) -> Flops:
         """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
         return self._counter.flops()
+
+    def by_dtype(self) -> dict[str, dict[str, int]]:
+        """The same by work and dtype."""
+        return self._counter.by_dtype()
 
     def _enter(self, wanted: bool) -> None:
         if wanted == self._entered:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -48,55 +47,52 @@ def known_ceiling(
         folder: Where readings are kept; ``cache_folder()`` if not given.
         probe: Reads the ceiling.
     """
+    rate = probe(device, dtype)
     of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
-    return _agreed(
-        _Kind("ceiling", "matmul rate", "flops_per_s", "FLOP/s"), probe(device, dtype), device, of, say, folder
-    )
+    path = _path("ceiling", device, of, folder)
+    kept = _best_so_far(path, "flops_per_s", rate)
+    if rate is None or path is None:
+        return rate
+    if kept is not None and min(rate, kept) < AGREE * max(rate, kept):
+        say(
+            f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
+            f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
+        )
+        return None
+    return max(rate, kept or 0.0)
 
 
 def known_copy_rate(
     device: torch.device,
-    say: Callable[[str], None],
     folder: Path | None = None,
     probe: Callable[[torch.device], float | None] = copy_rate,
 ) -> float | None:
-    """The memory bandwidth of this machine in bytes/s, by copying; kept as ``known_ceiling``."""
-    return _agreed(_Kind("bandwidth", "copy rate", "bytes_per_s", "B/s"), probe(device), device, {}, say, folder)
+    """The memory bandwidth of this machine in bytes/s, by copying: the best of what is read now and what was kept.
+
+    They need not agree: it is held against as the least that a phase could take, and what else uses the machine can
+    only slow a copy.
+    """
+    rate = probe(device)
+    kept = _best_so_far(_path("bandwidth", device, {}, folder), "bytes_per_s", rate)
+    return rate if rate is None else max(rate, kept or 0.0)
 
 
-class _Kind(NamedTuple):
-    """What is read: its name, what it is called in words, its key in the file and its unit."""
-
-    name: str
-    words: str
-    key: str
-    unit: str
-
-
-def _agreed(
-    kind: _Kind,
-    rate: float | None,
-    device: torch.device,
-    of: Mapping[str, str],
-    say: Callable[[str], None],
-    folder: Path | None,
-) -> float | None:
-    if rate is None:
-        return None
+def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path | None) -> Path | None:
+    """None without a home."""
     try:
-        path = (folder or cache_folder()) / f"{kind.name}-{_digest(device, of)}.json"
-    except RuntimeError:  # without a home
-        return rate
-    kept = _read(path, kind.key)
-    if kept is None or rate > kept:
-        _write(path, kind.key, rate)
-    if kept is not None and min(rate, kept) < AGREE * max(rate, kept):
-        say(
-            f"{kind.name} unknown: the {kind.words} measured here was {rate / 1e9:.3g} G{kind.unit} now and "
-            f"{kept / 1e9:.3g} G{kind.unit} before: something else uses it, or did; if it was changed, remove {path}"
-        )
+        return (folder or cache_folder()) / f"{kind}-{_digest(device, of)}.json"
+    except RuntimeError:
         return None
-    return max(rate, kept or 0.0)
+
+
+def _best_so_far(path: Path | None, key: str, rate: float | None) -> float | None:
+    """What was kept before; ``rate`` takes its place if it is better."""
+    if path is None or rate is None:
+        return None
+    kept = _read(path, key)
+    if kept is None or rate > kept:
+        _write(path, key, rate)
+    return kept
 
 
 def _digest(device: torch.device, of: Mapping[str, str]) -> str:

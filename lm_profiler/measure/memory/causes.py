@@ -48,7 +48,7 @@ def storages_by_cause(
     states = tree_leaves([list(optimizer.state.values()) for optimizer in optimizers])
     causes = (
         module.parameters(),
-        _gradients(module, optimizers),
+        gradients(module, optimizers),
         [*grouped, *(leaf for leaf in states if isinstance(leaf, Tensor))],
         module.buffers(),
     )
@@ -122,7 +122,7 @@ class HoldingsReader:
             best = self._by_part.get(self._part, reading)
             self._by_part[self._part] = max(best, reading, key=lambda each: (each[0] or 0, each[1].total))
         self._part, self._before, self._top = code, after, None
-        self._arrived = storages(_gradients(self.module, self.optimizers), self.device)
+        self._arrived = storages(gradients(self.module, self.optimizers), self.device)
 
     def step_ended(self) -> None:
         """What comes until the next mark is in no part."""
@@ -154,29 +154,30 @@ def _grouped(optimizers: Iterable[Optimizer]) -> Iterator[Tensor]:
             yield from group["params"]
 
 
-def _gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+def gradients(module: nn.Module, optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    """Those that there are now, of the module and of what an optimizer alone knows."""
     parameters = (*module.parameters(), *_grouped(optimizers))
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Bytes of each storage on ``device``, by the storage's identity."""
-    pieces = (piece.untyped_storage() for tensor in tensors for piece in _pieces(tensor))
+    stored = (piece.untyped_storage() for tensor in tensors for piece in pieces(tensor))
     return {
         storage._cdata: storage.nbytes()
-        for storage in pieces
+        for storage in stored
         if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
     """The plain tensors in which ``tensor`` is stored in this process."""
     if hasattr(tensor, "to_local"):  # DTensor
         with torch.no_grad():
-            yield from _pieces(tensor.to_local())
+            yield from pieces(tensor.to_local())
     elif hasattr(tensor, "__tensor_flatten__"):  # any other wrapper subclass
         for name in tensor.__tensor_flatten__()[0]:
-            yield from _pieces(getattr(tensor, name))
+            yield from pieces(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:  # gradients of a sparse embedding
         yield from (tensor._indices(), tensor._values())
     elif tensor.layout is torch.strided:

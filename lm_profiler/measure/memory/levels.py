@@ -43,15 +43,16 @@ class LevelsReader:
     part: Guard = UNGUARDED
 
     def __post_init__(self) -> None:
-        self._saved = SavedTensors(self.part) if self.held() is None else None
+        self.saved = SavedTensors(self.part)
+        self._counted = self.held() is None
         self._part: int | None = None
         self._known: dict[str, int] = {}
         self.levels: MemoryLevels | None = None
         """Of the last step that ended."""
 
     def __call__(self, code: int) -> None:
-        if self._part is None and self._saved is not None:
-            self._saved.watch()
+        if self._part is None:
+            self.saved.watch()
         if self._part in (FORWARD, BACKWARD):
             part = PARTS[self._part]
             self._known[part] = max(self._known.get(part, 0), self._now())
@@ -62,24 +63,23 @@ class LevelsReader:
     def step_ended(self) -> None:
         """Keep the step's levels."""
         known = {name: self._known.get(name) for name in ("start", "forward", "backward")}
-        self.levels = MemoryLevels(**known, source="allocator" if self._saved is None else "counted")
+        self.levels = MemoryLevels(**known, source="counted" if self._counted else "allocator")
         self.stop()
 
     def stop(self) -> None:
         """What comes until the next mark is in no step; one that did not end is dropped."""
-        if self._saved is not None:
-            self._saved.unwatch()
+        self.saved.unwatch()
         self._part, self._known = None, {}
 
     @property
     def watching(self) -> bool:
         """Whether hooks are left in torch; ``stop`` amid a backward pass leaves them."""
-        return self._saved is not None and self._saved.seeing
+        return self.saved.seeing
 
     def _now(self) -> int:
-        if self._saved is None:
+        if not self._counted:
             return self.held() or 0
-        held = storages(self._saved, self.device)
+        held = storages(self.saved, self.device)
         for cause in storages_by_cause(self.module, self.optimizers, self.device):
             held.update(cause)
         return sum(held.values())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import resources, slack, waterfall
+from lm_profiler.record.quantities.floors import FLOORS
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
 from lm_profiler.record.run import RunRecord, Sync
@@ -198,6 +198,7 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Time on the host's clock": HOST_TIMES.values(),
         "Throughput": _THROUGHPUT,
         "Use of the hardware": resources.UTILISATION,
+        "Floors": FLOORS,
         "Waterfall": waterfall.WATERFALL,
         "Terms of the waterfall": waterfall.TERM_FIGURES,
         "Slack": slack.SLACK,
@@ -227,7 +228,7 @@ QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.valu
 
 def overview() -> dict[str, list[Quantity]]:
     """The groups, for people: of a family, such as one for each phase, one entry with ``PART`` for what differs."""
-    return {title: [_whole_family(of) for of in group if of.of in (None, PARTS[0])] for title, group in GROUPS.items()}
+    return {title: list({of.name: of for of in map(_whole_family, group)}.values()) for title, group in GROUPS.items()}
 
 
 def _whole_family(member: Quantity) -> Quantity:

@@ -5,6 +5,7 @@ May use pydantic. Never ``quantities``, which say how these are shown, and never
 
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict
+from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
@@ -18,9 +19,9 @@ from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterf
 
 __all__ = [
     "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "Contention", "Contributor", "Environment", "Failure",
-    "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts",
-    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "PlaceName", "PlaceSlack", "Rates",
-    "RecordError", "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters", "Sync", "Telemetry",
-    "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "read_as",
-    "read_run",
+    "Floor", "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading",
+    "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "PlaceName",
+    "PlaceSlack", "Rates", "RecordError", "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters",
+    "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict",
+    "Waterfall", "read_as", "read_run",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 
 from lm_profiler.record.parts import MEANINGS
 from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
+from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.part import Newer, Part, read_as
@@ -64,6 +65,8 @@ class RunRecord(Part):
     utilisation: Utilisation | None = None
     rates: Rates | None = None
     """What the figures are held against."""
+    floors: dict[str, Floor] = Field(default_factory=dict)
+    """Per phase that occurred in a step of the memory stage: the least it could take. Of rank 0's device."""
     telemetry: Telemetry | None = None
     contention: Contention | None = None
     syncs: list[Sync] | None = None

@@ -18,7 +18,7 @@ from lm_profiler.record.quantities import (
     duration_text,
     with_prefix,
 )
-from lm_profiler.record.run import NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
+from lm_profiler.record.run import Floor, NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.slack import slack_lines
 from lm_profiler.report.run.waterfall import why_lines
@@ -56,12 +56,14 @@ def time_table(record: RunRecord) -> Table:
         return Table(below=summary_lines(record))
     host = record.environment is not None and record.environment.device_type != "cpu"
     titles = ["phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share", *["host (ms)"] * host]
+    floors = any(floor.seconds for floor in record.floors.values())
+    titles += ["floor (ms)", "x floor"] * floors
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
         # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
         if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
             continue
-        cells = _cells(record, part, host)
+        cells = _cells(record, part, host) + _floor(record.floors.get(part)) * floors
         rows.append([TableCell(text, text, style="bold" if part == "step" else "") for text in cells])
     headings = [Heading(title, title, figures=title != "phase") for title in titles]
     return Table(headings, rows, below=summary_lines(record), title=headline(record))
@@ -82,7 +84,7 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
     """The time of ``part``, at last that on the ``host``'s own clock."""
     time = record.time[part]
     mean_s, step_s = time.mean or 0.0, record.time["step"].mean
-    digits = 3 if mean_s < 0.01 else 2 if mean_s < 0.1 else 1  # three or four figures that mean something
+    digits = _digits(mean_s)
     # Of the typical step; of the mean one in records that do not know it.
     share = record.shares.get(part, mean_s / step_s if step_s else None)
 
@@ -101,6 +103,20 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
         "" if share is None else f"{share:.1%}",
         *([show(record.host_time[part].median)] if host else []),
     ]
+
+
+def _floor(floor: Floor | None) -> list[str]:
+    """The least that a phase could take, with what that is of, and how many times as long it took."""
+    if floor is None or not floor.seconds:
+        return ["", ""]
+    of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
+    seconds = f"{floor.seconds * 1e3:,.{_digits(floor.seconds)}f}"
+    return [seconds + of, "" if floor.times is None else f"{floor.times:,.{0 if floor.times >= 100 else 1}f}"]
+
+
+def _digits(seconds: float) -> int:
+    """Behind the point, in milliseconds: three or four figures that mean something."""
+    return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1
 
 
 def summary_lines(record: RunRecord) -> list[str]:

@@ -61,7 +61,7 @@ def of(forward: int, backward: int, recomputation: int) -> Flops:
 
 
 def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> Flops:
-    return count_flops(module, step, batch, **kwargs)
+    return count_flops(module, step, batch, **kwargs).flops
 
 
 class TestTransformer:
@@ -331,7 +331,7 @@ class TestUndisturbed:
 
         class Count(Callback):
             def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-                counts.append(count_flops(pl_module, lambda m, b: m.training_step(b, 0), batch))
+                counts.append(count_flops(pl_module, lambda m, b: m.training_step(b, 0), batch).flops)
                 assert pl_module.trainer is trainer
                 assert "loss" not in trainer.callback_metrics
 

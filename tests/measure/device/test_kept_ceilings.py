@@ -121,16 +121,11 @@ def test_many_processes_at_once_leave_one_whole_reading(tmp_path: Path) -> None:
     assert 190e9 <= json.loads(file.read_text())["flops_per_s"] <= 199e9
 
 
-def test_the_rate_of_copies_is_kept_beside_and_judged_alike(tmp_path: Path) -> None:
-    said: list[str] = []
-
+def test_of_copies_the_best_reading_of_this_machine_counts(tmp_path: Path) -> None:
     def copied(gb: float) -> float | None:
-        return known_copy_rate(CPU, said.append, tmp_path, lambda _: gb * 1e9)
+        return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9)
 
     assert read(tmp_path, 198) == (198, [])
-    assert (copied(16.0), copied(15.0), copied(17.0)) == (16e9, 16e9, 17e9)
-    assert copied(8.0) is None
-    (text,) = said
-    assert text.startswith("bandwidth unknown: the copy rate measured here was 8 GB/s now and 17 GB/s before")
+    assert (copied(16.0), copied(8.0), copied(32.0), copied(31.0)) == (16e9, 16e9, 32e9, 32e9)
     assert read(tmp_path, 190) == (198, [])
-    assert known_copy_rate(CPU, pytest.fail, tmp_path, lambda _: None) is None
+    assert known_copy_rate(CPU, tmp_path, lambda _: None) is None

@@ -31,12 +31,15 @@ def filled(kind: Any, numbers: Iterator[int]) -> Any:
     if origin in (list, tuple):
         return origin(filled(inner[0], numbers) for _ in range(2))
     if origin is dict:
-        keys = (*PARTS, "forward_backward", "step") if isinstance(inner[1], type) else ("key",)
+        keys = (*PARTS, "forward_backward", "step", *DTYPES) if isinstance(inner[1], type) else ("key",)
         return {key: filled(inner[1], numbers) for key in keys}
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind(**{name: filled(of.annotation, numbers) for name, of in kind.model_fields.items()})
     number = next(numbers)
     return {bool: True, int: number, float: number * 1.01, str: f"word{number}"}.get(kind, f"any{number}")
+
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: Run
     cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
     for of in GROUPS[group]:
         assert of.get(full) is not None, of.name
-        times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time")
+        times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time", "floors")
         in_ms = times or group == "Terms of the waterfall"  # the title says so
         text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
         assert text in cells, of.name

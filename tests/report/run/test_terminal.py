@@ -12,6 +12,7 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import (
     Environment,
     Failure,
+    Floor,
     MemoryCauses,
     MemoryFacts,
     MemoryReading,
@@ -233,3 +234,22 @@ def test_how_well_a_noisy_median_is_known_is_said_finely_near_the_limit(known_to
     noisy = record.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
     printed = "\n".join(verdict_lines(record.model_copy(update={"steadiness": noisy})))
     assert f"noisy: the median step is only known to within {said}" in printed
+
+
+def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
+    floors = {
+        "forward": Floor(flops={"bfloat16": 10**12}, bytes=10**9, seconds=0.0301, bound="compute", times=2.0133),
+        "backward": Floor(bytes=10**9, seconds=0.15e-3, bound="memory", times=673.0),
+        "data": Floor(seconds=0.0, times=None),
+    }
+    text = printed(record(floors=floors))
+    assert row(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
+    assert row(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
+    assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
+    assert row(text, "data")[-1] == "10.0%"
+    assert "floor" not in printed(record())
+
+
+def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
+    text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
+    assert row(text, "forward")[-2:] == ["20.00", "3.0"]

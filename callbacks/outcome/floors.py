@@ -1,0 +1,88 @@
+"""What each phase of a step has to do at least on one device, of the rank that writes the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lm_profiler.analysis.hardware.floors import Work, floor_of
+from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.record.run import Floor, Rates, RunRecord
+
+_WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
+"""Strategies under which each rank holds the whole module, and its own optimizer."""
+
+_SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
+"""Strategies under which optimizers hold a rank's own shard; what is gathered of the others is unknown."""
+
+_FROM_SHARDS = ("zero_grad", "clip", "optimizer")
+
+
+def phase_work(
+    trainer: Trainer, work: StepWork | None, traffic: StepTraffic | None, batch_bytes: int | None
+) -> dict[str, Work]:
+    """By phase, for those that occurred in a step of the memory stage.
+
+    Args:
+        trainer: of the run.
+        work: FLOPs of a step; None is unknown.
+        traffic: bytes of a step; None where none was looked at.
+        batch_bytes: of all batches of a step on one rank; None is unknown.
+    """
+    if traffic is None:
+        return {}
+    moved: dict[str, int | None] = dict(traffic.by_phase)
+    moved["forward"] = _forward_bytes(work, traffic, batch_bytes)
+    strategy = trainer.strategy
+    if not any(is_a(strategy, name) for name in _WHOLE) or _is_partitioned(trainer):
+        known = _FROM_SHARDS if any(is_a(strategy, name) for name in _SHARDED) else ()
+        moved = {phase: count if phase in known else None for phase, count in moved.items()}
+    if len(trainer.optimizers) > 1:  # which of them a step updates is not seen
+        moved = {phase: count if phase == "forward" else None for phase, count in moved.items()}
+    flops = _flops(work)
+    phases = {phase: Work(flops.get(phase, {}), count) for phase, count in moved.items()}
+    if strategy.root_device.type != "cpu":
+        phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
+    return phases
+
+
+def floors_of(record: RunRecord, work: Mapping[str, Work]) -> dict[str, Floor]:
+    """Of the phases whose ``work`` is known, against their median times in ``record``."""
+    rates = record.rates or Rates()
+    return {phase: floor_of(of, rates, record.time[phase].median) for phase, of in work.items()}
+
+
+def bytes_of_batch(batch: Any) -> int:
+    """Of all tensors in ``batch``."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+
+
+def _forward_bytes(work: StepWork | None, traffic: StepTraffic, batch_bytes: int | None) -> int | None:
+    written, read = traffic.by_phase.get("forward", 0), traffic.forward_read
+    if read is not None:
+        return read + written
+    if work is None or work.forward_read_bytes is None or batch_bytes is None:
+        return None
+    # Counted on a copy. What autograd saved is real, but has the batch among it, which forward did not write.
+    return work.forward_read_bytes + max(written - batch_bytes, 0)
+
+
+def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
+    """Of forward and backward; the latter also computes what activation checkpointing did not keep."""
+    if work is None:
+        return {"forward": None, "backward": None}
+    backward = Counter(work.by_dtype.get("backward", {}))
+    backward.update(work.by_dtype.get("recomputation", {}))
+    return {"forward": work.by_dtype.get("forward", {}), "backward": backward}
+
+
+def _is_partitioned(trainer: Trainer) -> bool:
+    """Whether an optimizer updates a part of the parameters it was given (torch's ZeroRedundancyOptimizer)."""
+    return any(hasattr(optimizer, "consolidate_state_dict") for optimizer in trainer.optimizers)

@@ -1,0 +1,71 @@
+"""The floor of each phase: the larger of its FLOPs at the peak and its bytes at the bandwidth.
+
+The roofline model (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model") with the
+phase as its kernel, and with the bytes that have to move at least: what a phase moves more counts as time above its
+floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lm_profiler.record.run import Floor, Rates
+
+BEATEN = 1.05
+"""A floor that the phase stays under by more than this is none: noise cannot explain it."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a phase of one step has to do on one device: FLOPs by dtype, and bytes to and from its memory.
+
+    None is unknown; ``on_the_bus`` are bytes between host and device, of whose bandwidth nothing is known.
+    """
+
+    flops: Mapping[str, int] | None
+    bytes: int | None
+    on_the_bus: bool = False
+
+
+def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
+    """The floor of a phase that took ``took_s`` seconds.
+
+    A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
+    FLOPs that it beat tells that the peak is not the device's: then there is none.
+    """
+    compute_s, memory_s = _compute_s(work.flops, rates), None
+    if work.bytes is not None and rates.bytes_per_s and not work.on_the_bus:
+        memory_s = work.bytes / rates.bytes_per_s
+    known = Floor(flops=dict(work.flops or {}), bytes=work.bytes)
+    in_caches = memory_s is not None and _beaten(memory_s, took_s)
+    if compute_s is None or _beaten(compute_s, took_s):
+        return known
+    if memory_s is None or in_caches:
+        if not compute_s:
+            return known
+        return _floor(known, compute_s, "compute" if in_caches else None, took_s)
+    bound = "compute" if compute_s >= memory_s else "memory"
+    return _floor(known, max(compute_s, memory_s), bound if compute_s or memory_s else None, took_s)
+
+
+def _compute_s(flops: Mapping[str, int] | None, rates: Rates) -> float | None:
+    """Seconds of products that run one after the other; None where those of a dtype, or its rate, are unknown."""
+    if flops is None:
+        return None
+    seconds = 0.0
+    for dtype, count in flops.items():
+        rate = rates.flops_per_s(dtype)
+        if rate is None:
+            return None
+        seconds += count / rate
+    return seconds
+
+
+def _beaten(floor_s: float, took_s: float | None) -> bool:
+    return took_s is not None and floor_s > BEATEN * took_s
+
+
+def _floor(known: Floor, seconds: float, bound: str | None, took_s: float | None) -> Floor:
+    times = took_s / seconds if took_s is not None and seconds > 0 else None
+    return known.model_copy(update={"seconds": seconds, "bound": bound, "times": times})

@@ -1,0 +1,105 @@
+"""What a forward pass has to read from memory, and what it makes: seen operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+_LOOK_UPS = {"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm_"}
+_GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
+_SHAPES_ALONE = {
+    *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"),
+}
+"""Operators that look at a tensor's shape, and not at its elements."""
+
+
+class Regions:
+    """Distinct pieces of storages. What overlaps only in part counts twice, but no storage more than whole."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, dict[tuple[int, int], int]] = {}
+        self._whole: dict[int, int] = {}
+
+    def add(self, tensor: Tensor, count: int | None = None) -> None:
+        """``count`` bytes of ``tensor``, or all of it."""
+        storage = tensor.untyped_storage()
+        size = tensor.numel() * tensor.element_size()
+        size = size if count is None else min(count, size)
+        pieces = self._pieces.setdefault(storage._cdata, {})
+        piece = int(tensor.storage_offset()), tensor.numel()
+        pieces[piece] = max(pieces.get(piece, 0), size)
+        self._whole[storage._cdata] = storage.nbytes()
+
+    def bytes_of(self) -> dict[int, int]:
+        """Bytes of each storage, by its identity."""
+        return {key: min(self._whole[key], sum(pieces.values())) for key, pieces in self._pieces.items()}
+
+
+class ForwardTraffic:
+    """What forward passes read that they did not make themselves (weights, inputs, buffers), and what they made.
+
+    Told of each operator that runs. A weight counts once a pass, however often it is used; of a table only as many rows
+    as are looked up. Views read nothing.
+
+    ``lost``: something went wrong, and nothing of it is known. ``made`` are the storages that the running pass, or the
+    last one, made; but for ``copies``, which are the weights and inputs in another dtype (autocast's).
+    """
+
+    def __init__(self) -> None:
+        self.lost = False
+        self.made: set[int] = set()
+        self.copies: set[int] = set()
+        self._passes = self._read = 0
+        self._reads = Regions()
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self._read += sum(self._reads.bytes_of().values())
+        self._passes += 1
+        self.made, self.copies, self._reads = set(), set(), Regions()
+
+    def take(self) -> int | None:
+        """Bytes that all passes since the last call read; None where none was seen, or not all of it."""
+        self.begin()
+        read = self._read if self._passes > 1 and not self.lost else None
+        self._passes = self._read = 0
+        return read
+
+    def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """``operator`` ran, and gave ``result``."""
+        name = str(getattr(operator, "_schema", operator)).partition("(")[0].rpartition("::")[2].partition(".")[0]
+        given, results = list(_tensors((args, kwargs))), list(_tensors(result))
+        shared = {_identity(tensor) for tensor in given}
+        changes = getattr(getattr(operator, "_schema", None), "is_mutable", False)
+        views = set() if changes else {_identity(tensor) for tensor in results} & shared
+        from_outside = False
+        for tensor in given:
+            if _identity(tensor) not in self.made and _identity(tensor) not in views and name not in _SHAPES_ALONE:
+                from_outside = True
+                self._reads.add(tensor, self._rows(name, given, results) if tensor is given[0] else None)
+        made = {_identity(tensor) for tensor in results} - shared
+        self.made |= made
+        if name == "_to_copy" and from_outside:
+            self.copies |= made
+
+    @staticmethod
+    def _rows(name: str, given: list[Tensor], results: list[Tensor]) -> int | None:
+        """Bytes that a look-up reads of its table, the first of ``given``; None for what reads all of it."""
+        table = given[0]
+        if name in _LOOK_UPS and len(given) > 1:
+            return given[1].numel() * table.shape[-1] * table.element_size()
+        return results[0].numel() * table.element_size() if name in _GATHERS and results else None
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (x for x in tree_leaves(values) if isinstance(x, Tensor) and x.layout is torch.strided)
+
+
+def _identity(tensor: Tensor) -> int:
+    identity: int = tensor.untyped_storage()._cdata
+    return identity

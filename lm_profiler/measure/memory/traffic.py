@@ -1,0 +1,131 @@
+"""The bytes that each phase of a step has to move at least between a device and its memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from lm_profiler.measure.clocks.timeline import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD, Timeline
+from lm_profiler.measure.counts.traffic import ForwardTraffic, Regions
+from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause
+from lm_profiler.measure.memory.levels import SavedTensors
+from lm_profiler.record.quantities import PARTS
+
+
+class StepTraffic(NamedTuple):
+    """Bytes of one step on one device, by phase; a phase that did not occur is not there.
+
+    ``forward_read`` belongs to the forward pass beside what ``by_phase`` has of it, which is written. It is None where
+    the step is compiled, so that its operators were not seen; ``by_phase`` then counts inputs that were saved too.
+    """
+
+    by_phase: Mapping[str, int]
+    forward_read: int | None
+
+
+@dataclass(eq=False)
+class TrafficReader:
+    """An observer of marks, for a stage that is not timed: keeps the traffic of the last step.
+
+    Each tensor counts as read or written once, whatever caches would need or save: parameters, gradients, optimizer
+    states and what autograd saved, as they are stored on this device.
+
+    - forward: what it reads (``ForwardTraffic``), and what it made that is saved for backward, written.
+    - backward: what was saved, read (the weights that it needs are among it); gradients that were there, read, since
+      others are added to them; gradients, written.
+    - zero_grad: gradients that are kept, written as zeros.
+    - clip: gradients, read.
+    - optimizer: of parameters with a gradient: gradient read, parameter and its states read and written.
+
+    Args:
+        module: the model.
+        optimizers: the plain optimizers, without Lightning's wrapping.
+        device: whose memory.
+        timeline: whose marks are observed.
+        saved: what autograd saved; somebody else has it watch.
+        forward: is told of the operators of forward passes, by somebody else too.
+    """
+
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+    device: torch.device
+    timeline: Timeline
+    saved: SavedTensors
+    forward: ForwardTraffic
+    traffic: StepTraffic | None = None
+    """Of the last step that ended."""
+    _bytes: Counter[str] = field(default_factory=Counter)
+    _open: frozenset[int] = frozenset()
+    _stepping: list[tuple[Tensor, int]] = field(default_factory=list)
+    _seen_forward: bool = False
+
+    def __call__(self, code: int) -> None:
+        before, self._open = self._open, frozenset(self.timeline.stack)
+        for part in self._open - before:
+            self._begins(part)
+        for part in before - self._open:
+            self._ends(part)
+
+    def step_ended(self) -> None:
+        """Keep the step's traffic."""
+        self.traffic = StepTraffic(dict(self._bytes), self.forward.take())
+        self._bytes, self._open = Counter(), frozenset()
+
+    def _begins(self, part: int) -> None:
+        if part == FORWARD:
+            self._add(FORWARD, 0)
+        elif part == BACKWARD:
+            saved = _bytes_of(self.saved, self.device)
+            self._add(BACKWARD, sum(saved.values()) + self._gradients())
+            self._add(FORWARD, sum(size for key, size in saved.items() if key in self._made(saved)))
+        elif part == CLIP:
+            self._add(CLIP, self._gradients())
+        elif part == OPTIMIZER:
+            grouped = _unique(group["params"] for each in self.optimizers for group in each.param_groups)
+            self._stepping = [(p, self._stored([p.grad])) for p in grouped if p.grad is not None]
+
+    def _ends(self, part: int) -> None:
+        if part in (BACKWARD, ZERO_GRAD):
+            self._add(part, self._gradients())
+        elif part == OPTIMIZER:
+            stepped = [parameter for parameter, _ in self._stepping]
+            states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
+            held = [leaf for leaf in tree_leaves(list(states)) if isinstance(leaf, Tensor)]
+            self._add(OPTIMIZER, 2 * self._stored([*stepped, *held]) + sum(size for _, size in self._stepping))
+
+    def _made(self, saved: Mapping[int, int]) -> set[int]:
+        """What of ``saved`` the forward pass made; where its operators were not seen, all that nobody else holds."""
+        if self.forward.made:
+            return self.forward.made - self.forward.copies
+        held = chain.from_iterable(storages_by_cause(self.module, self.optimizers, self.device))
+        return set(saved) - set(held)
+
+    def _gradients(self) -> int:
+        return self._stored(gradients(self.module, self.optimizers))
+
+    def _stored(self, tensors: Iterable[Tensor]) -> int:
+        return sum(storages(tensors, self.device).values())
+
+    def _add(self, part: int, count: int) -> None:
+        self._bytes[PARTS[part]] += count
+
+
+def _unique(groups: Iterable[Iterable[Tensor]]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in chain.from_iterable(groups)}.values())
+
+
+def _bytes_of(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
+    """Bytes of what ``tensors`` show of each storage on ``device``."""
+    regions = Regions()
+    for piece in chain.from_iterable(map(pieces, tensors)):
+        if piece.device.type == device.type and device.index in (None, piece.device.index):
+            regions.add(piece)
+    return regions.bytes_of()
