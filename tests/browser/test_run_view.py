@@ -63,6 +63,7 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
     tab = open_either()
     tab.open_run(RUN)
     chart = tab.chart(tab.card("Time of each step"))
+    chart["data"].pop("odd", None)
     assert list(chart["data"]) == list(PARTS)
     for part, bars in chart["data"].items():
         assert bars["x"] == [int(row["step"]) for row in rows]
@@ -273,7 +274,9 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_either: Open
         involuntary_switches=9, not_had=0.41,
     )  # fmt: skip
     steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": 0.25})
-    odd = OddStep(step=9, step_s=1.0, ratio=100.0, part="other", excess_s=0.99)
+    odd = OddStep(
+        step=9, step_s=1.0, ratio=100.0, part="other", excess_s=0.99, rank=0, cause="waiting for a CPU", cause_s=0.9
+    )
     made_entry(logdir / "noisy", steadiness=steadiness, contention=contention, odd_steps=[odd])
     try:
         tab = open_either()
@@ -282,6 +285,9 @@ def test_what_takes_a_runs_figures_back_stands_beside_its_name(open_either: Open
         expect(view.locator(".verdict")).to_contain_text("noisy: the median step is only known to within ±25%")
         expect(view.locator(".verdict")).to_contain_text("something else used this machine: 41%")
         expect(view.locator(".note")).to_contain_text("step 9: 1.0 s, 100 x the median")
+        expect(view.locator(".note")).to_contain_text("+990 ms in other: waiting for a CPU, 900 ms")
+        marks = tab.chart(tab.card("Time of each step"))["data"]["odd"]
+        assert marks["x"] == [9]
         expect(tab.section("What else used the machine")).to_contain_text("41.0 %")
     finally:
         shutil.rmtree(logdir / "noisy")

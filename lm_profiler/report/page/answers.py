@@ -12,11 +12,12 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.facts import sections
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
-from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table, verdict_lines
+from lm_profiler.report.run.terminal import failure_lines, odd_text, summary_lines, time_table, verdict_lines
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, FACTS, Column, column, figures
 from lm_profiler.report.tables.table import Table
 
@@ -161,7 +162,19 @@ def _steps(entry: Entry, most: int) -> Json:
         "clocks": ["device", "host"] if told and host else ["host"],
         "device": {part: [row.seconds and _short(row.time(part)) for row in rows] for part in TIMED},
         "host": {part: [_short(row.time(part, "host")) for row in rows] for part in TIMED},
+        "odd": _odd(record, steps),
     }
+
+
+def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
+    """Each odd step, with what is said of it and its time on both clocks."""
+    rows = {row.step: row for row in steps}
+    texts = {of.step: odd_text(of, len(record.rank_step_s) > 1) for of in record.odd_steps if of.step in rows}
+    return [
+        {"step": step, "text": text, "device": rows[step].seconds and _short(rows[step].time("step")),
+         "host": _short(rows[step].time("step", "host"))}
+        for step, text in texts.items()
+    ]  # fmt: skip
 
 
 def _short(seconds: float) -> float:

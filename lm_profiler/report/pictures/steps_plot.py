@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run import OddStep, RecordError
 from lm_profiler.record.steps import StepRow
+from lm_profiler.record.text import shortened
+from lm_profiler.report.pictures.colours import PART_COLOURS
 from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
 from lm_profiler.report.pictures.groups import Group, trouble
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WARMUP, _CUT = "#D0D0D0", "#E8E8E8"
+_ODD = PART_COLOURS["data"]  # stands out from black
+_TOLD = 3
 _WIDTH = 8.0
 _MOST_PANELS = 30
 _LINEAR = 3.0
@@ -46,7 +50,9 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("time of the step (ms)", fontsize=9)
     cut = any(entry.record is not None and entry.record.steps_left_out for _, entry in runs)
-    legend(figure, [("warm-up", _WARMUP), *([("also left out: not steady yet", _CUT)] * cut)])
+    odd = any(entry.record is not None and entry.record.odd_steps for _, entry in runs)
+    others = [*([("also left out: not steady yet", _CUT)] * cut), *([("odd", _ODD)] * odd)]
+    legend(figure, [("warm-up", _WARMUP), *others])
     return figure
 
 
@@ -85,10 +91,32 @@ def _panel(axes: Axes, entry: Entry) -> None:
         axes.plot([row.step for row in rows], ms, "o-", color="black", ms=2.5, lw=0.8)
         axes.locator_params(axis="x", integer=True)
         _scale(axes, ms)
+        _mark_odd(axes, [] if entry.record is None else entry.record.odd_steps)
     else:
         axes.set_yticks([])
     if entry.status != "ok" or not rows:
         axes.annotate(trouble([entry]) or "no steps", (0.5, 0.5), xycoords="axes fraction", ha="center", va="center")
+
+
+def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
+    """A ring around each; the worst ones with their cause."""
+    if not odd:
+        return
+    scale = TIMES["step"].scale
+    axes.plot([of.step for of in odd], [of.step_s * scale for of in odd], "o", mfc="none", color=_ODD, ms=6)
+    left, right = axes.get_xlim()
+    for of in odd[:_TOLD]:
+        beyond = of.step > (left + right) / 2
+        axes.annotate(
+            shortened(of.cause or "no cause seen", 36) if of.rank is not None else "",
+            (of.step, of.step_s * scale),
+            xytext=(-6 if beyond else 6, 0),
+            textcoords="offset points",
+            ha="right" if beyond else "left",
+            va="center",
+            fontsize=6,
+            color=_ODD,
+        )
 
 
 def _scale(axes: Axes, ms: Sequence[float]) -> None:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, OddStep
 from lm_profiler.record.steps import StepRow, write_steps
 from lm_profiler.report.pictures.colours import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
@@ -123,6 +123,21 @@ def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path
     assert high > 1008  # the first step took a second, and is shown
     assert axes.get_yscale() == "log"
     assert texts(axes.figure) == ["log scale"]
+
+
+def test_odd_steps_are_ringed_and_the_worst_three_told_with_their_cause(tmp_path: Path) -> None:
+    causes = ["garbage collection of generation 2", None, "page faults", "the loader"]
+    odd = [
+        OddStep(step=n, step_s=9e-3 + n * 1e-3, ratio=1.5, part="other", excess_s=5e-3, cause=cause, rank=0)
+        for n, cause in zip((20, 12, 18, 9), causes, strict=True)
+    ]
+    [axes] = draw("steps", [made_entry(tmp_path / "run", odd_steps=odd)]).axes
+    line, rings = axes.lines
+    assert line.get_marker() == "o"
+    assert list(rings.get_xdata()) == [20, 12, 18, 9]
+    assert list(rings.get_ydata()) == pytest.approx([29.0, 21.0, 27.0, 18.0])
+    said = [text for text in texts(axes.figure) if text != "log scale"]
+    assert said == ["garbage collection of generation 2", "no cause seen", "page faults"]
 
 
 def test_steps_are_counted_in_whole_numbers(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tensorboard.plugins.base_plugin import TBContext
 
 from lm_profiler.record.kernels import KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import OddStep
 from lm_profiler.record.steps import write_steps
 from lm_profiler.tensorboard.tab.plugin import LMProfilerPlugin
 
@@ -101,6 +102,17 @@ def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) ->
     assert steps["host"]["backward"] == [2.5e-3] * 25
     for i in range(25):
         assert sum(steps["device"][part][i] for part in PARTS) == pytest.approx(steps["device"]["step"][i])
+
+
+def test_odd_steps_are_told_with_their_cause_and_where_they_stand(get: Get, logdir: Path) -> None:
+    odd = {"ratio": 1.9, "part": "forward", "excess_s": 9e-3}
+    caused = OddStep(step=15, step_s=10.03e-3, cause="page faults", cause_s=8e-3, rank=1, **odd)
+    unknown = OddStep(step=9, step_s=10e-3, beside="9.0 ms more asleep", rank=0, **odd)
+    made_entry(logdir / "odd", odd_steps=[caused, unknown, OddStep(step=99, step_s=1.0, **odd)], rank_step_s=[1.0, 1.0])
+    first, second = get("run", run="odd").json["steps"]["odd"]  # the file has no step 99
+    assert (first["step"], first["device"], first["host"]) == (15, pytest.approx(9.97e-3), pytest.approx(4.985e-3))
+    assert first["text"] == "step 15: 10 ms, 1.9 x the median, +9 ms in forward: page faults on rank 1, 8 ms"
+    assert second["text"].endswith("in forward: no cause seen (9.0 ms more asleep on rank 0)")
 
 
 def test_of_many_thousand_steps_some_are_sent(get: Get, logdir: Path) -> None:

@@ -79,6 +79,7 @@ function drawSteps(chart, steps, clock, colours) {
     marker: { color },
     hovertemplate: `${part}: %{y:.3f} ms<extra>step %{x}</extra>`,
   }));
+  data.push(...odd(steps.odd ?? [], clock, colours));
   const { range, ...marked } = warmup(steps, steps[clock].step, colours);
   return draw(chart, data, {
     barmode: "stack",
@@ -87,6 +88,21 @@ function drawSteps(chart, steps, clock, colours) {
     yaxis: { title: { text: `time on the ${clock}’s clock (ms)` }, range, rangemode: "tozero" },
     ...marked,
   });
+}
+
+// A sign above each step that is far from the others; what is known of it shows where the pointer rests.
+function odd(steps, clock, colours) {
+  if (!steps.length) return [];
+  return [{
+    type: "scatter",
+    mode: "markers",
+    name: "odd",
+    x: steps.map(({ step }) => step),
+    y: steps.map((of) => of[clock] && of[clock] * 1e3),
+    text: steps.map(({ text }) => plain(text).replaceAll(": ", ":<br>")),
+    marker: { symbol: "circle-open", size: 12, line: { width: 2 }, color: colours.series[2] },
+    hovertemplate: "%{text}<extra></extra>",
+  }];
 }
 
 // Shades the steps that are in no summary. Where they are far slower, as with a compiler, their bars are cut off so that
