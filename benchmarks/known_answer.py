@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.profilers import SimpleProfiler
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.quantities import PHASES
 
@@ -59,6 +59,7 @@ def ours(steps: int, folder: str) -> TrainingProfiler:
         StageOptions(warmup_steps=2, measure_steps=steps),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
         quiet=True,
         log_dir=folder,
     )

@@ -29,7 +29,13 @@ from lm_profiler.sweep.server import CellEnded, CellServer
 TINY = (
     *("--model.d_model=16", "--model.d_ff=24", "--model.num_layers=2", "--model.num_heads=2", "--model.vocab_size=50"),
     *("--data.batch_size=2", "--data.context_length=8", "--trainer.accelerator=cpu"),
-    *("--stages.warmup_steps=1", "--stages.measure_steps=3", "--memory.steps=0", "--trace.steps=0"),
+    *(
+        "--stages.warmup_steps=1",
+        "--stages.measure_steps=3",
+        "--actions.steps=0",
+        "--memory.steps=0",
+        "--trace.steps=0",
+    ),
 )
 
 

@@ -12,6 +12,7 @@ if __name__ != "lm_profiler.callbacks":
         "import that name, or run from another folder"
     )
 
+from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
@@ -20,6 +21,7 @@ from lm_profiler.callbacks.profiling import TrainingProfiler, profiling_callback
 from lm_profiler.callbacks.stages import StageOptions
 
 __all__ = [
+    "ActionsOptions",
     "MemoryOptions",
     "NumericsOptions",
     "StageOptions",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
+from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -186,6 +187,7 @@ class Attachment:
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 whatif,
+                OwnersWatch(trainer, timeline, lambda: self._phases, self.callback, trainer.profiler),  # type: ignore[attr-defined]
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
@@ -47,6 +48,7 @@ class ProfilingOptions:
     """The options of a ``TrainingProfiler``, which says what each means."""
 
     stages: StageOptions
+    actions: ActionsOptions
     memory: MemoryOptions
     trace: TraceOptions
     launch: Launch | None
@@ -65,6 +67,7 @@ class ProfilingOptions:
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
             **({"whatif": self.whatif.steps} if self.whatif.steps else {}),
+            "actions": self.actions.steps,
             "memory": self.memory.steps,
             "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
         }

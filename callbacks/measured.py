@@ -9,7 +9,15 @@ from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic
-from lm_profiler.record.run import AllocatorReading, MemoryCauses, MemoryLevels, StepCounters, Sync, Telemetry
+from lm_profiler.record.run import (
+    AllocatorReading,
+    MemoryCauses,
+    MemoryLevels,
+    OtherByOwner,
+    StepCounters,
+    Sync,
+    Telemetry,
+)
 from lm_profiler.record.steps import Peaks, StepRow
 
 
@@ -28,6 +36,7 @@ class Measured:
     causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
     levels: MemoryLevels | None = None
     traffic: StepTraffic | None = None
+    other_by_owner: OtherByOwner | None = None
     allocator: AllocatorReading | None = None
     recompilations: int = 0
     recompiled: Sequence[str] = ()

@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks.attachment import Attachment
+from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
@@ -45,6 +46,7 @@ class TrainingProfiler(Callback):
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         whatif: what delays cost the step.
+        actions: whose the time is that no phase covers.
 
     ``record`` holds the run's record once it is written, ``folder`` where.
     """
@@ -62,9 +64,11 @@ class TrainingProfiler(Callback):
         verb: Verb = "fit",
         log_dir: str | Path = "logs",
         whatif: WhatIfOptions | None = None,
+        actions: ActionsOptions | None = None,
     ) -> None:
         self._options = ProfilingOptions(
             stages or StageOptions(),
+            actions or ActionsOptions(),
             memory or MemoryOptions(),
             trace or TraceOptions(),
             launch,
@@ -204,6 +208,7 @@ def profiling_callbacks(
     name: str = "lm_profiler",
     verb: Verb = "fit",
     log_dir: str | Path = "logs",
+    action_steps: int = 3,
 ) -> list[Callback]:
     """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
@@ -217,6 +222,7 @@ def profiling_callbacks(
         name: of the run.
         verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's others are left alone.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+        action_steps: steps in which each action of the loop is timed by its name; 0 for none.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
@@ -230,5 +236,6 @@ def profiling_callbacks(
             Launch(name=name),
             verb=verb,
             log_dir=log_dir,
+            actions=ActionsOptions(steps=action_steps),
         )
     ]

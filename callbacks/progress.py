@@ -14,6 +14,7 @@ _NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",
     "whatif": "delaying places",
+    "actions": "timing actions",
     "memory": "reading memory",
     "trace": "tracing",
 }

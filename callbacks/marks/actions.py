@@ -45,6 +45,7 @@ class Actions(dict[str, Marked]):
         self._trainer = trainer
         self._timeline = timeline
         self._died = died
+        self._around: Callable[[str, Marked], Marked] | None = None
         verb = verb_of(trainer)
         fitting = verb == "fit"
         automatic = fitting and trainer.lightning_module.automatic_optimization
@@ -79,8 +80,18 @@ class Actions(dict[str, Marked]):
         span = part.run(self._span, action_name, kind) or NOTHING
         if part.out:
             span = self._counting.get(kind, NOTHING)
+        if self._around is not None:
+            span = self._around(action_name, span)
         self[action_name] = span
         return span
+
+    def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
+        """From now on the span of each action is what ``around`` makes of it; None: the span alone."""
+        self._around = around
+        known = list(self) if around is not None else []  # ready, so that the first step takes no longer
+        self.clear()
+        for name in known:
+            self[name]
 
     def _span(self, action_name: str, kind: str) -> Marked | None:
         """What ``[Owner]Class.hook``, in short ``[Owner].hook``, means for the timeline; None for nothing."""
@@ -92,10 +103,13 @@ class Actions(dict[str, Marked]):
         return self._spans.get(kind)
 
     def _is_users(self, owner: str, action_name: str, hook: str) -> bool:
-        candidates: list[object] = [self._trainer.lightning_module] if owner == "[LightningModule]" else []
-        if owner == "[LightningDataModule]":
-            candidates = [getattr(self._trainer, "datamodule", None)]
-        elif owner == "[Callback]":
-            key = action_name[len(owner) : -len(hook) - 1]
-            candidates = [c for c in self._trainer.callbacks if c.state_key == key]
-        return any(overrides(candidate, hook) for candidate in candidates)
+        return any(overrides(each, hook) for each in candidates(self._trainer, owner, action_name, hook))
+
+
+def candidates(trainer: Any, owner: str, action_name: str, hook: str) -> list[object]:
+    """Whose ``hook`` the action may be, of those that ``[owner]`` stands for."""
+    if owner == "[Callback]":
+        key = action_name[len(owner) : -len(hook) - 1]
+        return [callback for callback in trainer.callbacks if callback.state_key == key]
+    alone = {"[LightningModule]": "lightning_module", "[LightningDataModule]": "datamodule", "[Strategy]": "strategy"}
+    return [getattr(trainer, alone[owner], None)] if owner in alone else []

@@ -15,8 +15,9 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from lm_profiler.callbacks.marks.methods import bracket
 from lm_profiler.measure.clocks import timeline as at
-from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.clocks.timeline import Span, Timeline
 
 
 class OptimizerMarks:
@@ -36,11 +37,14 @@ class OptimizerMarks:
             if manual or _steps_within_steps(optimizer):
                 self._undo.callback(optimizer.register_step_pre_hook(before_step).remove)
         if manual:
-            self._wrap(module, "manual_backward", at.BACKWARD)
-            self._wrap(module, "clip_gradients", at.CLIP)
+            self._bracket(module, "manual_backward", at.BACKWARD)
+            self._bracket(module, "clip_gradients", at.CLIP)
             # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
             for owner in (*trainer.optimizers, *trainer.strategy._lightning_optimizers):
-                self._wrap(owner, "zero_grad", at.ZERO_GRAD)
+                self._bracket(owner, "zero_grad", at.ZERO_GRAD)
+
+    def _bracket(self, owner: Any, name: str, code: int) -> None:
+        bracket(owner, name, Span(self._timeline, code), self._timeline.part, self._undo)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
@@ -76,35 +80,6 @@ class OptimizerMarks:
             raise
         part.run(self._open)
         return result
-
-    def _wrap(self, owner: Any, name: str, code: int) -> None:
-        replaced = vars(owner).get(name)
-        setattr(owner, name, _Marked(owner, name, self._timeline, code))
-        restore = partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced)
-        self._undo.callback(restore)
-
-
-class _Marked:
-    """A method of ``owner`` with a mark around it. A copy of the owner, or its pickle, has its own method there."""
-
-    def __init__(self, owner: Any, name: str, timeline: Timeline, code: int) -> None:
-        self._owner, self._name, self._timeline, self._code = owner, name, timeline, code
-        self._method = getattr(owner, name)
-        update_wrapper(self, self._method)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        timeline, part = self._timeline, self._timeline.part
-        part.run(timeline.enter, self._code)
-        try:
-            return self._method(*args, **kwargs)
-        except BaseException:
-            part.run(timeline.fail)
-            raise
-        finally:
-            part.run(timeline.leave)
-
-    def __reduce__(self) -> Any:
-        return getattr, (self._owner, self._name)
 
 
 def _steps_within_steps(optimizer: Optimizer) -> bool:

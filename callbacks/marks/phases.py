@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.callbacks.marks.actions import Actions
-from lm_profiler.callbacks.marks.spans import NOTHING, Both
+from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
@@ -105,7 +105,11 @@ class PhaseProfiler(Profiler):
     def count_only(self) -> None:
         """Take no more marks; still count, and end the loop where it would have ended."""
         self._timeline.stop()
-        self._spans.clear()
+        self._spans.surround(None)
+
+    def surround(self, around: Callable[[str, Marked], Marked] | None) -> None:
+        """From the next action on, the span of each is what ``around`` makes of it; None: the span alone."""
+        self._spans.surround(around)
 
     def start(self, action_name: str) -> None:
         if self._user is not None:

@@ -110,6 +110,7 @@ class Recorder:
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
             slack=try_or_note("slack", lambda: _slack(measured), notes),
+            other_by_owner=measured.other_by_owner,
         )
 
     def save(self, folder: Path, measured: Measured, record: RunRecord) -> None:

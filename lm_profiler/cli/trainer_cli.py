@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks import (
+    ActionsOptions,
     MemoryOptions,
     NumericsOptions,
     StageOptions,
@@ -45,6 +46,7 @@ from lm_profiler.usage_error import UsageError, expect
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 _INSTRUMENTS = {
     "stages": StageOptions,
+    "actions": ActionsOptions,
     "memory": MemoryOptions,
     "trace": TraceOptions,
     "numerics": NumericsOptions,

@@ -32,11 +32,11 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
-STEPS = {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}  # the trace's own warm-up included
+STEPS = {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}  # the trace's own warm-up included
 
 
 def short(**options: Any) -> TrainingProfiler:
-    return instruments(1, 3, memory=1, trace=1, **options)
+    return instruments(1, 3, memory=1, trace=1, actions=3, **options)
 
 
 @pytest.fixture

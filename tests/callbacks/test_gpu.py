@@ -104,7 +104,7 @@ def test_fsdp(tmp_path: Path) -> None:
     trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
     record = read_run(profiler.folder)
     assert record.status == "ok"
-    assert record.steps == {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}
+    assert record.steps == {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}
     for phase in ("forward", "backward", "optimizer"):
         minimum = record.time[phase].min
         assert minimum is not None

@@ -32,7 +32,7 @@ def test_what_a_process_leaves_that_dies_by(died: Path, way: str) -> None:
     record = read_run(file.parent)
     assert record.status == "unfinished"
     assert record.failure is None
-    assert record.steps_planned == {"warmup": 2, "measure": 1000, "memory": 0, "trace": 0}
+    assert record.steps_planned == {"warmup": 2, "measure": 1000, "actions": 0, "memory": 0, "trace": 0}
     rows = read_steps(file.with_name("steps.csv"))
     assert [row.step for row in rows] == list(range(1, len(rows) + 1))
     # Step k ended at k * STEP_S, and it died when the last one had not.

@@ -20,7 +20,7 @@ from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
 NAMES = ["lightning.pytorch", "pytorch_lightning"]
-STEPS = {"warmup": 1, "measure": 3, "memory": 1, "trace": 2}
+STEPS = {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}
 
 
 @pytest.fixture(params=NAMES)
@@ -61,7 +61,7 @@ MARKED = {
 @pytest.mark.parametrize("what", list(MARKED))
 def test_every_verb_is_measured_phase_by_phase_and_ended(pl: Any, trainer_of: Callable[..., Any], what: str) -> None:
     verb: Any = "fit" if what == "manual" else what
-    profiler = instruments(1, 3, memory=1, trace=1, verb=verb)
+    profiler = instruments(1, 3, memory=1, trace=1, actions=3, verb=verb)
     trainer = trainer_of(profiler)
     before = trainer.profiler
     module = pl.ManualOptimBoringModel() if what == "manual" else pl.BoringModel()
@@ -74,7 +74,7 @@ def test_every_verb_is_measured_phase_by_phase_and_ended(pl: Any, trainer_of: Ca
 
 def test_training_goes_on_to_its_own_end_with_the_same_weights(pl: Any, trainer_of: Callable[..., Any]) -> None:
     ended = []
-    for callbacks in ([], [instruments(1, 3, memory=1, trace=1, stop_when_done=False)]):
+    for callbacks in ([], [instruments(1, 3, memory=1, trace=1, actions=3, stop_when_done=False)]):
         pl.seed_everything(1, verbose=False)
         module = pl.BoringModel()
         trainer = trainer_of(*callbacks, max_steps=20)

@@ -77,7 +77,13 @@ def assert_recorded(
     rows = read_steps(profiler.folder / "steps.csv")
     assert [row.step for row in rows] == list(range(1, steps + 1))
     assert [row.stage for row in rows] == (["warmup"] + ["measure"] * 5)[:steps]
-    assert record.steps == {"warmup": min(steps, 1), "measure": max(steps - 1, 0), "memory": 0, "trace": 0}
+    assert record.steps == {
+        "warmup": min(steps, 1),
+        "measure": max(steps - 1, 0),
+        "actions": 0,
+        "memory": 0,
+        "trace": 0,
+    }
     assert not [path for path in profiler.folder.rglob("*") if path.name.startswith(".")]
 
 
@@ -246,7 +252,7 @@ def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: 
         trainer_with([profiler], tmp_path).fit(GivesUp("backward", bug, batch=5))
     assert profiler.record is not None
     assert profiler.record.time["step"].n == 2
-    assert profiler.record.steps == {"warmup": 1, "measure": 2, "memory": 0, "trace": 1}
+    assert profiler.record.steps == {"warmup": 1, "measure": 2, "actions": 0, "memory": 0, "trace": 1}
     assert not list(profiler.folder.rglob("*.json.gz"))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # it left none running
         pass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import known_loop
+import torch.distributed
 from known_loop import KnownModule, SimulatedClock, SlowLoader, instruments, spin, trainer_with
 from torch import Tensor
 
@@ -47,12 +48,25 @@ def break_on_rank_1() -> None:
     Session.step_ended = broken  # type: ignore[method-assign]
 
 
+def slow_broadcast() -> None:
+    """Of the flag that Lightning sends before every batch."""
+    whole = torch.distributed.broadcast
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        spin("flag", 7e-3)
+        return whole(*args, **kwargs)
+
+    torch.distributed.broadcast = slow
+
+
 def main(folder: str, fails: str) -> None:
     warnings.simplefilter("ignore")
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
     module.fails = fails == "fails"
-    profiler = instruments(1, 5, memory=1, trace=1)
+    profiler = instruments(1, 5, memory=1, trace=1, actions=2 if fails == "actions" else 0)
+    if fails == "actions":
+        slow_broadcast()
     if fails == "breaks":
         break_on_rank_1()
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}

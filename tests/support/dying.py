@@ -17,7 +17,7 @@ from faults import Tiny
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 
 STEP_S = 0.3
 """On a clock of this test's own."""
@@ -58,6 +58,7 @@ def train(folder: Path, die: Callable[[], Any]) -> None:
         StageOptions(warmup_steps=2, measure_steps=1000),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
         clock=lambda: module.now_ns,
         quiet=True,
     )

@@ -192,8 +192,11 @@ def some(seen: Counter[Place], count: int, seed: int) -> list[tuple[Place, int]]
 
 def profiler(**options: Any) -> TrainingProfiler:
     """Few steps of every stage."""
-    from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions
+    from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions
 
     return TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3, **options), MemoryOptions(steps=1), TraceOptions(steps=1)
+        StageOptions(warmup_steps=1, measure_steps=3, **options),
+        MemoryOptions(steps=1),
+        TraceOptions(steps=1),
+        actions=ActionsOptions(steps=1),
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import SGD
 from torch.utils.data import IterableDataset
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow, read_steps
@@ -168,6 +168,7 @@ def instruments(
     memory: int = 0,
     trace: int = 0,
     stop_when_done: bool = True,
+    actions: int = 0,
     **options: Any,
 ) -> TrainingProfiler:
     return TrainingProfiler(
@@ -175,6 +176,7 @@ def instruments(
         MemoryOptions(steps=memory),
         TraceOptions(steps=trace),
         quiet=True,
+        actions=ActionsOptions(steps=actions),
         **{"clock": CLOCK, **options},
     )
 
@@ -203,10 +205,12 @@ def profiled_fit(
     callbacks: Sequence[Callback] = (),
     profiler: TrainingProfiler | None = None,
     val_dataloaders: Any = None,
+    beside: Any = None,
     **options: Any,
 ) -> TrainingProfiler:
+    """``beside`` is the Trainer's own profiler."""
     profiler = profiler or instruments()
-    trainer = trainer_with([*callbacks, profiler], folder, **options)
+    trainer = trainer_with([*callbacks, profiler], folder, profiler=beside, **options)
     trainer.fit(module, data if data is not None else SlowLoader(), val_dataloaders)
     return profiler
 

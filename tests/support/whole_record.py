@@ -12,7 +12,19 @@ from pydantic import BaseModel
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, Term, TermName
 
-_KEYS = (*TIMES, "warmup", "measure", "whatif", "memory", "trace", "float32", "bfloat16", "float16", "float64")
+_KEYS = (
+    *TIMES,
+    "warmup",
+    "measure",
+    "whatif",
+    "actions",
+    "memory",
+    "trace",
+    "float32",
+    "bfloat16",
+    "float16",
+    "float64",
+)
 
 
 def filled(annotation: Any, count: Iterator[int]) -> Any:

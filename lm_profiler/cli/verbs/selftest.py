@@ -39,7 +39,7 @@ _TOY = (
     "--model.num_heads=8",
     "--data.context_length=128",
 )
-_UNTIMED_OFF = ("--memory.steps=0", "--trace.steps=0")
+_UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _RESAMPLES = 2000
 
 

@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.quiet import quiet
 
 ROUNDS, STEPS, SKIPPED = 6, 300, 50
@@ -76,6 +76,7 @@ def _instrumented(folder: str) -> dict[str, Any]:
         StageOptions(warmup_steps=1, measure_steps=2 * (SKIPPED + STEPS)),
         MemoryOptions(steps=0),
         TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
         quiet=True,
         log_dir=folder,
     )

@@ -43,6 +43,7 @@ _STAGES = (
     ("warmup", "warm-up"),
     ("measure", "measure"),
     ("whatif", "what-if"),
+    ("actions", "actions"),
     ("memory", "memory"),
     ("trace", "trace"),
 )
@@ -87,6 +88,12 @@ _RANKS = (
 _SYNCS = (
     computed("sync_lines", "lines that synchronize", "count", _LINES, _of_syncs(len)),
     computed("syncs", "synchronizations", "count", "how often those lines did", _of_syncs(_times_synchronized)),
+)
+
+_OWNERS = figures_of(
+    "other_by_owner",
+    ("steps", "steps timed by action", "count", "steps of which each action was timed", "owner_steps"),
+    ("seconds", "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"),
 )
 
 _NUMERICS = figures_of(
@@ -169,6 +176,13 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("count", "times", "count", "how often it made the host wait"),
         figure("call", "call", "text", "what waits"),
     ),
+    "other_by_owner.actions": (
+        figure("owner", "owner", "text", "whose code ran: a class, Lightning, or lm_profiler"),
+        figure("action", "action", "text", "hook, method, or a word for several"),
+        figure("seconds", "time", "ms", "of a mean step, without other actions inside of it"),
+        figure("calls", "calls", "number", "in a mean step"),
+        figure("in_steps", "in steps", "count", "of the steps that were timed by action, those in which it took time"),
+    ),
     "numerics.kinds": (
         figure("kind", "class", "text", "class of the modules"),
         figure("modules", "modules", "count", "how many there are"),
@@ -205,6 +219,7 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Memory": (*MEMORY.values(), *resources.HELD),
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,
+        "Other, by its owner": _OWNERS,
         "Steps": _STEPS,
         "Steadiness": _STEADINESS,
         "Ranks": _RANKS,

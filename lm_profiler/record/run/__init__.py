@@ -8,6 +8,7 @@ from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, Numer
 from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
+from lm_profiler.record.run.owners import LIGHTNING, OURS, OtherByOwner, OwnedTime
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
 from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
@@ -18,10 +19,10 @@ from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummar
 from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
 
 __all__ = [
-    "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "Contention", "Contributor", "Environment", "Failure",
-    "Floor", "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading",
-    "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OutOfMemory", "Part", "PlaceName",
-    "PlaceSlack", "Rates", "RecordError", "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters",
-    "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict",
-    "Waterfall", "read_as", "read_run",
+    "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "Contention", "Contributor",
+    "Environment", "Failure", "Floor", "FlopRate", "Flops", "GpuSharing", "MemoryCauses", "MemoryFacts", "MemoryLevels",
+    "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",
+    "OwnedTime", "Part", "PlaceName", "PlaceSlack", "Rates", "RecordError", "RunRecord", "Saving", "Slack", "Status",
+    "Steadiness", "StepCounters", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation",
+    "Verb", "Verdict", "Waterfall", "read_as", "read_run",
 ]  # fmt: skip

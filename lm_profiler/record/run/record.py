@@ -12,6 +12,7 @@ from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
 from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
+from lm_profiler.record.run.owners import OtherByOwner
 from lm_profiler.record.run.part import Newer, Part, read_as
 from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
@@ -71,6 +72,8 @@ class RunRecord(Part):
     contention: Contention | None = None
     syncs: list[Sync] | None = None
     """None where nothing waits for a device, or none was looked for."""
+    other_by_owner: OtherByOwner | None = None
+    """None where no step was timed action by action."""
     numerics: NumericsFacts | None = None
     """None where the precision was not audited."""
     verdict: Verdict | None = None

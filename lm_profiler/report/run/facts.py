@@ -14,6 +14,7 @@ from lm_profiler.report.run.waterfall_tables import waterfall_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
 
 _LISTS_OF = {
+    "Other, by its owner": ("other_by_owner.actions",),
     "Steps": ("odd_steps", "step_counters"),
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),

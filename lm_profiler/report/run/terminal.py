@@ -20,6 +20,7 @@ from lm_profiler.record.quantities import (
 )
 from lm_profiler.record.run import Floor, NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
 from lm_profiler.report.run.facts import list_table, sections, shown
+from lm_profiler.report.run.owners import other_lines
 from lm_profiler.report.run.slack import slack_lines
 from lm_profiler.report.run.waterfall import why_lines
 from lm_profiler.report.tables.columns import device_of
@@ -124,7 +125,14 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines = []
     if rates := [*_rates(record), *_utilisation(record.utilisation)]:
         lines.append(", ".join(rates))
-    lines += [*_memory(record), *verdict_lines(record), *why_lines(record), *slack_lines(record), *_odd_steps(record)]
+    lines += [
+        *_memory(record),
+        *verdict_lines(record),
+        *why_lines(record),
+        *slack_lines(record),
+        *_odd_steps(record),
+        *other_lines(record),
+    ]
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     return [*lines, *(f"note: {note}" for note in record.notes), *failure_lines(record)]

@@ -1,0 +1,133 @@
+"""The ``actions`` stage: whose the time is that no phase covers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning.pytorch import Callback
+
+from lm_profiler.callbacks.marks.actions import candidates
+from lm_profiler.callbacks.marks.methods import bracket
+from lm_profiler.callbacks.marks.owners import Owned, Owner, Owners
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.marks.spans import NOTHING, Died, Done, Epoch, Marked, OptimizerStep
+from lm_profiler.callbacks.namespaces import is_exactly, overrides
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Span, Timeline
+from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner
+from lm_profiler.usage_error import expect
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActionsOptions:
+    """Whose the time is that no phase covers.
+
+    Args:
+        steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
+            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 nobody's is known.
+    """
+
+    steps: int = 3
+
+    def __post_init__(self) -> None:
+        expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
+
+
+_BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
+"""``[Owner]Class.hook``; of a callback the class is its state key."""
+
+_LIGHTNINGS = ("run_training_batch", "run_training_epoch", "save_checkpoint")
+"""Its actions that belong to no hook."""
+
+_EMPTY: Owner = (LIGHTNING, "empty hooks")
+_LOGGED: Owner = (LIGHTNING, "logged metrics")
+_CONNECTOR = ("on_batch_start", "on_batch_end", "update_train_step_metrics", "update_eval_step_metrics")
+"""Where Lightning collects what ``self.log`` was given: metrics are computed there, and sent from rank to rank."""
+
+
+@dataclass(eq=False)
+class OwnersWatch:
+    """An instrument: shares out ``other`` in the ``actions`` stage.
+
+    Args:
+        trainer: whose actions.
+        timeline: whose marks say what is ``other``.
+        profiler: the one that stands in for the Trainer's, asked for when it does.
+        callback: ours.
+        user: the profiler that the Trainer had.
+    """
+
+    trainer: Any
+    timeline: Timeline
+    profiler: Callable[[], PhaseProfiler | None]
+    callback: Callback
+    user: object
+    part: Guard = UNGUARDED
+    facts: dict[str, OtherByOwner | None] = field(default_factory=dict)
+    name: str = "actions"
+    _owners: Owners | None = None
+    _undo: ExitStack = field(default_factory=ExitStack)
+
+    def begin(self, stage: str) -> None:
+        profiler = self.profiler()
+        if stage != "actions" or profiler is None:
+            return
+        owners = self._owners = Owners(self.timeline, self.part)
+        observe = self.part.guard(owners.observe)
+        self._undo.callback(self.timeline.unobserve, observe)
+        self.timeline.observers += (observe,)
+        for thing, name, owner in self._methods():
+            with suppress(AttributeError):  # in another version, or of an object that takes none: then it is the loop's
+                bracket(thing, name, Owned(owners, owner), self.part, self._undo)
+        self._undo.callback(profiler.surround, None)
+        profiler.surround(self._named)
+
+    def end(self, stage: str) -> None:
+        if stage == "actions" and self._owners is not None:
+            self.discard()
+            self.facts["other_by_owner"] = self._owners.shares()
+
+    def discard(self) -> None:
+        self._undo.close()
+
+    def _named(self, action_name: str, span: Marked) -> Marked:
+        if isinstance(span, (Epoch, Died)) or (isinstance(span, Span) and span._code != at.OTHER):
+            return span  # a phase, whose time is nobody else's; or what has none in a step
+        assert self._owners is not None
+        owner = self.part.run(self._owner_of, action_name)
+        if owner is None:
+            return span
+        loop = span.loop if isinstance(span, (Done, OptimizerStep)) else None
+        return Owned(self._owners, owner, None if span is NOTHING else span, loop)
+
+    def _owner_of(self, action_name: str) -> Owner:
+        bracketed = _BRACKETED.fullmatch(action_name)
+        if bracketed is None:
+            return (LIGHTNING if action_name in _LIGHTNINGS else "", action_name)
+        kind, _, hook = bracketed.groups()
+        those = candidates(self.trainer, kind, action_name, hook)
+        if any(each is self.callback for each in those):
+            return (OURS, hook)
+        if not any(overrides(each, hook) for each in those):
+            return _EMPTY if hook.startswith("on_") else (LIGHTNING, hook)
+        return (type(those[0]).__name__, hook)
+
+    def _methods(self) -> Iterator[tuple[Any, str, Owner]]:
+        """What Lightning calls without an action around it."""
+        trainer = self.trainer
+        for name in _CONNECTOR:
+            yield getattr(trainer, "_logger_connector", None), name, _LOGGED
+        loop = getattr(trainer.fit_loop, "epoch_loop", None)
+        yield loop, "_broadcast_sigterm_tensor", (LIGHTNING, "SIGTERM flag")
+        yield loop, "update_lr_schedulers", (LIGHTNING, "learning-rate schedulers")
+        for logger in trainer.loggers:
+            for name in ("log_metrics", "save"):
+                yield logger, name, (type(logger).__name__, name)
+        if not is_exactly(self.user, "PassThroughProfiler"):
+            for name in ("start", "stop"):
+                yield self.user, name, (type(self.user).__name__, name)

@@ -1,0 +1,43 @@
+"""A context around a method of one object, for as long as it is wanted."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial, update_wrapper
+from typing import Any
+
+from lm_profiler.measure.boundary import Guard
+
+
+def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: Guard, undo: ExitStack) -> None:
+    """Whenever ``owner.name`` is called, it runs inside of ``context``, which is ``part``'s; until ``undo`` is closed.
+
+    Raises:
+        AttributeError: ``owner`` has no such method, or takes no other.
+    """
+    replaced = getattr(owner, "__dict__", {}).get(name)
+    setattr(owner, name, _Bracketed(owner, name, context, part))
+    undo.callback(partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced))
+
+
+class _Bracketed:
+    """A method of ``owner`` inside of a context. A copy of the owner, or its pickle, has its own method there."""
+
+    def __init__(self, owner: Any, name: str, context: AbstractContextManager[None], part: Guard) -> None:
+        self._owner, self._name, self._context, self._part = owner, name, context, part
+        self._method = getattr(owner, name)
+        update_wrapper(self, self._method)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        part, context = self._part, self._context
+        part.run(context.__enter__)
+        try:
+            result = self._method(*args, **kwargs)
+        except BaseException as error:
+            part.run(context.__exit__, type(error), error, error.__traceback__)
+            raise
+        part.run(context.__exit__, None, None, None)
+        return result
+
+    def __reduce__(self) -> Any:
+        return getattr, (self._owner, self._name)

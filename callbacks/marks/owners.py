@@ -1,0 +1,125 @@
+"""Whose ``other`` is: it is cut between the timeline's own marks, so that the shares add up to it by construction."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from lm_profiler.callbacks.marks.spans import Loop, Marked
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks import timeline as at
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime
+
+Owner = tuple[str, str]
+"""Whose code runs, and in which action."""
+
+LOOP: Owner = (LIGHTNING, "loop")
+_TIMING: Owner = (OURS, "timing of these")
+
+
+@dataclass(eq=False)
+class Owners:
+    """Shares out the host's time that no phase covers, among the actions that run meanwhile: each gets what is not
+    another's inside of it.
+
+    Args:
+        timeline: ``observe`` is to be among its observers.
+        part: answers for what fails while training is in here.
+    """
+
+    timeline: Timeline
+    part: Guard = UNGUARDED
+    _open: list[Owner] = field(default_factory=lambda: [LOOP])
+    _code: int = at.OUTSIDE
+    _cut_ns: int = 0
+    _looked_ns: int = 0
+    _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
+    _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
+    _steps: list[tuple[dict[Owner, int], dict[Owner, int]]] = field(default_factory=list)
+
+    def observe(self, code: int) -> None:
+        """``code`` begins at the last mark of the timeline."""
+        timeline = self.timeline
+        now_ns = timeline.host_ns[-1]
+        if len(timeline.codes) == 1:
+            self._step_begins()
+        else:
+            self._cut(now_ns)
+        self._code, self._cut_ns, self._looked_ns = code, now_ns, timeline.clock()
+
+    def enter(self, owner: Owner) -> None:
+        """An action of ``owner`` begins."""
+        if self.timeline.live:
+            self._cut(self.timeline.clock())
+            self._calls[owner] += 1
+        self._open.append(owner)
+        self._looked_ns = self.timeline.clock()
+
+    def leave(self) -> None:
+        """The innermost action is over."""
+        if self.timeline.live:
+            self._cut(self.timeline.clock())
+        if len(self._open) > 1:  # one that began before this did is not in here
+            self._open.pop()
+        self._looked_ns = self.timeline.clock()
+
+    def _cut(self, now_ns: int) -> None:
+        """The time since the last cut was the innermost action's, but for what was spent in here."""
+        if self._code == at.OTHER:
+            self._ns[self._open[-1]] += now_ns - self._looked_ns
+            self._ns[_TIMING] += self._looked_ns - self._cut_ns
+        self._cut_ns = now_ns
+
+    def _step_begins(self) -> None:
+        """The timeline has only whole steps behind it."""
+        if self._ns or self._calls:
+            self._steps.append((dict(self._ns), dict(self._calls)))
+        self._ns.clear()
+        self._calls.clear()
+
+    def shares(self) -> OtherByOwner | None:
+        """Of the steps that ended, a mean step; None where none did."""
+        if not self.timeline.running:
+            self._step_begins()
+        if not (count := len(self._steps)):
+            return None
+        owners = {owner for ns, _ in self._steps for owner in ns}
+        totals = {owner: sum(ns.get(owner, 0) for ns, _ in self._steps) for owner in owners}
+        actions = [
+            OwnedTime(
+                owner=owner[0],
+                action=owner[1],
+                seconds=total_ns * 1e-9 / count,
+                calls=sum(calls.get(owner, 0) for _, calls in self._steps) / count,
+                in_steps=sum(ns.get(owner, 0) > 0 for ns, _ in self._steps),
+            )
+            for owner, total_ns in sorted(totals.items(), key=lambda each: (-each[1], each[0]))
+            if total_ns > 0
+        ]
+        return OtherByOwner(steps=count, seconds=sum(totals.values()) * 1e-9 / count, actions=actions)
+
+
+@dataclass(eq=False)
+class Owned(AbstractContextManager[None]):
+    """An action as ``owner``'s, with its span and the loop whose step is done where it ends well, if it has any."""
+
+    owners: Owners
+    owner: Owner
+    span: Marked | None = None
+    loop: Loop | None = None
+
+    def __enter__(self) -> None:
+        owners = self.owners
+        owners.part.run(owners.enter, self.owner)
+        if self.span is not None:
+            owners.timeline.part.run(self.span.__enter__)
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:
+        if kind is None and self.loop is not None:
+            self.loop.step_done = True  # first: it counts whatever fails
+        owners = self.owners
+        if self.span is not None:
+            owners.timeline.part.run(self.span.__exit__, kind, value, traceback)
+        owners.part.run(owners.leave)
