@@ -37,7 +37,7 @@ def results_of(trainer: Any, module: LightningModule) -> list[float]:
 
 
 def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path) -> None:
-    profiler = profiling_callbacks(1, 3, trace_steps=0)
+    profiler = profiling_callbacks(1, 3, trace_steps=0, action_steps=0)
     module = Predictions()
     trainer = trainer_with(profiler, tmp_path)
     trainer.fit(module)
@@ -51,7 +51,7 @@ def test_callbacks_left_in_a_trainer_leave_its_evaluations_whole(tmp_path: Path)
 
 @pytest.mark.parametrize("stop, seen", [(None, 64), (True, 5), (False, 64)])
 def test_an_evaluation_is_cut_only_where_that_is_asked(tmp_path: Path, stop: bool | None, seen: int) -> None:
-    (profiler,) = profiling_callbacks(1, 3, trace_steps=0, verb="test", stop_when_done=stop)
+    (profiler,) = profiling_callbacks(1, 3, trace_steps=0, action_steps=0, verb="test", stop_when_done=stop)
     trainer = trainer_with([profiler], tmp_path)
     (results,) = trainer.test(Predictions(), verbose=False)
     assert results["batches"] == seen
@@ -83,7 +83,9 @@ class FetchesItself(BoringModel):
 def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(
     tmp_path: Path, verb: Literal["fit", "validate"]
 ) -> None:
-    (profiler,) = profiling_callbacks(1, 3, memory_steps=0, trace_steps=0, verb=verb, stop_when_done=False)
+    (profiler,) = profiling_callbacks(
+        1, 3, memory_steps=0, trace_steps=0, action_steps=2, verb=verb, stop_when_done=False
+    )
     observed, alone = FetchesItself(), FetchesItself()
     alone.load_state_dict(observed.state_dict())
     for module, callbacks in ((observed, [profiler]), (alone, [])):
@@ -96,7 +98,7 @@ def test_a_step_that_outlives_the_stages_leaves_the_record_as_it_is(
     assert isinstance(profiler, TrainingProfiler)
     record = read_run(profiler.folder)
     assert (record.status, record.failure, record.time["step"].n) == ("ok", None, 3)
-    assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4]
+    assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == [1, 2, 3, 4, 5, 6]
 
 
 class Validated(BoringModel):
@@ -194,12 +196,13 @@ def test_a_profiler_that_is_done_stays_in_the_users_list_and_is_passed_over(tmp_
 @pytest.mark.parametrize("stop", [True, False])
 @pytest.mark.parametrize("batches", [5, 6, 20])
 def test_a_step_that_fetches_its_own_batch_keeps_its_record(tmp_path: Path, batches: int, stop: bool) -> None:
-    profiler = instruments(1, 3, memory=1, stop_when_done=stop)
+    profiler = instruments(1, 2, memory=1, actions=1, stop_when_done=stop)
     trainer = trainer_with([profiler], tmp_path, max_epochs=1, limit_train_batches=batches)
     trainer.fit(FetchesItself())
     assert trainer.global_step == (5 if stop else batches)
     record = read_run(profiler.folder)
-    assert (record.status, record.steps) == ("ok", {"warmup": 1, "measure": 3, "memory": 1, "trace": 0})
+    assert (record.status, record.steps) == ("ok", {"warmup": 1, "measure": 2, "actions": 1, "memory": 1, "trace": 0})
+    assert record.other_by_owner is not None
 
 
 def test_a_clock_that_is_replaced_is_read_by_nobody_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.profilers import SimpleProfiler
-from test_gather import start
 from torch import Tensor
 
 from lm_profiler.callbacks import ActionsOptions, TrainingProfiler
@@ -242,8 +241,8 @@ def test_epochs_that_turn_and_a_loader_without_a_length(tmp_path: Path) -> None:
 
 def test_a_run_that_dies_in_the_stage_counts_whole_steps_only_and_leaves_nothing_behind(tmp_path: Path) -> None:
     class Dies(Slow):
-        def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            spin("callback", 4 * MS)
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            spin("callback", 1 * MS)
             if batch_idx == 5:
                 raise ValueError("enough")
 
@@ -298,17 +297,6 @@ def test_a_failure_of_ours_is_said_and_training_goes_on(tmp_path: Path, monkeypa
     assert record.other_by_owner is None
     assert record.notes == ["actions failed and was taken out: RuntimeError: no owner"]
     assert not {"log_metrics", "save"} & vars(logger).keys()
-
-
-def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_path: Path) -> None:
-    done = start(tmp_path, "actions")
-    assert done.returncode == 0, done.stderr
-    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
-    record = read_run(folder)
-    assert record.other_by_owner is not None
-    assert {each.name: each.seconds for each in record.other_by_owner.actions} == pytest.approx(
-        {"Lightning's SIGTERM flag": 7 * MS}
-    )
 
 
 def test_a_negative_number_of_steps_is_refused() -> None:

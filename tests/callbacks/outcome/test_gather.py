@@ -66,6 +66,17 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     assert {path.name for path in (folder / "trace").iterdir()} == {f"rank{n}.{end}" for n in (0, 1) for end in files}
 
 
+def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_path: Path) -> None:
+    done = start(tmp_path, "actions")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    record = read_run(folder)
+    assert record.other_by_owner is not None
+    assert {each.name: each.seconds for each in record.other_by_owner.actions} == pytest.approx(
+        {"Lightning's SIGTERM flag": 7e-3}
+    )
+
+
 def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     done = start(tmp_path, "fails")
     assert done.returncode != 0
