@@ -10,16 +10,19 @@ from pathlib import Path
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
+from benchmarks.gpu.registry import UNFINISHED
 from lm_profiler.cli.quiet import quiet_libraries
+from lm_profiler.record.exit_codes import OK
 
 
-def main(name: str, folder: str, limit_s: str, accelerator: str) -> None:
+def main(name: str, folder: str, limit_s: str, accelerator: str) -> int:
     quiet_libraries()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     place = Place(Path(folder), accelerator == "cpu", float(limit_s))
-    import_module(f"benchmarks.gpu.parts.{name}").run(place, Findings(place.folder))
+    more = import_module(f"benchmarks.gpu.parts.{name}").run(place, Findings(place.folder))
+    return UNFINISHED if more else OK
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    sys.exit(main(*sys.argv[1:]))

@@ -63,20 +63,20 @@ class Place:
         """Options of a run here: on the CPU ``tiny`` has the last word."""
         return (*options, f"--trainer.accelerator={self.accelerator}", *(tiny if self.on_cpu else ()))
 
-    def apart(self, *works: Callable[[], int | None], output: str) -> list[int | None]:
+    def apart(self, *works: Callable[[], int | None], output: str, at_least_s: float = 0.0) -> list[int | None]:
         """Do each of ``works`` in a copy of this process, which must not have touched CUDA, all at the same time.
 
         What they print is added to the file ``output``. Returns their exit codes, negative for a signal; None of one
-        that was killed because the time was over.
+        that was killed because the time was over, which is not before ``at_least_s`` from now.
         """
         context = multiprocessing.get_context("fork")
         processes = [context.Process(target=_alone, args=(work, self.folder / output)) for work in works]
         for process in processes:
             process.start()
-        return [self._ended(process) for process in processes]
+        return [self._ended(process, at_least_s) for process in processes]
 
-    def _ended(self, process: ForkProcess) -> int | None:
-        process.join(max(self.left_s, 0.0))
+    def _ended(self, process: ForkProcess, at_least_s: float) -> int | None:
+        process.join(max(self.left_s, at_least_s))
         if not process.is_alive():
             return process.exitcode
         process.terminate()
@@ -85,14 +85,19 @@ class Place:
         process.join()
         return None
 
-    def call(self, *arguments: str, output: str) -> int | None:
+    def call(self, *arguments: str, output: str, at_least_s: float = 0.0) -> int | None:
         """The exit code of ``lm_profiler`` with these arguments; what it prints is kept in the part's folder."""
 
         def work() -> int:
             sys.argv = ["lm_profiler", *arguments]
             return main(arguments)
 
-        return self.apart(work, output=output)[0]
+        return self.apart(work, output=output, at_least_s=at_least_s)[0]
+
+    def picture(self, runs: Path, kind: str) -> None:
+        """A plot of the runs below a folder; quickly done, so it is given time when all other is over."""
+        file = self.folder / f"{kind}.png"
+        self.call("report", str(runs), f"--plot={kind}", f"--output={file}", output="report.txt", at_least_s=4.0)
 
     def fit(self, name: str, *options: str) -> RunRecord | None:
         """The record of one run with these options; None where it left none."""
@@ -112,10 +117,15 @@ class Place:
         return runs[-1] if runs else self.folder / name
 
     def sweep(self, name: str, *options: str) -> list[Entry]:
-        """The cells of a sweep, those that an earlier try has done included; missing ones have no outcome."""
+        """The cells of a sweep, those that an earlier try has done included; see ``missing``."""
         folder = self.folder / name
         self.call("sweep", *options, f"--name={name}", f"--log_dir={self.folder}", output=f"{name}.txt")
         return collect([folder]).entries if folder.exists() else []
+
+
+def missing(entries: Sequence[Entry]) -> bool:
+    """Whether a sweep has cells that nobody ran yet, or not to their end, and would go on with them."""
+    return any(entry.outcome is None or entry.outcome.status == "interrupted" for entry in entries)
 
 
 def _alone(work: Callable[[], int | None], output: Path) -> None:

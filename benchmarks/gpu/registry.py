@@ -33,6 +33,10 @@ PARTS = (
 )
 
 
+UNFINISHED = 75
+"""The exit code of a part that has more to do than there was time for (sysexits.h, EX_TEMPFAIL)."""
+
+
 def chosen(words: Sequence[str]) -> list[Part]:
     """Parts by number or name, in their order; all where none is named. The machine's description always.
 

@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.parts.tests import ROOT
-from benchmarks.gpu.place import TINY_ATTENTION, Place
+from benchmarks.gpu.place import TINY_ATTENTION, Place, missing
 from lm_profiler.record.collection import Entry
 
 SWEEP = ROOT / "configs" / "sweeps" / "attention.yaml"
@@ -19,18 +19,22 @@ _HEADINGS = ("attention", "compiled", "width", "context", "status", "forward (ms
 _SHORT = ("--memory.steps=1", "--trace.steps=0")
 
 
-def run(place: Place, findings: Findings) -> None:
+def run(place: Place, findings: Findings) -> bool:
     plan = yaml.safe_load(Path(SWEEP).read_text("utf-8"))
     grid = {key: [str(value).lower() for value in values] for key, values in plan["grid"].items()}
     both = [{"model.compile": c, "model.d_model": d} for c in grid["model.compile"] for d in grid["model.d_model"]]
     lengths = ["16"] if place.on_cpu else grid["data.context_length"]
     rest = [] if place.on_cpu else [each for each in both if each != FIRST]
     entries: list[Entry] = []
+    more = False
     for name, chosen in (("first", [FIRST]), ("rest", rest)):
-        if chosen and place.left_s > 0:
-            entries += place.sweep(name, *options(place, plan["config"], grid["model.attention"], lengths, chosen))
+        if chosen:
+            found = place.sweep(name, *options(place, plan["config"], grid["model.attention"], lengths, chosen))
+            more = more or not found or missing(found)
+            entries += found
             findings.table("Attention alone", _HEADINGS, [row(entry) for entry in entries], left=5)
             findings.add(cells=len(entries), words=[entry.status for entry in entries])
+    return more
 
 
 def options(place: Place, config: str, kinds: list[str], lengths: list[str], chosen: list[dict[str, Any]]) -> list[str]:

@@ -17,7 +17,7 @@ from lm_profiler.record.run import RunRecord
 
 CONFIG = "xl_bf16"
 """As in the README, warm-up and all."""
-PICTURES = ("phases", "steps", "memory")
+PICTURES = ("phases", "steps", "memory", "waterfall")
 _TINY_TRACED = ("--memory.steps=1", "--trace.steps=1")
 _VIEWS = {"tab": "#lm_profiler", "scalars": "#timeseries"}
 
@@ -37,8 +37,7 @@ def run(place: Place, findings: Findings) -> None:
     findings.aim("a trace and its kernels", "both", f"{len(tables)} tables of kernels", bool(tables))
     place.call("report", str(folder), "--kernels", f"--output={place.folder / 'kernels.md'}", output="report.txt")
     for picture in PICTURES:
-        file = place.folder / f"{picture}.png"
-        place.call("report", str(folder), f"--plot={picture}", f"--output={file}", output="report.txt")
+        place.picture(folder, picture)
     if not place.on_cpu:
         screenshots(place, findings)
 

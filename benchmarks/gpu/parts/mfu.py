@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.gpu.findings import Findings, shown
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.place import Place, missing
 from lm_profiler.record.collection import Entry
 
 PRECISIONS = {
@@ -23,22 +23,25 @@ _SHORT = ("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps
 _HEADINGS = ("size", "precision", "attention", "", "status", "step (ms)", "tokens/s", "MFU", "peak allocated (GiB)")
 
 
-def run(place: Place, findings: Findings) -> None:
+def run(place: Place, findings: Findings) -> bool:
     rows: list[list[str]] = []
     figures = []
+    more = False
     for name, compiled in SWEEPS.items():
         if place.on_cpu and name == "compiled":
             continue  # it would take longer than everything else
-        for entry in cells(place, name, compiled):
+        entries = cells(place, name, compiled)
+        more = more or not entries or missing(entries)
+        for entry in entries:
             rows.append(row(entry, name))
             figures.append(dict(zip(_HEADINGS, rows[-1], strict=True)))
         findings.table("Sizes", _HEADINGS, sorted(rows, key=_order), left=5)
         findings.add(cells=figures)
     for picture in ("mfu", "memory"):
-        file = place.folder / f"{picture}.png"
-        place.call("report", str(place.folder), f"--plot={picture}", f"--output={file}", output="report.txt")
+        place.picture(place.folder, picture)
     best = max((entry[7] for entry in rows if entry[7].endswith("%")), key=lambda text: float(text[:-1]), default=None)
-    findings.add(best_mfu=best, cells_run=sum(1 for entry in rows if entry[4] not in ("not run", "missing")))
+    findings.add(best_mfu=best)
+    return more
 
 
 def cells(place: Place, name: str, compiled: str) -> list[Entry]:
