@@ -39,8 +39,12 @@ class Sleeper(LightningModule):
 
 
 def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
+    """Rates are given: a busy machine's own would be unknown."""
     profiler = instruments(1, 5, memory=1, trace=2)
-    trainer_with([profiler], folder).fit(module, data)
+    with pytest.MonkeyPatch.context() as given:
+        given.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda *_: 1e11)
+        given.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda *_: 1e10)
+        trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
 
 
@@ -72,7 +76,7 @@ def test_products_are_told_by_module_with_their_shapes(fall: Waterfall) -> None:
 def test_the_optimizer_moves_the_bytes_of_all_parameters(fall: Waterfall) -> None:
     """Though a trace tells no types of tensors in lists, and no shapes where they are many."""
     moved = next(term for term in fall.terms if term.name == "bandwidth")
-    assert fall.bandwidth_bytes_per_s is None or moved.phases["optimizer"] > 0
+    assert moved.phases["optimizer"] > 0
 
 
 def test_sleep_is_a_gap_of_the_phase_that_slept(tmp_path: Path) -> None:
