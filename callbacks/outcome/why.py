@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,7 +10,7 @@ from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
 from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.run import FlopRate, RunRecord, Waterfall
+from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Waterfall
 
 
 def waterfall_of(
@@ -40,17 +41,26 @@ def waterfall_of(
         ci_low=times.ci_low,
         ci_high=times.ci_high,
         input_s=times.median * sum(record.shares.get(phase, 0.0) for phase in ("data", "transfer")),
-        ideal_s=used.flops.model / devices / rate.flops_per_s,
+        ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
-        peak_flops_per_s=rate.flops_per_s,
-        peak_source=rate.source,
-        bandwidth_bytes_per_s=rates.bytes_per_s,
-        bandwidth_source=rates.bytes_source,
+        rates=rates,
+        dtype=dtype,
         clock_share=_clock_share(record, rate, multiprocessors),
         lists=lists,
         multiprocessors=multiprocessors,
     )
     return waterfall(step, traced)
+
+
+def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
+    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
+    flops: Counter[str] = Counter()
+    for floor in floors:
+        flops.update(floor.flops)
+    known = {dtype: rates.flops_per_s(dtype) for dtype in flops}
+    if not flops.total() or not all(known.values()):
+        return usual.flops_per_s
+    return flops.total() / sum(count / (known[dtype] or 1.0) for dtype, count in flops.items())
 
 
 def _clock_share(record: RunRecord, rate: FlopRate, multiprocessors: int | None) -> float | None:

@@ -18,6 +18,8 @@ _SIZES = {
 }
 """Bytes of an element, by the type's name in a trace."""
 
+_DTYPES = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
+
 _NO_TENSORS = frozenset({"", "Scalar", "ScalarList", "GenericList"})
 
 
@@ -31,6 +33,7 @@ class Operand(NamedTuple):
     elements: int
     stored: int
     item: int | None
+    dtype: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -60,7 +63,7 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
             elements = sum(prod(one) for one in dims) if dims else lists.elements
             tensors.append(Operand((), elements or 0, elements or 0, None if elements is None else lists.item))
         elif type_ not in _NO_TENSORS:
-            tensors.append(Operand(dims, prod(dims), _stored(dims, steps), _SIZES.get(type_)))
+            tensors.append(Operand(dims, prod(dims), _stored(dims, steps), _SIZES.get(type_), _DTYPES.get(type_)))
     return tensors
 
 

@@ -15,7 +15,7 @@ from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.products import product_of
 from lm_profiler.analysis.why.tiles import quantization
 from lm_profiler.analysis.why.traced import Traced, Weighed
-from lm_profiler.record.run import Term, TermName, Waterfall
+from lm_profiler.record.run import Rates, Term, TermName, Waterfall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class Step:
         input_s: of it, waiting for the batch and for its transfer.
         ideal_s: the model's FLOPs at the peak.
         recomputed_share: of all FLOPs, what activation checkpointing repeats.
-        peak_flops_per_s: of the dtype in which most is multiplied.
+        rates: FLOP/s by the dtype of the factors.
+        dtype: in which most is multiplied; there is a rate of it.
         clock_share: the clock that was held over the one that the peak is stated for.
         lists: the parameters that an optimizer is given in lists, all of them together.
         multiprocessors: of the device.
@@ -39,10 +40,8 @@ class Step:
     input_s: float
     ideal_s: float
     recomputed_share: float
-    peak_flops_per_s: float
-    peak_source: str
-    bandwidth_bytes_per_s: float | None
-    bandwidth_source: str | None
+    rates: Rates
+    dtype: str
     clock_share: float | None = None
     lists: Lists = UNKNOWN_LISTS
     multiprocessors: int | None = None
@@ -53,16 +52,17 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
     notes: list[str] = []
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), _communication(traced)]
     terms += _waiting(step, traced)
+    peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
     unexplained = step.step_s - sum(term.seconds for term in terms)
     return Waterfall(
         source="kernels" if traced.on_device else "operators",
         step_s=step.step_s,
         ci_low=step.ci_low,
         ci_high=step.ci_high,
-        peak_flops_per_s=step.peak_flops_per_s,
-        peak_source=step.peak_source,
-        bandwidth_bytes_per_s=step.bandwidth_bytes_per_s,
-        bandwidth_source=step.bandwidth_source,
+        peak_flops_per_s=peak.flops_per_s,
+        peak_source=peak.source,
+        bandwidth_bytes_per_s=step.rates.bytes_per_s,
+        bandwidth_source=step.rates.bytes_source,
         clock_share=step.clock_share,
         terms=[*terms, Term(name="unexplained", seconds=unexplained)],
         notes=notes,
@@ -110,7 +110,7 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
     seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
-    if step.bandwidth_bytes_per_s is None:
+    if step.rates.bytes_per_s is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
     elif unknown_s:
         notes.append(f"of beyond_bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
@@ -177,7 +177,8 @@ def _together(one: Term, other: Term) -> Term:
 
 def _at_peak(piece: Piece, step: Step) -> float | None:
     product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
-    return None if product is None else product.flops / step.peak_flops_per_s * 1e9
+    rate = None if product is None else step.rates.flops_per_s(product.dtype or step.dtype)
+    return None if product is None or rate is None else product.flops / rate * 1e9
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
@@ -194,10 +195,10 @@ def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
 
 
 def _at_bandwidth(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float | None:
-    if piece.inputs is None or step.bandwidth_bytes_per_s is None:
+    if piece.inputs is None or step.rates.bytes_per_s is None:
         return None
     moved = least_bytes(piece.operator or "", piece.inputs, lists.get(piece.operator or "", step.lists))
-    return None if moved is None else moved / step.bandwidth_bytes_per_s * 1e9
+    return None if moved is None else moved / step.rates.bytes_per_s * 1e9
 
 
 def _shape(piece: Piece, step: Step) -> str | None:

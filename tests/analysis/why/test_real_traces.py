@@ -15,6 +15,7 @@ from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.record.run import FlopRate, Rates
 
 ROOT = Path(__file__).resolve().parents[3]
 STORED = ROOT / "tests" / "analysis" / "trace" / "traces"
@@ -111,11 +112,11 @@ def test_kernels_times_are_those_of_the_trace(path: Path) -> None:
 def test_terms_add_up_to_the_step_whatever_is_known_of_the_machine(path: Path) -> None:
     traced = traced_of(Packed(events_of(path)))
     step_s = traced.window_ns * 1e-9 / traced.steps
-    facts = {"ci_low": None, "ci_high": None, "peak_source": "", "bandwidth_source": "", "peak_flops_per_s": 989e12}
+    peaks = [FlopRate(dtype=dtype, flops_per_s=989e12, source="H100") for dtype in ("bfloat16", "float32", "float16")]
     for bandwidth in (None, 3.35e12):
         step = Step(
-            step_s=step_s, input_s=0.1 * step_s, ideal_s=0.1 * step_s, recomputed_share=0.1,
-            bandwidth_bytes_per_s=bandwidth, multiprocessors=132, **facts,  # type: ignore[arg-type]
+            step_s=step_s, ci_low=None, ci_high=None, input_s=0.1 * step_s, ideal_s=0.1 * step_s, recomputed_share=0.1,
+            rates=Rates(flops=peaks, bytes_per_s=bandwidth), dtype="bfloat16", multiprocessors=132,
         )  # fmt: skip
         fall = waterfall(step, traced)
         assert sum(term.seconds for term in fall.terms) == pytest.approx(step_s, rel=1e-9)

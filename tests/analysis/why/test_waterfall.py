@@ -12,16 +12,21 @@ from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.run import Term, Waterfall
+from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
 
 US = 1e-6
+
+
+def rates(bandwidth: float | None = BANDWIDTH, float32: float = PEAK) -> Rates:
+    peaks = {"bfloat16": PEAK, "float32": float32}
+    flops = [FlopRate(dtype=dtype, flops_per_s=rate, source="round") for dtype, rate in peaks.items()]
+    return Rates(flops=flops, bytes_per_s=bandwidth, bytes_source="round")
 
 
 def step(step_us: float = STEP, **facts: Any) -> Step:
     known: dict[str, Any] = {
         "ci_low": None, "ci_high": None, "input_s": 0.0, "ideal_s": 0.0, "recomputed_share": 0.0,
-        "peak_flops_per_s": PEAK, "peak_source": "round", "bandwidth_bytes_per_s": BANDWIDTH,
-        "bandwidth_source": "round", "multiprocessors": plant.PROCESSORS,
+        "rates": rates(), "dtype": "bfloat16", "multiprocessors": plant.PROCESSORS,
     }  # fmt: skip
     return Step(step_s=step_us * US, **{**known, **facts})
 
@@ -132,7 +137,7 @@ def test_a_clock_above_the_sheets_takes_nothing(traced: Traced) -> None:
 
 
 def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) -> None:
-    fall = waterfall(step(bandwidth_bytes_per_s=None, bandwidth_source=None), traced)
+    fall = waterfall(step(rates=rates(bandwidth=None)), traced)
     assert terms(fall)["bandwidth"] == 0.0
     assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
     assert "bandwidth of this device is unknown" in fall.notes[0]
@@ -169,7 +174,7 @@ def cpu_step() -> list[dict[str, Any]]:
 
 def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     fall = waterfall(
-        step(1000, ideal_s=150e-6, input_s=100e-6, peak_flops_per_s=2 * 512**3 / 150e-6, multiprocessors=None),
+        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6), multiprocessors=None),
         traced_of(Packed(cpu_step())),
     )
     assert fall.source == "operators"

@@ -13,8 +13,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.callbacks.outcome.why import lists_of
-from lm_profiler.record.run import RunRecord, TermName, Waterfall, read_run
+from lm_profiler.callbacks.outcome.why import lists_of, mean_rate
+from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, TermName, Waterfall, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08
@@ -104,3 +104,14 @@ def test_what_an_optimizer_is_given_in_lists() -> None:
     parameters = [torch.zeros(3, 4), torch.zeros(5)]
     assert lists_of(parameters) == (17, 4)
     assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
+
+
+def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
+    slow, fast = (
+        FlopRate(dtype=dtype, flops_per_s=rate, source="") for dtype, rate in (("float32", 1e9), ("bfloat16", 4e9))
+    )
+    floors = [Floor(flops={"float32": 1000}), Floor(flops={"bfloat16": 7000, "float32": 1000})]
+    # 9000 in 2000 / 1e9 + 7000 / 4e9 seconds.
+    assert mean_rate(floors, Rates(flops=[slow, fast]), fast) == pytest.approx(9000 / 3.75e-6)
+    assert mean_rate(floors, Rates(flops=[fast]), fast) == 4e9
+    assert mean_rate([], Rates(flops=[fast]), fast) == 4e9
