@@ -68,9 +68,10 @@ class DelayedLoader:
         if self.is_on_host:
             return None
         if self.delays is None:
-            return f"it is a {type(loader).__name__}, expected one DataLoader of torch whose workers start with the run"
+            kind = type(loader).__name__
+            return f"expected one DataLoader of torch whose workers start with the run, given a {kind}"
         if 0 < loader.timeout < 2 * held_s:
-            return f"its timeout of {loader.timeout:g} s is too short for delays of {held_s:.2g} s"
+            return f"expected a timeout of {2 * held_s:.3g} s or more, or none, given {loader.timeout:g} s"
         return None
 
     @property

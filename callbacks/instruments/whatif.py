@@ -62,6 +62,7 @@ class WhatIf:
         batches: of a step.
         host: places on the host where the verb can be delayed.
         step_s: what the measured steps took.
+        sleep: lets time go by on the timeline's clock.
     """
 
     options: WhatIfOptions
@@ -72,6 +73,7 @@ class WhatIf:
     batches: int
     host: Sequence[str]
     step_s: Callable[[], Sequence[float]]
+    sleep: Callable[[float], object] = time.sleep
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "whatif"
@@ -152,10 +154,10 @@ class WhatIf:
         if block.place == "device" and self._device is not None:
             self._device.take(delay_s, self._at if counts else None)
             return
-        began = time.perf_counter()
-        time.sleep(delay_s)
+        began = self.timeline.clock()
+        self.sleep(delay_s)
         if counts:
-            self._delays_s[self._at] += time.perf_counter() - began
+            self._delays_s[self._at] += (self.timeline.clock() - began) * 1e-9
 
     def _begin_step(self) -> None:
         self._step += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ class DeviceDelays:
 
     Args:
         stream: the device's clock.
+        sleep: keeps the device busy for so many of its cycles.
     """
 
-    def __init__(self, stream: EventStream) -> None:
-        self._stream = stream
-        torch.cuda._sleep(_CYCLES // 10)  # the first launch is slow
-        _, start, end = self._delay(_CYCLES)
+    def __init__(self, stream: EventStream, sleep: Callable[[int], object] = torch.cuda._sleep) -> None:
+        self._stream, self._sleep = stream, sleep
+        sleep(_CYCLES // 10)  # the first launch is slow
+        start, end = self._delay(_CYCLES)
         stream.wait()
         seconds = stream.seconds(start, end)
         stream.release((start, end))
@@ -34,7 +36,7 @@ class DeviceDelays:
 
     def take(self, delay_s: float, key: int | None) -> None:
         """Delay what is enqueued from now on; ``key`` says later which delay it was, None that nobody asks."""
-        self._taken.append((key, *self._delay(max(1, round(delay_s * self._cycles_per_s)))[1:]))
+        self._taken.append((key, *self._delay(max(1, round(delay_s * self._cycles_per_s)))))
 
     def settle(self) -> None:
         """Wait for the device: the host has no lead any more."""
@@ -49,7 +51,7 @@ class DeviceDelays:
             self._stream.release((start, end))
         return [(key, seconds) for key, seconds in known if key is not None and seconds is not None]
 
-    def _delay(self, cycles: int) -> tuple[int, Any, Any]:
+    def _delay(self, cycles: int) -> tuple[Any, Any]:
         start = self._stream.record()
-        torch.cuda._sleep(cycles)
-        return cycles, start, self._stream.record()
+        self._sleep(cycles)
+        return start, self._stream.record()

@@ -17,6 +17,8 @@ from known_loop import TRUTH_S
 from scripts import SUPPORT
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.analysis.why.slack import plan
+from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
 from lm_profiler.callbacks.outcome.recorder import _telemetry
@@ -117,6 +119,16 @@ def test_merging_keeps_every_row_and_the_largest_peaks() -> None:
     assert merged.part_peaks == {"forward": (7, None, None)}
     assert merged.notes == ["of all", "of 0", "of 1"]
     assert merged.between_steps_s == 0.5
+
+
+def test_what_delays_cost_is_known_where_all_ranks_had_the_same_plan() -> None:
+    blocks = plan(["forward"], 100, 2, 0)
+    own, same = (Experiment(blocks, [delay_s] * len(blocks), 0) for delay_s in (0.1, 0.2))
+    other = Experiment(blocks[1:], own.delays_s[1:], 0)
+    ranks = [replace(measured(rank, 5), experiment=each) for rank, each in enumerate((own, same))]
+    assert merge(ranks).experiment == own
+    for different in (other, None):
+        assert merge([ranks[0], replace(ranks[1], experiment=different)]).experiment is None
 
 
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:

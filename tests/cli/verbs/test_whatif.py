@@ -1,0 +1,106 @@
+"""A loop whose loader and step sleep known times, through the command.
+
+Sleeps are robust: a busy machine lengthens them, all alike, and never shortens them. A step that is off by half of the
+slack, on the mean of at least eight blocks of four steps, is what these tests tolerate.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.cli.main import main
+from lm_profiler.record.run import Slack, read_run
+
+SLEEPERS = """
+import time
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __init__(self, batch_s):
+        self.batch_s = batch_s
+    def __len__(self):
+        return 10_000
+    def __getitem__(self, index):
+        time.sleep(self.batch_s)
+        return torch.ones(1)
+
+class Sleeper(LightningModule):
+    def __init__(self, batch_s: float, step_s: float, workers: int = 1):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.batch_s, self.step_s, self.workers = batch_s, step_s, workers
+    def train_dataloader(self):
+        return DataLoader(Slow(self.batch_s), num_workers=self.workers)
+    def training_step(self, batch, index):
+        time.sleep(self.step_s)
+        return (self.weight * batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sleepers.py").write_text(SLEEPERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "sleepers", raising=False)
+    return tmp_path
+
+
+def slack_of(here: Path, batch_s: float, step_s: float, steps: int, workers: int = 1) -> Slack:
+    options = [f"--model.batch_s={batch_s}", f"--model.step_s={step_s}", f"--model.workers={workers}"]
+    stages = ["--stages.warmup_steps=3", "--stages.measure_steps=10", "--memory.steps=0", "--trace.steps=0"]
+    asked = [f"--whatif.steps={steps}", "--trainer.accelerator=cpu", "--name=asked"]
+    assert main(["fit", "--model=sleepers.Sleeper", *options, *stages, *asked]) == 0
+    slack = read_run(here / "logs" / "asked" / "version_0").slack
+    assert slack is not None
+    return slack
+
+
+@pytest.mark.parametrize(
+    "batch_s, step_s, workers, steps, slack_s",
+    [(0.06, 0.018, 2, 336, 0.012), (0.015, 0.03, 1, 252, 0.015)],
+    ids=["two workers, loader-bound", "one worker, compute-bound"],
+)
+def test_a_loop_that_sleeps_known_times(
+    batch_s: float,
+    step_s: float,
+    workers: int,
+    steps: int,
+    slack_s: float,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    slack = slack_of(here, batch_s, step_s, steps, workers)
+    loader_bound = batch_s / workers > step_s
+    of = {place.place: place.slack_s for place in slack.places}
+    host_s = min(of[place] for place in ("forward", "backward", "optimizer"))
+    on_path_s, off_path_s = (of["loader"], host_s) if loader_bound else (host_s, of["loader"])
+    assert on_path_s < slack_s / 2 < off_path_s
+    whose = "loader" if loader_bound else "compute"
+    saved = {of.place: of for of in slack.savings[1::3]}  # at a quarter of the step, less than the slack
+    assert saved[whose].saves_s == pytest.approx(saved[whose].faster_s, abs=slack_s / 2)
+    assert saved[({"loader", "compute"} - {whose}).pop()].saves_s < slack_s / 2
+    printed = capsys.readouterr().out
+    assert "slack, the delay that costs nothing: loader " in printed
+    assert f"making {'the ' * loader_bound}{whose} " in printed
+
+
+def test_it_is_off_unless_asked_for(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model.batch_s=0", "--model.step_s=0", "--memory.steps=0", "--trace.steps=0", "--name=plain"]
+    assert main(["fit", "--model=sleepers.Sleeper", *options, "--trainer.accelerator=cpu"]) == 0
+    record = read_run(here / "logs" / "plain" / "version_0")
+    assert record.slack is None
+    assert "whatif" not in {**record.steps, **record.steps_planned}
+    assert "slack" not in capsys.readouterr().out
+
+
+def test_a_negative_number_of_steps_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config=demo", "--whatif.steps=-1"]) == 2
+    assert "whatif.steps: expected 0 or more, given -1" in capsys.readouterr().err
