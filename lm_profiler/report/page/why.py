@@ -9,6 +9,7 @@ from lm_profiler.report.page.answers import Json, table_of
 from lm_profiler.report.run.facts import shown
 from lm_profiler.report.run.waterfall import (
     Rung,
+    ceiling_s,
     digits_of,
     ms_text,
     no_waterfall,
@@ -17,6 +18,7 @@ from lm_profiler.report.run.waterfall import (
     rungs,
     step_text,
     title_in,
+    unsure,
 )
 from lm_profiler.report.run.waterfall_tables import contributors
 from lm_profiler.report.tables.table import text_table
@@ -46,13 +48,14 @@ def why(entry: Entry) -> Json:
         },
         "terms": [_term(rung, fall) for rung in rungs(fall)],
         "facts": table_of(text_table(("", "", ""), facts, left=3)),
+        "to_win": unsure(fall) or "a ceiling, never a gain",
         "not_drawn": not_drawn(fall),
         "notes": fall.notes,
     }
 
 
 def _term(rung: Rung, fall: Waterfall) -> Json:
-    term, digits = rung.term, digits_of(fall.step_s)
+    term, digits, most_s = rung.term, digits_of(fall.step_s), ceiling_s(fall, rung.term)
     return {
         "name": term.name,
         "title": rung.title,
@@ -61,7 +64,7 @@ def _term(rung: Rung, fall: Waterfall) -> Json:
         "seconds": term.seconds,
         "text": rung.signed_text,
         "share": term.seconds / fall.step_s if fall.step_s else None,
-        "at_most": ms_text(term.at_most_s, digits) if term.at_most_s else None,
+        "at_most": ms_text(most_s, digits) if most_s else None,
         "pieces": rung.pieces,
         "contributors": table_of(contributors(term, fall)),
     }

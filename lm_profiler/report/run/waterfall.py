@@ -14,6 +14,8 @@ _SMALL = 0.01
 """Terms below this share of the step are told together on the terminal, and promise too little to be named there."""
 _NOTHING = 1e-3
 _MOST_NAMED = 2
+_UNSURE = 0.1
+"""Of the step. If more is unexplained, any term may have taken more than the trace has seen, and has no ceiling."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,23 @@ def _small_together(fall: Waterfall) -> list[tuple[str, float]]:
     return [(title_in(fall, name), seconds) for name, seconds in whole]
 
 
+def ceiling_s(fall: Waterfall, term: Term) -> float | None:
+    """At most so much is to be won there; None also where too much is unexplained, which may be that term's."""
+    return term.at_most_s if not unsure(fall) else None
+
+
+def unsure(fall: Waterfall) -> str:
+    """Why no ceiling is told; empty where they are."""
+    rest = sum(term.seconds for term in fall.terms if term.name == "unexplained")
+    if abs(rest) <= _UNSURE * fall.step_s:
+        return ""
+    return f"unknown: {rest / fall.step_s:.0%} of the step is unexplained"
+
+
 def _to_win(fall: Waterfall) -> list[str]:
     """The one or two places with the highest ceilings, each with its largest contributor: no line where all are low."""
+    if reason := unsure(fall):
+        return [f"to win: {reason}"]
     ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
     high = sorted((of for of in ceilings if of[0] >= _SMALL * fall.step_s), key=lambda of: -of[0])
     digits = digits_of(fall.step_s)

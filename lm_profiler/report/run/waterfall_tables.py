@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lm_profiler.record.quantities import LISTS, PARTS, Quantity
 from lm_profiler.record.run import RunRecord, Term, Waterfall
-from lm_profiler.report.run.waterfall import adding_up, digits_of, ms_text, step_text, title_in
+from lm_profiler.report.run.waterfall import adding_up, ceiling_s, digits_of, ms_text, step_text, title_in, unsure
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _MOST_CONTRIBUTORS = 5
@@ -30,7 +30,7 @@ def _terms(fall: Waterfall) -> Table:
     digits, rows = digits_of(fall.step_s), []
     texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
     for term, text in zip(fall.terms, texts, strict=True):
-        more = (term.at_most_s, *(term.phases.get(part) for part in occurring))
+        more = (ceiling_s(fall, term), *(term.phases.get(part) for part in occurring))
         told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
         if term.name in fall.untold:
             told = [TableCell(text="unknown"), TableCell()]
@@ -38,7 +38,7 @@ def _terms(fall: Waterfall) -> Table:
         rows.append([_text(title_in(fall, term.name)), *cells])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))
-    below = ["at most to win: a ceiling, never a gain", *(f"note: {note}" for note in fall.notes)]
+    below = [f"at most to win: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {note}" for note in fall.notes)]
     return Table(headings, rows, below=below)
 
 

@@ -54,7 +54,7 @@ def test_a_single_small_term_keeps_its_name_and_none_is_told_of_what_took_no_tim
 
 
 def test_what_is_unexplained_may_be_negative_and_is_always_shown() -> None:
-    [below] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0))
+    [below, _] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0))
     assert below.endswith("= 8.00 ideal + 3.50 memory traffic - 1.50 unexplained")
     [none] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0))
     assert none.endswith("+ 0.00 unexplained")
@@ -116,6 +116,19 @@ def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -
     assert not_drawn(fall) == "No time in: gaps, input. Unknown, and part of the next term: lower clock."
     assert lines_of(fall)[0].endswith("= 50.0 ideal + 50.0 slow products + 0.0 unexplained")
     assert not_drawn(made_waterfall()) == "No time in: recomputation."
+
+
+@pytest.mark.parametrize("rest_ms", [11.0, -11.0])
+def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float) -> None:
+    """Any term may have taken more than the trace has seen."""
+    fall = made_waterfall({"ideal": 59.0 - rest_ms, "slow_products": 41.0, "unexplained": rest_ms}, 100.0)
+    [_, to_win] = lines_of(fall)
+    assert to_win.startswith(f"to win: unknown: {rest_ms:.0f}% of the step is unexplained")
+    terms, _ = waterfall_tables(made_record(waterfall=fall))
+    assert {row[3].text for row in terms.rows} == {""}
+    assert to_win.removeprefix("to win: ") in terms.below[0]
+    known = made_waterfall({"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100.0)
+    assert lines_of(known)[1].startswith("to win: at most 41.0 ms")
 
 
 def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
