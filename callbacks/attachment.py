@@ -192,7 +192,7 @@ class Attachment:
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,
-            StepWatch(StepReader(timeline.clock, lambda: probe.counts), rank, sampler),
+            StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts")), rank, sampler),
         )
 
     def _measured_s(self) -> list[float]:
@@ -204,7 +204,7 @@ class Attachment:
             self.trainer,
             timeline,
             sum(self.options.steps.values()),
-            (lambda marks: 0) if session is None else session.step_ended,
+            (lambda: 0) if session is None else session.step_ended,
             lambda left: following.run(self._follow, left, otherwise=left),
             partial(recording.run, self.ending.finish, "ok"),
             self.options.stages.stop_when_done,

@@ -19,13 +19,13 @@ _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
 
 _KEEP_NS = 1_000_000_000
-"""Rows are written this often: a killed process loses no more."""
+"""Rows are written this often, and progress is drawn: a killed process loses no more."""
 
 _NAMED = 3
 """Recompilations that are named in full."""
 
-_Pending = tuple[int, str, StepMarks, int | None, Peaks]
-"""Step, stage, marks, tokens and memory of a step that was not read yet."""
+_Pending = tuple[int, str, int | None, Peaks]
+"""Step, stage, tokens and memory of a step whose marks were not read yet."""
 
 
 @dataclass(eq=False)
@@ -72,7 +72,7 @@ class Session:
         self._kept_ns = self.timeline.clock()
         self._begin_stage()
 
-    def step_ended(self, marks: StepMarks) -> int:
+    def step_ended(self) -> int:
         """Keep the step; go on to the next stage when its own is over. Returns how many steps are left."""
         stage = self.schedule.stage
         assert stage is not None
@@ -82,21 +82,25 @@ class Session:
             peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
             if stage == "measure":
                 counters = self.instruments.counters
-                counters.part.run(counters.reader.read, self.steps, marks.host_ns[0], marks.host_ns[-1])
+                counters.part.run(counters.reader.read, self.steps)
         finally:  # Ctrl-C would lose the step
-            self._pending.append((self.steps, stage, marks, self.tokens, peaks))
+            self._pending.append((self.steps, stage, self.tokens, peaks))
         self.tokens = None
-        if self.stream is not None and len(self._pending) > _LAG and self._is_reached(self._pending[0]):
-            self._read(self._pending.popleft())
-        if marks.host_ns[-1] - self._kept_ns >= _KEEP_NS:
+        if self.stream is not None and len(self._pending) > _LAG:
+            self._read_reached()
+        due = self.timeline.clock() - self._kept_ns >= _KEEP_NS
+        if due:
             self.keep()
-        if self.schedule.advance() or (stage == "measure" and self._measured_enough()):
+        schedule = self.schedule
+        look = stage == "measure" and schedule.done + 1 >= self.stopping.look_at
+        if schedule.advance() or (look and self._measured_enough()):
             self._end_stage(stage)
             self._begin_stage()
         elif stage == "trace":
             self.instruments.tracer.part.run(self.instruments.tracer.step)
-        self._draw()
-        return self.schedule.left
+        if due:
+            self._draw()
+        return schedule.left
 
     def keep(self) -> None:
         """Write the rows that are complete and were not written yet."""
@@ -107,8 +111,6 @@ class Session:
             self._kept = len(self._rows)
 
     def _measured_enough(self) -> bool:
-        if not self.stopping.asks(self.schedule.done):
-            return False
         self._read_reached()
         elapsed_s = (self.timeline.clock() - self._began_ns) * 1e-9
         if not self.stopping.reached(self.schedule.done, self.measured_s(), elapsed_s):
@@ -165,12 +167,10 @@ class Session:
         if self.progress is not None and (stage := self.schedule.stage) is not None:
             self._drawing.run(self.progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
-    def _is_reached(self, pending: _Pending) -> bool:
-        return self.stream is None or self.stream.reached(pending[2].instants[-1])
-
     def _read_reached(self) -> None:
-        while self._pending and self._is_reached(self._pending[0]):
-            self._read(self._pending.popleft())
+        finished = self.timeline.cut().finished
+        while finished and self._pending and (self.stream is None or self.stream.reached(finished[0].instants[-1])):
+            self._read(self._pending.popleft(), finished.popleft())
 
     def _read_all(self) -> None:
         """Wait for the device, once; on one that is dead the host's times are what is left."""
@@ -180,11 +180,12 @@ class Session:
                 self.stream.wait()
             except Exception:
                 alive = False
-        while self._pending:
-            self._read(self._pending.popleft(), alive)
+        finished = self.timeline.cut().finished
+        while finished and self._pending:
+            self._read(self._pending.popleft(), finished.popleft(), alive)
 
-    def _read(self, pending: _Pending, alive: bool = True) -> None:
-        step, stage, marks, tokens, memory = pending
+    def _read(self, pending: _Pending, marks: StepMarks, alive: bool = True) -> None:
+        step, stage, tokens, memory = pending
         host = marks.host_seconds()
         seconds: tuple[float, ...] | None = host
         if self.stream is not None:
@@ -192,6 +193,7 @@ class Session:
             self.stream.release(marks.instants)
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
+            self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked
             self._idle += marks.idle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lm_profiler.analysis.steps.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
 from lm_profiler.analysis.steps.steadiness import steady_from
@@ -64,11 +65,15 @@ class StoppingRule:
     agree: Callable[[int], int]
     _enough: bool = False
     _over: bool = False
-    _look_at: int = 1
+    look_at: int = field(init=False)
+    """Measured steps after which to look again; never where no precision was asked for."""
+
+    def __post_init__(self) -> None:
+        self.look_at = sys.maxsize if self.options.until_ci is None else 1
 
     def asks(self, steps: int) -> bool:
         """Whether to look after ``steps`` measured steps."""
-        return self.options.until_ci is not None and steps >= self._look_at
+        return steps >= self.look_at
 
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Whether ``steps`` measured ones are enough; ``step_s`` are their seconds, as far as they are known."""
@@ -88,7 +93,7 @@ class StoppingRule:
 
     def _hear(self, steps: int, more: int) -> bool:
         more = self.agree(more)
-        self._look_at, self._over = steps + more, more == 0
+        self.look_at, self._over = steps + more, more == 0
         return self._over
 
     def missed(self, step_s: Sequence[float]) -> list[str]:

@@ -65,10 +65,12 @@ class MemoryReader:
     _observers: tuple[Callable[[int], None], ...] = ()
     name: str = "memory"
 
-    def step_peaks(self) -> Peaks:
+    def __post_init__(self) -> None:
+        self.step_peaks = self.probe.peaks
         """Peaks up to the end of the last step, since its stage began; in ``memory``, of that step."""
-        if self._readers is None or not self._observers:
-            return self.probe.peaks()
+
+    def _step_peaks(self) -> Peaks:
+        assert self._readers is not None
         holdings, levels, traffic, parts = self._readers
         holdings.step_ended()
         traffic.step_ended()
@@ -91,6 +93,7 @@ class MemoryReader:
         self._readers[0].start()
         self._observers = tuple(self.part.guard(reader) for reader in self._readers)
         self.timeline.observers += self._observers
+        self.step_peaks = self._step_peaks
 
     def end(self, stage: str) -> None:
         if stage == "measure":
@@ -105,6 +108,7 @@ class MemoryReader:
     def discard(self) -> None:
         if self._readers is None:
             return
+        self.step_peaks = self.probe.peaks
         holdings, levels, *_ = self._readers
         self.timeline.unobserve(*self._observers)
         self._observers = ()

@@ -10,11 +10,10 @@ from typing import Any
 from lm_profiler.callbacks.marks.spans import (
     NOTHING,
     Action,
-    Clip,
     Died,
     Done,
     Epoch,
-    Forward,
+    LastSpan,
     Loop,
     Marked,
     OptimizerStep,
@@ -51,7 +50,7 @@ class Actions(dict[str, Marked]):
         automatic = fitting and trainer.lightning_module.automatic_optimization
         forward = f"[Strategy].{STEPS[verb]}"
         self._spans: dict[str, Marked] = {
-            forward: Forward(timeline, None if automatic else loop),
+            forward: Span(timeline, at.FORWARD) if automatic else LastSpan(timeline, at.FORWARD, loop),
             "[Strategy].batch_to_device": Span(timeline, at.TRANSFER),
             "[Strategy].backward": Span(timeline, at.BACKWARD),
         }
@@ -64,14 +63,14 @@ class Actions(dict[str, Marked]):
             self._spans |= {
                 "run_training_epoch": epoch,
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
-                "[LightningModule].configure_gradient_clipping": Clip(timeline, at.CLIP),
+                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, at.CLIPPED),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
                 "[LightningModule].on_validation_model_zero_grad": outside,
                 "[LightningModule].on_validation_model_eval": outside,
             }
             if not automatic:
                 # There is no clipping hook then: this is the last one after the closure and before the arithmetic.
-                begins = Action(timeline, partial(timeline.enter, at.OPTIMIZER))
+                begins = Action(timeline, partial(timeline.mark, at.OPTIMIZER))
                 self._spans["[LightningModule].on_before_optimizer_step"] = begins
 
     def __missing__(self, action_name: str) -> Marked:

@@ -47,38 +47,35 @@ class OptimizerMarks:
         bracket(owner, name, Span(self._timeline, code), self._timeline.part, self._undo)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        timeline = self._timeline
         try:
             self._depth -= 1
             if self._depth <= 0:
                 self._depth = 0
-                self._timeline.close(at.OPTIMIZER)
+                timeline.note((at.OPTIMIZED, timeline.clock()))
         except BaseException as error:
-            self._timeline.part.failed(error)
+            timeline.part.failed(error)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         self._depth += 1
         # ``args`` begins with the optimizer itself.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._open()
+            self._timeline.mark(at.OPTIMIZER)
             return None
         around = update_wrapper(partial(self._without, closure), closure)
         return ((args[0], around, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": around})
 
-    def _open(self) -> None:
-        if self._timeline.current != at.OPTIMIZER:
-            self._timeline.enter(at.OPTIMIZER)
-
     def _without(self, closure: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The closure is not the optimizer's arithmetic, which goes on whenever it returns."""
         part = self._timeline.part
-        part.run(self._timeline.close, at.OPTIMIZER)
+        part.run(self._timeline.mark, at.OPTIMIZED)
         try:
             result = closure(*args, **kwargs)
         except BaseException:
-            part.run(self._timeline.fail)
+            part.run(self._timeline.mark, at.FAIL)
             raise
-        part.run(self._open)
+        part.run(self._timeline.mark, at.OPTIMIZER)
         return result
 
 

@@ -42,8 +42,9 @@ class Owners:
     def observe(self, code: int) -> None:
         """``code`` begins at the last mark of the timeline."""
         timeline = self.timeline
-        now_ns = timeline.host_ns[-1]
-        if len(timeline.codes) == 1:
+        step = timeline.cut().step
+        now_ns = step.host_ns[-1]
+        if len(step.codes) == 1:
             self._step_begins()
         else:
             self._cut(now_ns)
@@ -81,7 +82,7 @@ class Owners:
 
     def shares(self) -> OtherByOwner | None:
         """Of the steps that ended, a mean step; None where none did."""
-        if not self.timeline.running:
+        if not self.timeline.cut().running:
             self._step_begins()
         if not (count := len(self._steps)):
             return None

@@ -17,7 +17,7 @@ from lm_profiler.callbacks.marks.actions import Actions
 from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.measure.clocks import timeline as at
-from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
+from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.run import Verb
 
 _FETCHES: dict[Verb, str] = {
@@ -40,7 +40,7 @@ class PhaseProfiler(Profiler):
         trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
         timeline: takes the marks.
         steps: how many until the stages are done.
-        step_ended: gets each finished step's marks, between that step and the next; returns how many are left.
+        step_ended: called between a step and the next; returns how many are left.
         follow: turns the count of steps left into that of the other ranks where the instruments failed; does not raise.
         done: called when none is left; does not raise.
         stop: whether the loop ends then: it takes StopIteration for the end of its data.
@@ -54,7 +54,7 @@ class PhaseProfiler(Profiler):
         trainer: Any,
         timeline: Timeline,
         steps: int,
-        step_ended: Callable[[StepMarks], int],
+        step_ended: Callable[[], int],
         follow: Callable[[int], int],
         done: Callable[[], None],
         stop: bool,
@@ -116,6 +116,7 @@ class PhaseProfiler(Profiler):
             self._user.start(action_name)
         if action_name != self._fetch:
             return
+        timeline = self._timeline
         if not self.step_done:
             self._without_step += 1
             if self._without_step > _DRY * self._trainer.accumulate_grad_batches and self._is_endless():
@@ -123,38 +124,35 @@ class PhaseProfiler(Profiler):
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
                 raise StopIteration
         elif self._left > 0:
-            # Counted here and in close_step, in no function of its own, which nothing would hold.
+            # Written out, as Guard.run and close_step have it: three frames fewer a step.
             self.step_done = False
             self._without_step = 0
-            self._left = self._part.run(self._end_step, otherwise=self._left - 1)
-            if self._part.out:
-                self._left = self._follow(self._left)
+            part, left = self._part, self._left - 1
+            if not part.out:
+                try:
+                    timeline.note((at.END, timeline.clock()))
+                    left = self._step_ended()
+                except BaseException as error:
+                    part.failed(error)
+            self._left = self._follow(left) if part.out else left
             if self._left <= 0:
                 self._done()
                 if self._stop:
                     self.cut = True  # the epoch, if it is one: see Epoch
                     raise StopIteration
                 return
-        timeline = self._timeline
-        if self._part.out:
-            return
         try:
-            if not timeline.live:
-                timeline.come_inside()
-            timeline.stack.append(at.DATA)
-            if timeline.running:
-                timeline.mark(at.DATA)
-            else:
-                timeline.begin_step()
+            timeline.note((at.DATA, timeline.clock()))
         except BaseException as error:
             self._part.failed(error)
 
     def stop(self, action_name: str) -> None:
+        timeline = self._timeline
         try:
             if action_name == self._fetch:
-                self._timeline.leave()
+                timeline.note((at.LEAVE, timeline.clock()))
             elif action_name == "optimizer_step":  # of manual optimization, which starts and stops it
-                self._timeline.close(at.OPTIMIZER)
+                timeline.mark(at.OPTIMIZED)
         except BaseException as error:
             self._part.failed(error)
         if self._user is not None:
@@ -180,7 +178,7 @@ class PhaseProfiler(Profiler):
                 self._done()
                 if self._stop and self._fitting:  # with its epoch, whose end is as ever
                     self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
-        elif self._timeline.running:
+        else:
             self._timeline.go_outside()
 
     def enter_epoch(self) -> None:
@@ -204,7 +202,5 @@ class PhaseProfiler(Profiler):
         return bool(self._stop and self._fitting and trainer.max_epochs == -1 and trainer.max_steps == -1)
 
     def _end_step(self) -> int:
-        timeline = self._timeline
-        if not timeline.live:
-            timeline.come_inside()
-        return self._step_ended(timeline.end_step()) if timeline.running else self._left
+        self._timeline.mark(at.END)
+        return self._step_ended()

@@ -60,7 +60,7 @@ class Action(Nothing):
             if kind is None:
                 self.leave()
             else:
-                self.timeline.fail()
+                self.timeline.mark(at.FAIL)
         except BaseException as error:
             self.timeline.part.failed(error)
 
@@ -76,47 +76,20 @@ class Died(Nothing):
             self.told(value.__context__ or value)
 
 
-class Forward(Span):
-    """The forward pass; where no optimizer step follows in the loop's own hands, its end is the step's."""
+class LastSpan(Span):
+    """The part whose end is the step's: forward, where no optimizer step follows in the loop's own hands."""
 
-    def __init__(self, timeline: Timeline, loop: Loop | None) -> None:
-        super().__init__(timeline, at.FORWARD)
+    def __init__(self, timeline: Timeline, code: int, loop: Loop) -> None:
+        super().__init__(timeline, code)
         self._loop = loop
 
-    def __enter__(self) -> None:
-        timeline = self._timeline
-        try:
-            if not timeline.running and not timeline.part.out:  # training_step(dataloader_iter) fetches inside
-                timeline.begin_step()
-            timeline.enter(at.FORWARD)
-        except BaseException as error:
-            timeline.part.failed(error)
-
     def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        if kind is None and self._loop is not None:
+        if kind is None:
             self._loop.step_done = True
-        timeline = self._timeline
         try:
-            if kind is not None:
-                timeline.fail()
-            timeline.leave()
+            super().__exit__(kind, value, traceback)
         except BaseException as error:
-            timeline.part.failed(error)
-
-
-class Clip(Span):
-    """Clipping, the last thing before the optimizer's own arithmetic, which begins where it ends."""
-
-    def __exit__(self, kind: object, value: object, traceback: object) -> None:
-        timeline = self._timeline
-        try:
-            if kind is not None:
-                timeline.fail()
-            timeline.stack[-1] = at.OPTIMIZER
-            if timeline.live:
-                timeline.mark(at.OPTIMIZER)
-        except BaseException as error:
-            timeline.part.failed(error)
+            self._timeline.part.failed(error)
 
 
 @dataclass(eq=False)
@@ -131,10 +104,8 @@ class OptimizerStep(Nothing):
             self.loop.step_done = True  # first: it counts whatever fails
         timeline = self.timeline
         try:
-            if kind is not None:
-                timeline.fail()
-            elif timeline.stack[-1] == at.OPTIMIZER:  # one whose own hook did not say so
-                timeline.leave()
+            # An optimizer's own hook may not have said so.
+            timeline.note((at.OPTIMIZED if kind is None else at.FAIL, timeline.clock()))
         except BaseException as error:
             timeline.part.failed(error)
 

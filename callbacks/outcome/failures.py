@@ -34,11 +34,12 @@ def status_of(error: BaseException) -> Status:
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
-    if steps == 0 and not timeline.running:
+    known = timeline.cut()
+    if steps == 0 and not known.running:
         return "setup"
     if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):
         return "data"
-    code = timeline.failed_in if timeline.failed_in is not None else timeline.current
+    code = known.failed_in if known.failed_in is not None else known.stack[-1]
     return PARTS[code] if code < len(PARTS) else "other"
 
 

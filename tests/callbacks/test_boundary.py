@@ -20,7 +20,6 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.measure.clocks.timeline import StepMarks
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -166,7 +165,7 @@ def test_a_module_whose_own_methods_raise(tmp_path: Path, method: str) -> None:
 def test_training_goes_on_where_the_instruments_are_to_leave_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm_profiler.callbacks.session.Session.step_ended", lambda self, marks: {}["gone"])
+    monkeypatch.setattr("lm_profiler.callbacks.session.Session.step_ended", lambda self: {}["gone"])
     ours = profiler(stop_when_done=False)
     module = train(tmp_path, [ours], max_steps=12)
     assert module.steps == 12
@@ -178,7 +177,7 @@ def test_training_goes_on_where_the_instruments_are_to_leave_it(
 def test_measuring_until_sure_ends_where_nobody_measures_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gone(session: Session, marks: StepMarks) -> int:
+    def gone(session: Session) -> int:
         session.steps += 1
         return session.schedule.left - session.steps if session.steps < 3 else {}["gone"]
 

@@ -16,7 +16,6 @@ from known_loop import KnownModule, SimulatedClock, SlowLoader, instruments, spi
 from torch import Tensor
 
 from lm_profiler.callbacks.session import Session
-from lm_profiler.measure.clocks.timeline import StepMarks
 
 SLOWER_S = 30e-3
 
@@ -40,10 +39,10 @@ def break_on_rank_1() -> None:
     """Its instruments fail when its third step has ended."""
     whole = Session.step_ended
 
-    def broken(session: Session, marks: StepMarks) -> int:
+    def broken(session: Session) -> int:
         if session.steps == 2 and session.rank == 1:
             raise ValueError("rank 1 measures no more")
-        return whole(session, marks)
+        return whole(session)
 
     Session.step_ended = broken  # type: ignore[method-assign]
 

@@ -17,7 +17,7 @@ from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
-from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.clocks.timeline import DATA, END, Timeline
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.memory.peaks import ProcessProbe
 
@@ -48,6 +48,7 @@ class Loop:
         )
 
     def step(self, ms: float) -> None:
-        self.timeline.begin_step()
+        self.timeline.mark(DATA)
         self.clock.pass_ms(ms)
-        self.ended += not self.session.step_ended(self.timeline.end_step())
+        self.timeline.mark(END)
+        self.ended += not self.session.step_ended()

@@ -111,7 +111,12 @@ class FlopCounter(TorchDispatchMode):
                 except BaseException as error:
                     self._lose(func, error)
             if self._traffic is not None and torch._C._current_graph_task_id() == -1:
-                _tell(self._traffic, func, args, kwargs, result)
+                try:
+                    self._traffic.see(func, args, kwargs, result)
+                except BaseException as error:
+                    if comes_from_outside(error):
+                        raise
+                    self._traffic.lost = True
         return result
 
     def _lose(self, func: Any, error: BaseException) -> None:
@@ -124,15 +129,6 @@ class FlopCounter(TorchDispatchMode):
         formula = self._formula_of(func)
         if formula is not None and (flops := formula(*args, **kwargs, out_val=result)):
             self._flops[_work(self._thread), _dtype(args, kwargs)] += flops
-
-
-def _tell(traffic: ForwardTraffic, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    try:
-        traffic.see(func, args, kwargs, result)
-    except BaseException as error:
-        if comes_from_outside(error):
-            raise
-        traffic.lost = True
 
 
 def _dtype(args: Any, kwargs: Any) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
@@ -22,6 +23,8 @@ _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 _APART_S = 1e-3
 """By how much the time of day may have moved against the clock of the steps, for its instants to be used."""
+
+_of_process = partial(getrusage, RUSAGE_SELF)
 
 Raw = tuple[int, int, int, Any, bytes, Sequence[int]]
 """Step, when it began and ended, usage of the process, times of the thread, retries and segments of the allocator."""
@@ -36,15 +39,15 @@ class StepReader:
         allocator: retries and segments of the device's allocator so far; nothing where it does not count them.
         usage: of the process, as getrusage(2) has it.
 
-    ``raw`` is what was read; the first of it, of step 0, where the readings start. ``collections`` and ``compilations``
-    are of the same time, the latter None where they are not known.
+    ``collections`` and ``compilations`` are of the same time, the latter None where they are not known.
     """
 
     clock: Callable[[], int]
     allocator: Callable[[], Sequence[int]] = tuple
-    usage: Callable[[], Any] = lambda: getrusage(RUSAGE_SELF)
-    raw: list[Raw] = field(default_factory=list)
+    usage: Callable[[], Any] = _of_process
     compilations: Sequence[TimedCompilation] | None = None
+    _read: list[tuple[int, Any, bytes, Sequence[int]]] = field(default_factory=list)
+    _when: dict[int, tuple[int, int]] = field(default_factory=dict)
     _file: int | None = None
     _began_s: float = 0.0
     _ahead_s: float = 0.0
@@ -59,15 +62,25 @@ class StepReader:
 
     def start(self) -> None:
         """Begin, in the thread that trains."""
-        self.raw = []
+        self._read, self._when = [], {}
         with suppress(OSError):  # not Linux, or a kernel that does not count
             self._file = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
         self._garbage.start()
         self._began_s, self._ahead_s = time.time(), self._ahead()
         now = self.clock()
-        self.read(0, now, now)
+        self.place(0, now, now)
+        self.read(0)
 
-    def read(self, step: int, began_ns: int, ended_ns: int) -> None:
+    @property
+    def raw(self) -> list[Raw]:
+        """What was read, of each step that was placed; the first, of step 0, where the readings start."""
+        return [(step, *self._when[step], *rest) for step, *rest in self._read if step in self._when]
+
+    def place(self, step: int, began_ns: int, ended_ns: int) -> None:
+        """``step`` was from ``began_ns`` to ``ended_ns``, as is known when its marks are read."""
+        self._when[step] = began_ns, ended_ns
+
+    def read(self, step: int) -> None:
         """``step`` has just ended.
 
         Raises:
@@ -75,7 +88,7 @@ class StepReader:
         """
         usage = self.usage()
         thread = b"" if self._file is None else os.pread(self._file, 80, 0)
-        self.raw.append((step, began_ns, ended_ns, usage, thread, self.allocator()))
+        self._read.append((step, usage, thread, self.allocator()))
         if (held := self._garbage.held) is not None:
             self._garbage.held = None
             raise held

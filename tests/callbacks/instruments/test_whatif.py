@@ -68,19 +68,16 @@ class Loop:
 
     def step(self) -> float:
         """Seconds of a step of ``batches``: 1 ms of data, 4 of forward, 4 of backward, and 1 of the optimizer."""
-        for batch in range(self.batches):
+        for _ in range(self.batches):
             for code, ms in ((at.DATA, 1.0), (at.FORWARD, 4.0), (at.BACKWARD, 4.0)):
-                self.timeline.stack.append(code)
-                if batch == 0 and code == at.DATA:
-                    self.timeline.begin_step()
-                else:
-                    self.timeline.mark(code)
+                self.timeline.mark(code)
                 self.clock.pass_ms(ms / self.batches)
-                self.timeline.leave()
-        self.timeline.enter(at.OPTIMIZER)
+                self.timeline.mark(at.LEAVE)
+        self.timeline.mark(at.OPTIMIZER)
         self.clock.pass_ms(1.0)
-        self.timeline.leave()
-        marks = self.timeline.end_step()
+        self.timeline.mark(at.OPTIMIZED)
+        self.timeline.mark(at.END)
+        marks = self.timeline.cut().finished.popleft()
         return (marks.host_ns[-1] - marks.host_ns[0]) * 1e-9
 
 

@@ -738,7 +738,7 @@ def test_children_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_run_whose_instruments_fail_exits_with_1(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Session, "step_ended", lambda self, marks: {}["gone"])
+    monkeypatch.setattr(Session, "step_ended", lambda self: {}["gone"])
     assert main(["fit", "--config=tiny.yaml"]) == 1
     record = read_run(here / "logs" / "tiny" / "version_0")
     assert record.failure is not None

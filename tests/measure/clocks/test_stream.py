@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
-from lm_profiler.measure.clocks.timeline import FORWARD, Timeline
+from lm_profiler.measure.clocks.timeline import DATA, END, FORWARD, LEAVE, Timeline
 
 
 def test_the_cpu_has_none() -> None:
@@ -66,12 +66,13 @@ def test_it_records_on_the_current_stream_of_its_own_device(stream: EventStream)
 def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream, why: Exception) -> None:
     timeline = Timeline(lambda: 0, stream)
     for step in range(3):
-        timeline.begin_step()
+        timeline.mark(DATA)
         Event.why = why if step == 1 else None  # one mark of the second step
-        timeline.enter(FORWARD)
+        timeline.mark(FORWARD)
         Event.why = None
-        timeline.leave()
-        marks = timeline.end_step()
+        timeline.mark(LEAVE)
+        timeline.mark(END)
+        marks = timeline.cut().finished.popleft()
         seconds = marks.stream_seconds(stream)
         if step == 1:
             assert seconds is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+
 import pytest
 from fake_device import Clock, FakeStream
 
@@ -21,9 +24,14 @@ def in_ms(seconds: tuple[float, ...]) -> dict[str, float]:
     return {part: pytest.approx(s * 1e3) for part, s in zip(TIMED, seconds, strict=True) if s or part == "step"}
 
 
+def end(timeline: Timeline) -> StepMarks:
+    """The step that ends now."""
+    timeline.mark(at.END)
+    return timeline.cut().finished.popleft()
+
+
 def step(timeline: Timeline, clock: Clock) -> StepMarks:
     """data 1, forward 2 with a backward of 4 in it and then 8 more, and 16 of nothing in particular."""
-    timeline.begin_step()
     with Span(timeline, at.DATA):
         clock.pass_ms(1)
     with Span(timeline, at.FORWARD):
@@ -32,7 +40,7 @@ def step(timeline: Timeline, clock: Clock) -> StepMarks:
             clock.pass_ms(4)
         clock.pass_ms(8)
     clock.pass_ms(16)
-    return timeline.end_step()
+    return end(timeline)
 
 
 def test_time_belongs_to_the_innermost_part(clock: Clock) -> None:
@@ -49,31 +57,29 @@ def test_each_clock_adds_up_by_itself(clock: Clock) -> None:
         assert sum(seconds[: len(PARTS)]) == pytest.approx(seconds[-1], abs=1e-15)
 
 
-def test_enter_and_leave_do_what_a_span_does(clock: Clock) -> None:
+def test_two_marks_do_what_a_span_does(clock: Clock) -> None:
     timeline = Timeline(clock)
-    timeline.begin_step()
-    timeline.enter(at.CLIP)
+    timeline.mark(at.DATA)
     clock.pass_ms(5)
-    timeline.leave()
+    timeline.mark(at.LEAVE)
     clock.pass_ms(1)
-    assert in_ms(timeline.end_step().host_seconds()) == {"clip": 5, "other": 1, "step": 6}
+    assert in_ms(end(timeline).host_seconds()) == {"data": 5, "other": 1, "step": 6}
 
 
 def test_the_same_part_twice_adds_up(clock: Clock) -> None:
-    timeline, span = Timeline(clock), None
-    timeline.begin_step()
+    timeline = Timeline(clock)
     span = Span(timeline, at.FORWARD)
     for ms in (1, 2):
         with span:
             clock.pass_ms(ms)
-    assert in_ms(timeline.end_step().host_seconds()) == {"forward": 3, "step": 3}
+    assert in_ms(end(timeline).host_seconds()) == {"forward": 3, "step": 3}
 
 
 def test_outside_of_a_step_nothing_is_marked(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
-    assert timeline.host_ns == []
+    assert not timeline.cut().running
     first = step(timeline, clock)
     clock.pass_ms(100)
     second = step(timeline, clock)
@@ -84,7 +90,6 @@ def test_outside_of_a_step_nothing_is_marked(clock: Clock) -> None:
 def test_a_gap_amid_a_step_is_no_part_of_it(clock: Clock) -> None:
     """Validation between two batches of one step: whatever is opened in it, and left open, counts for nothing."""
     timeline = Timeline(clock)
-    timeline.begin_step()
     with Span(timeline, at.FORWARD):
         clock.pass_ms(2)
     clock.pass_ms(1)
@@ -93,76 +98,147 @@ def test_a_gap_amid_a_step_is_no_part_of_it(clock: Clock) -> None:
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(60)
     timeline.go_outside()  # a second hook says so too
-    timeline.enter(at.FORWARD)  # and is never left
+    timeline.mark(at.ZERO_GRAD)  # and is never left
     clock.pass_ms(70)
-    timeline.come_inside()
-    timeline.enter(at.DATA)
+    timeline.mark(at.DATA)
     clock.pass_ms(4)
-    timeline.leave()
+    timeline.mark(at.LEAVE)
     clock.pass_ms(8)
-    marks = timeline.end_step()
+    marks = end(timeline)
     assert in_ms(marks.host_seconds()) == {"data": 4, "forward": 2, "other": 9, "step": 15}
     assert OUTSIDE in marks.codes
-    assert timeline.current == at.OTHER
+    assert timeline.stack == [at.OTHER]
 
 
-def test_coming_inside_without_having_left_changes_nothing(clock: Clock) -> None:
+def test_a_step_that_ends_outside_of_itself_ends_all_the_same(clock: Clock) -> None:
     timeline = Timeline(clock)
-    timeline.begin_step()
-    timeline.enter(at.FORWARD)
-    timeline.come_inside()
-    assert timeline.current == at.FORWARD
-    clock.pass_ms(3)
-    assert in_ms(timeline.end_step().host_seconds()) == {"forward": 3, "step": 3}
+    with Span(timeline, at.FORWARD):
+        clock.pass_ms(2)
+    timeline.go_outside()
+    clock.pass_ms(50)
+    assert in_ms(end(timeline).host_seconds()) == {"forward": 2, "step": 2}
 
 
 def test_leaving_more_than_was_entered_is_harmless(clock: Clock) -> None:
     timeline = Timeline(clock)
-    timeline.begin_step()
-    timeline.leave()
-    timeline.leave()
+    timeline.mark(at.DATA)
+    for _ in range(3):
+        timeline.mark(at.LEAVE)
     clock.pass_ms(1)
-    assert timeline.current == at.OTHER
-    assert in_ms(timeline.end_step().host_seconds()) == {"other": 1, "step": 1}
+    assert timeline.stack == [at.OTHER]
+    assert in_ms(end(timeline).host_seconds()) == {"other": 1, "step": 1}
+
+
+def test_the_optimizer_begins_where_clipping_ends_and_ends_however_often_it_began(clock: Clock) -> None:
+    timeline = Timeline(clock)
+    timeline.mark(at.DATA)
+    timeline.mark(at.LEAVE)
+    with Span(timeline, at.CLIP, at.CLIPPED):
+        clock.pass_ms(1)
+    clock.pass_ms(2)
+    timeline.mark(at.OPTIMIZER)
+    clock.pass_ms(4)
+    timeline.mark(at.OPTIMIZED)
+    clock.pass_ms(8)
+    timeline.mark(at.OPTIMIZED)  # said by another, who does not know that it was
+    clock.pass_ms(16)
+    assert in_ms(end(timeline).host_seconds()) == {"clip": 1, "optimizer": 6, "other": 24, "step": 31}
 
 
 def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> None:
     timeline = Timeline(clock)
-    timeline.begin_step()
     with pytest.raises(ValueError, match="wrong"), Span(timeline, at.FORWARD):  # noqa: SIM117
         with Span(timeline, at.BACKWARD):
             raise ValueError("wrong")
-    assert timeline.failed_in == at.BACKWARD
-    assert timeline.current == at.OTHER
+    assert timeline.cut().failed_in == at.BACKWARD
+    assert timeline.stack == [at.OTHER]
 
 
 def test_a_new_step_has_not_failed(clock: Clock) -> None:
     timeline = Timeline(clock)
-    timeline.begin_step()
-    timeline.fail()
-    assert timeline.failed_in == at.OTHER
-    timeline.end_step()
-    timeline.begin_step()
-    assert timeline.failed_in is None
+    timeline.mark(at.DATA)
+    timeline.mark(at.LEAVE)
+    timeline.mark(at.FAIL)
+    assert timeline.cut().failed_in == at.OTHER
+    timeline.mark(at.END)
+    timeline.mark(at.DATA)
+    assert timeline.cut().failed_in is None
 
 
 def test_observers_hear_every_mark_after_its_instant(clock: Clock) -> None:
     timeline = Timeline(clock)
-    heard: list[tuple[int, int]] = []
-    timeline.observers += (lambda code: heard.append((code, len(timeline.host_ns))),)
-    step(timeline, clock)
-    codes = [at.OTHER, at.DATA, at.OTHER, at.FORWARD, at.BACKWARD, at.FORWARD, at.OTHER, at.OTHER]
-    assert heard == [(code, n) for n, code in enumerate(codes, 1)]
+    heard: list[tuple[int, list[int]]] = []
+    timeline.observers += (lambda code: heard.append((code, timeline.stack.copy())),)
+    observed = step(timeline, clock)
+    codes = [at.DATA, at.OTHER, at.FORWARD, at.BACKWARD, at.FORWARD, at.OTHER, at.OTHER]
+    assert [code for code, _ in heard] == codes == observed.codes
+    assert [stack[-1] for _, stack in heard] == codes
     timeline.observers = ()
-    step(timeline, clock)
+    assert step(timeline, clock).host_seconds() == pytest.approx(observed.host_seconds())
     assert len(heard) == len(codes)
 
 
 def test_a_part_that_began_before_the_step_is_in_it_from_its_start(clock: Clock) -> None:
+    """training_step(dataloader_iter) asks for its batch itself: there one step ends and the next begins."""
     timeline = Timeline(clock)
-    timeline.enter(at.DATA)
-    clock.pass_ms(7)
-    timeline.begin_step()
-    clock.pass_ms(2)
-    timeline.leave()
-    assert in_ms(timeline.end_step().host_seconds()) == {"data": 2, "step": 2}
+    with Span(timeline, at.FORWARD):
+        clock.pass_ms(1)
+    with Span(timeline, at.FORWARD):
+        clock.pass_ms(7)
+        first = end(timeline)
+        with Span(timeline, at.DATA):
+            clock.pass_ms(2)
+        clock.pass_ms(4)
+    assert in_ms(first.host_seconds()) == {"forward": 8, "step": 8}
+    assert in_ms(end(timeline).host_seconds()) == {"data": 2, "forward": 4, "step": 6}
+
+
+def test_nothing_is_marked_any_more(clock: Clock) -> None:
+    timeline = Timeline(clock)
+    timeline.stop()
+    timeline.go_outside()
+    with Span(timeline, at.FORWARD):
+        timeline.mark(at.END)
+    assert not timeline.cut().finished
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_does_not_matter_when_the_tape_is_read(seed: int) -> None:
+    """Ctrl-C anywhere in the reading, and reading again, gives what reading once gives."""
+    drawn = random.Random(seed)
+    events = [drawn.choice((*range(OUTSIDE + 1), *[at.LEAVE] * 5, at.CLIPPED, at.OPTIMIZED, at.END)) for _ in range(60)]
+    seen = []
+    for reads in (0.0, 0.3):
+        clock = Clock()
+        timeline, steps = Timeline(clock, FakeStream(clock)), []
+        for event in events:
+            clock.pass_ms(1 + event)
+            timeline.mark(event)
+            if drawn.random() < reads:
+                steps += interrupted(timeline, drawn.randint(1, 60))
+        steps += [*timeline.cut().finished]
+        seen.append([(marks.codes, marks.host_ns) for marks in steps])
+    assert seen[0] == seen[1]
+
+
+def interrupted(timeline: Timeline, after: int) -> list[StepMarks]:
+    """What is known after a reading in whose ``after``-th line Ctrl-C came."""
+    left = after
+
+    def trace(frame: object, event: str, argument: object) -> object:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        timeline.cut()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    finished = timeline.cut().finished
+    return [finished.popleft() for _ in range(len(finished))]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, OPTIMIZER, Timeline
+from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER, Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
 from lm_profiler.models.config import TransformerConfig
@@ -237,20 +237,20 @@ def test_only_forward_and_backward_count_and_nothing_else_meets_the_mode() -> No
     steps = StepFlops(timeline)
     timeline.observers = (steps,)
     layer = nn.Linear(8, 8, bias=False)
-    timeline.begin_step()
+    timeline.mark(DATA)
     layer(ROWS)
     assert _get_current_dispatch_mode_stack() == []
-    timeline.enter(FORWARD)
+    timeline.mark(FORWARD)
     loss = layer(ROWS).sum()
-    timeline.enter(BACKWARD)
+    timeline.mark(BACKWARD)
     loss.backward()
-    timeline.leave()
-    timeline.enter(OPTIMIZER)
+    timeline.mark(LEAVE)
+    timeline.mark(OPTIMIZER)
     layer.weight.detach() @ layer.weight.detach()  # as Muon does
-    timeline.leave()
-    timeline.leave()
+    timeline.mark(OPTIMIZED)
+    timeline.mark(LEAVE)
     assert _get_current_dispatch_mode_stack() == []
-    timeline.end_step()
+    timeline.mark(END)
     assert steps.flops() == Flops(forward=PRODUCT, backward=PRODUCT, recomputation=0)
 
 
@@ -264,13 +264,13 @@ def test_a_mode_that_the_step_leaves_behind_stays_until_the_step_takes_it_away()
     steps = StepFlops(timeline)
     timeline.observers = (steps,)
     theirs = Left()
-    timeline.begin_step()
-    timeline.enter(FORWARD)
+    timeline.mark(DATA)
+    timeline.mark(FORWARD)
     theirs.__enter__()
-    timeline.leave()
+    timeline.mark(LEAVE)
     assert _get_current_dispatch_mode_stack()[-1] is theirs
     theirs.__exit__(None, None, None)
-    timeline.end_step()
+    timeline.mark(END)
     steps.stop()
     assert _get_current_dispatch_mode_stack() == []
 

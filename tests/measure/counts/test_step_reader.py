@@ -27,7 +27,8 @@ def read_of(*steps: Any) -> StepReader:
         for number, step in enumerate(steps, 1):
             began_ns = time.perf_counter_ns()
             step()
-            reader.read(number, began_ns, time.perf_counter_ns())
+            reader.place(number, began_ns, time.perf_counter_ns())
+            reader.read(number)
     finally:
         reader.stop()
     return reader
@@ -129,9 +130,9 @@ def test_what_was_raised_amid_a_collection_is_raised_by_the_next_reading() -> No
         except KeyboardInterrupt:
             pytest.skip("it came before the collection began")
         with pytest.raises(KeyboardInterrupt) as raised:
-            reader.read(1, 0, 0)
+            reader.read(1)
         assert comes_from_outside(raised.value)
-        reader.read(2, 0, 0)
+        reader.read(2)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         reader.stop()
