@@ -75,7 +75,8 @@ def _detail(group: _Module, scale: float, steps: int, things: str, why: Callable
     """How much of it is of the largest kind, and what is known of the largest piece."""
     kind = _most(group.kinds)
     count = max(round(group.counts[kind] / steps), 1)
-    said = [f"{ms(group.kinds[kind] * scale)} in {count} {kind} {things if count > 1 else things[:-1]}"]
+    told = f"{count} {kind} {things if count > 1 else things[:-1]}"
+    said = [told if len(group.kinds) == 1 else f"{ms(group.kinds[kind] * scale)} in {told}"]
     if group.largest is not None and (reason := why(group.largest[0])) is not None:
         said.append(reason)
     return "; ".join(said)

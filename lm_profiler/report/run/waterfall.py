@@ -150,7 +150,9 @@ def unsure(fall: Waterfall) -> str:
     rest = sum(term.seconds for term in fall.terms if term.name == "unexplained")
     if abs(rest) <= _UNSURE * fall.step_s:
         return ""
-    return f"unknown: {rest / fall.step_s:.0%} of the step is unexplained"
+    if rest < 0:
+        return f"unknown, as the traced steps took {-rest / fall.step_s:.0%} more than the measured"
+    return f"unknown, as {rest / fall.step_s:.0%} of the step is unexplained"
 
 
 def _to_win(fall: Waterfall) -> list[str]:
