@@ -24,12 +24,13 @@ def run(place: Place, findings: Findings) -> bool:
     grid = {key: [str(value).lower() for value in values] for key, values in plan["grid"].items()}
     both = [{"model.compile": c, "model.d_model": d} for c in grid["model.compile"] for d in grid["model.d_model"]]
     lengths = ["16"] if place.on_cpu else grid["data.context_length"]
+    kinds = ["sdpa"] if place.on_cpu else grid["model.attention"]
     rest = [] if place.on_cpu else [each for each in both if each != FIRST]
     entries: list[Entry] = []
     more = False
     for name, chosen in (("first", [FIRST]), ("rest", rest)):
         if chosen:
-            found = place.sweep(name, *options(place, plan["config"], grid["model.attention"], lengths, chosen))
+            found = place.sweep(name, *options(place, plan["config"], kinds, lengths, chosen))
             more = more or not found or missing(found)
             entries += found
             findings.table("Attention alone", _HEADINGS, [row(entry) for entry in entries], left=5)

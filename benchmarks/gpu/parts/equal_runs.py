@@ -14,7 +14,7 @@ _ALONE = ("--memory.steps=0", "--trace.steps=0")
 
 
 def run(place: Place, findings: Findings) -> None:
-    runs = 3 if place.on_cpu else RUNS
+    runs = 2 if place.on_cpu else RUNS
     options = place.sized("--config=small_bf16", "--list=[{model.size: small}]", *_ALONE)
     entries = [e for e in place.sweep("equal", *options, f"--repeats={runs}") if e.record is not None and e.shows_steps]
     tell(findings, entries)
