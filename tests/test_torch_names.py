@@ -1,0 +1,84 @@
+"""Every name of torch that the code uses is there in this torch, whichever device the line that uses it is for.
+
+Paths for GPUs run nowhere where there is none. Run with the oldest and the newest torch (CONTRIBUTING.md says how),
+this holds that none of them asks for what one of these does not have.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted(
+    path
+    for folder in ("lm_profiler", "callbacks", "benchmarks", "tests/support")
+    for path in (ROOT / folder).rglob("*.py")
+)
+OF_OTHER_BUILDS = {"torch.backends.mps.get_name", "torch.version.hip"}
+"""Asked for only where the build has them, or None elsewhere."""
+
+
+def dotted(node: ast.expr) -> str | None:
+    """``torch.cuda.memory`` of an expression that is nothing but names."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)) is not None:
+        return f"{before}.{node.attr}"
+    return None
+
+
+def names_in(source: str) -> Iterator[str]:
+    """The longest dotted names below ``torch``, and what is imported from there."""
+    tree = ast.parse(source)
+    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            if (name := dotted(node)) is not None and name.startswith("torch."):
+                yield name
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "torch")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def found(name: str) -> Any:
+    """What ``name`` is.
+
+    Raises:
+        AttributeError: it is not there.
+    """
+    value: Any = torch
+    path = "torch"
+    for part in name.split(".")[1:]:
+        path += f".{part}"
+        if not hasattr(value, part):
+            try:
+                importlib.import_module(path)
+            except ImportError:
+                raise AttributeError(f"torch {torch.__version__} has no {path}") from None
+        value = getattr(value, part)
+    return value
+
+
+USED = sorted({name for file in FILES for name in names_in(file.read_text("utf-8"))} - OF_OTHER_BUILDS)
+
+
+def test_names_are_read_from_the_code() -> None:
+    source = "import torch.nn\nfrom torch.utils import data\nx = torch.cuda.memory._snapshot().y\nz.torch.no\n"
+    assert set(names_in(source)) == {"torch.nn", "torch.utils.data", "torch.cuda.memory._snapshot"}
+    assert {"torch.accelerator.synchronize", "torch.cuda._sleep", "torch.Event"} <= set(USED)
+    with pytest.raises(AttributeError, match=r"has no torch\.cuda\.nothing$"):
+        found("torch.cuda.nothing.at_all")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch's modules, when imported
+@pytest.mark.parametrize("name", USED)
+def test_this_torch_has_it(name: str) -> None:
+    found(name)
