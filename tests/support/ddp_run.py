@@ -5,6 +5,7 @@ Each has a simulated clock of its own: what it measures is exact, however busy t
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from pathlib import Path
@@ -18,16 +19,30 @@ from torch import Tensor
 from lm_profiler.callbacks.session import Session
 
 SLOWER_S = 30e-3
+COLLECTED_S = 2.0
+
+
+class Garbage:
+    """What takes a known time to be collected."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        spin("forward", COLLECTED_S)
 
 
 class Uneven(KnownModule):
     """Rank 1 does more in its forward pass."""
 
-    fails = False
+    fails = collects = False
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.fails and batch_idx == 4 and self.global_rank == 1:
             raise ValueError("rank 1 gives up")
+        if self.collects and batch_idx == 4 and self.global_rank == 1:
+            Garbage()
+            gc.collect()
         spin("forward", SLOWER_S * self.global_rank)
         return self.loss()
 
@@ -62,7 +77,7 @@ def main(folder: str, fails: str) -> None:
     warnings.simplefilter("ignore")
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
-    module.fails = fails == "fails"
+    module.fails, module.collects = fails == "fails", fails == "collects"
     profiler = instruments(1, 5, memory=1, trace=1, actions=2 if fails == "actions" else 0)
     if fails == "actions":
         slow_broadcast()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ddp_run import SLOWER_S
+from ddp_run import COLLECTED_S, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
 
@@ -77,6 +77,19 @@ def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_pat
     assert {each.name: each.seconds for each in record.other_by_owner.actions} == pytest.approx(
         {"Lightning's SIGTERM flag": 7e-3}
     )
+
+
+def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> None:
+    done = start(tmp_path, "collects")
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    record = read_run(folder)
+    (odd,) = record.odd_steps
+    assert (odd.step, odd.part, odd.cause, odd.rank) == (5, "forward", "garbage collection of generation 2", 1)
+    # Means over the ranks, whose clocks are simulated apart.
+    assert (odd.excess_s, odd.cause_s) == (pytest.approx(COLLECTED_S / 2), pytest.approx(COLLECTED_S / 2))
+    counted = [(row.step, row.rank, pytest.approx(row.gc_s)) for row in record.step_counters]
+    assert counted == [(None, 1, 0.0), (5, 1, COLLECTED_S)]
 
 
 def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
