@@ -99,7 +99,7 @@ class StepReader:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-            self.compilations = self._compilations()
+        self.compilations = self._compilations()
 
     def _ahead(self) -> float:
         """Seconds by which the clock of the steps is ahead of the time of day."""
