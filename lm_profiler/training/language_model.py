@@ -15,6 +15,7 @@ from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.fits.states import OptimizerName
+from lm_profiler.training.metrics import KeptMetrics
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -29,7 +30,7 @@ _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 class LanguageModel(LightningModule):
     """A decoder-only Transformer trained on next-token cross-entropy.
 
-    It logs nothing: one `self.log` costs about 200 µs a step, which would be measured as the loop's own time.
+    It logs nothing unless it is asked: one `self.log` costs about 200 µs a step.
 
     Args:
         size: Preset that gives the dimensions: small, medium, large, xl or 2.7B.
@@ -47,6 +48,7 @@ class LanguageModel(LightningModule):
         lr: Learning rate.
         weight_decay: Weight decay, on every parameter.
         fused: Fused optimizer kernel; if not given, wherever the device has one and the run can use it.
+        metrics: Keep loss and perplexity with torchmetrics, and log them, as a real training does.
 
     Raises:
         UsageError: the dimensions do not fit together, or an option is out of range.
@@ -71,6 +73,7 @@ class LanguageModel(LightningModule):
         lr: float = 3e-4,
         weight_decay: float = 0.01,
         fused: bool | None = None,
+        metrics: bool = False,
     ) -> None:
         super().__init__()
         # Dimensions are checked here, so that a wrong one is told before any weight exists.
@@ -93,6 +96,7 @@ class LanguageModel(LightningModule):
         self.lr = lr
         self.weight_decay = weight_decay
         self.fused = fused
+        self.metrics = KeptMetrics() if metrics else None
         self._matmul_switches: Switches | None = None
         self._check_options()
 
@@ -110,6 +114,8 @@ class LanguageModel(LightningModule):
         """Refuse combinations that would fail at the first step, and set the float32 matmul precision."""
         if stage == "fit":
             self.check_precision()
+        if self.metrics is not None:
+            self.metrics.agree(self.trainer.world_size)
         self._put_back()
         self._matmul_switches = Switches.now()
         torch.set_float32_matmul_precision(self.float32_matmul_precision)
@@ -187,11 +193,23 @@ class LanguageModel(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The mean cross-entropy over all tokens of the batch, in nats."""
+        return self._loss(batch, "train")
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """As ``training_step``."""
+        return self._loss(batch, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """As ``training_step``."""
+        return self._loss(batch, "test")
+
+    def _loss(self, batch: Batch, stage: str) -> Tensor:
         inputs_BT, targets_BT = batch
         logits_BTV = self.forward(inputs_BT)
-        return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-
-    validation_step = test_step = training_step
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
+        if self.metrics is not None and self._trainer is not None:  # a copy, to count or to compare, logs nothing
+            self.metrics.log(self, stage, loss, logits_BTV, targets_BT)
+        return loss
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The logits [B, T, V]."""

@@ -74,6 +74,33 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
     assert (shade["x0"], shade["x1"]) == (0.5, left_out + 0.5)
 
 
+def test_other_is_shown_by_its_owner(open_either: OpenTab, logdir: Path, record: dict[str, Any]) -> None:
+    names = ["LearningRateMonitor.on_train_batch_start", "<b>Mine</b>.on_after_backward", "Lightning's loop"]
+    owners = [
+        ("LearningRateMonitor", "on_train_batch_start"),
+        ("<b>Mine</b>", "on_after_backward"),
+        ("Lightning", "loop"),
+    ]
+    actions = [
+        {"owner": owner, "action": action, "seconds": 4e-3 / 2**n, "calls": 1.0, "in_steps": 3}
+        for n, (owner, action) in enumerate(owners)
+    ]
+    record["other_by_owner"] = {"steps": 3, "seconds": 7e-3, "actions": actions}
+    (logdir / RUN / "run.json").write_text(json.dumps(record))
+    tab = open_either()
+    tab.open_run(RUN)
+    card = tab.card("Whose other is")
+    expect(card).to_contain_text("Of a mean step of 3 that were timed action by action, 7.000 ms in all.")
+    bars = tab.chart(card)["data"]["other"]
+    assert bars["x"] == pytest.approx([4.0, 2.0, 1.0])
+    assert bars["colour"] == PART_COLOURS["other"]
+    for name in names:
+        expect(card.locator(".ytick", has_text=name)).to_have_count(1)
+    header, *rows = tab.table(tab.section("Other, by its owner").locator("table").nth(1))
+    assert header == ["owner", "action", "time (ms)", "calls", "in steps"]
+    assert rows[0] == ["LearningRateMonitor", "on_train_batch_start", "4.000", "1.000", "3"]
+
+
 def test_memory_is_shown_by_phase_and_cause(open_either: OpenTab, record: dict[str, Any]) -> None:
     tab = open_either()
     tab.open_run(RUN)

@@ -121,9 +121,19 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "lines": [line for line in summary_lines(record) if line not in (*verdict, *failure)],
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
+        "owners": _owners(record),
         "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }
+
+
+def _owners(record: RunRecord) -> Json | None:
+    """``other`` of a step by action, with the name that people read."""
+    owned = record.other_by_owner
+    if owned is None:
+        return None
+    actions = [{"name": of.name, **of.model_dump(include={"seconds", "calls", "in_steps"})} for of in owned.actions]
+    return {"steps": owned.steps, "seconds": owned.seconds, "actions": actions}
 
 
 def _causes(record: RunRecord) -> Json:

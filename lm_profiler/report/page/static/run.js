@@ -2,6 +2,7 @@
 import { ask } from "./api.js";
 import { draw, plain } from "./charts.js";
 import { card, choose, copyButton, el, pill } from "./dom.js";
+import { owners } from "./owners.js";
 import { sheet } from "./sheet.js";
 import { ms, number, unitOf } from "./units.js";
 
@@ -15,6 +16,7 @@ export async function show(root, { run, colours }) {
   root.append(
     el("div", { class: "beside" }, ...part(() => [summary(run, answer)]), ...part(times)),
     ...part(() => steps(answer.steps, colours)),
+    ...part(() => owners(answer.owners, colours)),
     ...part(() => memory(answer.causes, colours)),
     ...part(() => sections(answer.sections, colours)),
     ...part(() => [card("Repeat it", command(answer.command))]),

@@ -1,0 +1,128 @@
+"""Loss and perplexity are what they should be, on one rank and on two, and training does not feel them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kept import Keeps
+from lightning.pytorch import Trainer
+from scripts import SUPPORT
+
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.training import FakeTokens, LanguageModel
+
+Make = Callable[..., Trainer]
+
+
+def data() -> FakeTokens:
+    return FakeTokens(batch_size=2, context_length=12)
+
+
+def assert_true(logged: Sequence[dict[str, float]], truth: Sequence[Sequence[float]], rel: float = 1e-5) -> None:
+    """``truth`` is each token's -log p, by steps: the loss is their mean, the perplexity exp of it."""
+    means = [statistics.fmean(step) for step in truth]
+    assert [step["train_loss"] for step in logged] == pytest.approx(means, rel=rel)
+    assert [step["train_perplexity"] for step in logged] == pytest.approx([*map(math.exp, means)], rel=rel * 5)
+    assert max(means) - min(means) > 0.01  # they tell the steps apart
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer: Make, tiny: dict[str, Any]) -> None:
+    keeps = Keeps()
+    trainer = make_trainer(6, precision=precision, callbacks=[keeps])
+    trainer.fit(LanguageModel(**tiny, lr=0.1, metrics=True), datamodule=data())
+    assert len(keeps.truth) == 6
+    # In bfloat16 the loss itself, which is not ours to better, has three figures.
+    assert_true(keeps.logged, keeps.truth, 1e-5 if precision == "32-true" else 1e-2)
+
+
+def test_on_two_ranks_every_step_logs_what_both_have_seen(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SUPPORT / "ddp_metrics.py"), str(tmp_path)]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (logged, mine), (also, theirs) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    assert logged == also
+    assert mine != theirs
+    assert_true(logged, [one + other for one, other in zip(mine, theirs, strict=True)])
+
+
+@pytest.mark.parametrize("verb, stage", [("validate", "val"), ("test", "test")])
+def test_an_evaluation_logs_them_over_all_of_its_batches(
+    verb: str, stage: str, make_trainer: Make, tiny: dict[str, Any]
+) -> None:
+    module = LanguageModel(**tiny, metrics=True)
+    losses: list[float] = []
+    step = getattr(module, f"{verb.replace('validate', 'validation')}_step")
+
+    def kept(batch: Any, batch_idx: int) -> Any:
+        loss = step(batch, batch_idx)
+        losses.append(loss.item())
+        return loss
+
+    setattr(module, f"{verb.replace('validate', 'validation')}_step", kept)
+    (results,) = getattr(make_trainer(5), verb)(module, datamodule=data(), verbose=False)
+    assert len(losses) == 5
+    mean = statistics.fmean(losses)  # batches are of one size
+    assert results == pytest.approx({f"{stage}_loss": mean, f"{stage}_perplexity": math.exp(mean)}, rel=1e-5)
+
+
+def test_training_is_the_same_with_them_and_without(make_trainer: Make, tiny: dict[str, Any]) -> None:
+    weights = []
+    for metrics in (False, True):
+        torch.manual_seed(0)
+        module = LanguageModel(**tiny, lr=0.1, metrics=metrics)
+        make_trainer(4).fit(module, datamodule=data())
+        weights.append(module.state_dict())
+    without, with_them = weights
+    assert without.keys() == with_them.keys()
+    assert all(torch.equal(without[name], with_them[name]) for name in without)
+
+
+def test_without_being_asked_it_keeps_nothing(tiny: dict[str, Any]) -> None:
+    module = LanguageModel(**tiny)
+    assert module.metrics is None
+    assert not [part for part in module.modules() if type(part).__module__.startswith("torchmetrics")]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flops_and_parameters_are_those_of_the_model_alone(
+    compiled: bool, make_trainer: Make, tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Also where the step is compiled, and so counted on a copy that has no Trainer to log to."""
+    records = []
+    for metrics in (False, True):
+        profiler = TrainingProfiler(
+            StageOptions(warmup_steps=1, measure_steps=1),
+            MemoryOptions(steps=1),
+            TraceOptions(steps=0),
+            actions=ActionsOptions(steps=1),
+            log_dir=tmp_path,
+            quiet=True,
+        )
+        module = LanguageModel(**tiny, metrics=metrics, compile=compiled)
+        make_trainer(max_steps=-1, callbacks=[profiler]).fit(module, datamodule=data())
+        records.append(profiler.record)
+    without, with_them = records
+    assert without is not None
+    assert with_them is not None
+    assert without.utilisation is not None, without.notes
+    assert with_them.utilisation is not None, with_them.notes
+    assert with_them.utilisation.flops == without.utilisation.flops
+    assert with_them.model == without.model
