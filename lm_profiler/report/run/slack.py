@@ -20,12 +20,15 @@ def slack_lines(record: RunRecord) -> list[str]:
 
 def _slack(of: PlaceSlack) -> str:
     if of.slack_high_s >= _REACHED * of.largest_s:
+        if of.slack_low_s == 0.0:
+            return f"{of.place} unknown"
         return f"{of.place} {_ms(of.slack_low_s)} ms or more"
     return f"{of.place} {_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
 
 
 def _saving(of: Saving) -> str:
-    what = f"making {'the ' * (of.place == 'loader')}{of.place} {_ms(of.faster_s)} ms a step faster"
+    by = f" {_ms(of.faster_s)} ms a step" if of.saves_s else ""  # of what saves nothing it does not matter by how much
+    what = f"making {'the ' * (of.place == 'loader')}{of.place}{by} faster"
     return f"{what} would save {_ms(of.saves_s)} ms a step [{_ms(of.low_s)}, {_ms(of.high_s)}]"
 
 
