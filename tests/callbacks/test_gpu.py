@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,26 @@ def test_memory_is_the_allocators(tmp_path: Path) -> None:
     assert (memory.measured.reserved_peak or 0) >= (memory.measured.allocated_peak or 0)
     assert (memory.parts["forward"].allocated_peak or 0) >= 256 << 20
     assert (memory.parts["optimizer"].allocated_peak or 0) < 256 << 20
+
+
+def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path) -> None:
+    class Grows(BoringModel):
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            time.sleep(0.01)
+            if batch_idx == 12:
+                torch.empty(1 << 30, dtype=torch.uint8, device=self.device)
+                time.sleep(0.5)  # so that the step is odd
+            return super().training_step(batch, batch_idx)
+
+    profiler = instruments(2, 14)
+    torch.cuda.empty_cache()
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Grows())
+    assert profiler.record is not None
+    assert [odd.cause for odd in profiler.record.odd_steps if odd.step == 13] == [None]
+    (counters,) = (each for each in profiler.record.step_counters if each.step == 13)
+    assert counters.new_segments is not None
+    assert counters.new_segments >= 1
+    assert counters.alloc_retries == 0
 
 
 def test_out_of_memory_on_the_device(tmp_path: Path) -> None:

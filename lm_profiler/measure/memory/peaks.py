@@ -43,7 +43,7 @@ class DeviceProbe:
             stats = torch.cuda.memory_stats_as_nested_dict(self.device)
             if not stats:  # nothing was allocated yet
                 return 0, 0, None
-            self.counts = stats["num_alloc_retries"], stats["segment"]["all"]["allocated"]
+            self.counts = stats["num_alloc_retries"], stats["num_device_alloc"]
             return stats["allocated_bytes"]["all"]["peak"], stats["reserved_bytes"]["all"]["peak"], None
         allocator = torch.accelerator
         return allocator.max_memory_allocated(self.device), allocator.max_memory_reserved(self.device), None

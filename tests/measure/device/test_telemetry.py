@@ -125,6 +125,19 @@ def test_a_reading_says_it_all_in_si_units() -> None:
     assert 0.7 < share < 0.75
 
 
+def test_of_a_step_there_are_the_samples_within_it() -> None:
+    """Samples of 1410 and 1440 MHz in turns, one each 0.1 s; from the fourth on the power is capped."""
+    nvml = FakeNvml(reasons=lambda sample: 0x4 if sample >= 3 else 0)
+    telemetry = TelemetrySampler(Gpu("handle", nvml, "GPU-0"), period_s=1e-4, clock=Seconds())
+    telemetry.start()
+    assert nvml.sampled.wait(10)
+    telemetry.stop()
+    assert telemetry.during(0.05, 0.15) == (1.41e9, [])
+    assert telemetry.during(0.15, 0.35) == (pytest.approx(1.425e9), [])
+    assert telemetry.during(0.35, 0.75) == (pytest.approx(1.425e9), ["power cap"])
+    assert telemetry.during(0.12, 0.18) == (None, None)
+
+
 def test_only_its_own_thread_asks_and_that_ends_with_stop() -> None:
     nvml = FakeNvml()
     _read(nvml)

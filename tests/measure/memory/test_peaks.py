@@ -125,12 +125,21 @@ def test_cudas_allocator_is_asked_for_its_nested_statistics(monkeypatch: pytest.
     monkeypatch.setattr(
         torch.cuda,
         "memory_stats_as_nested_dict",
-        {device: {"allocated_bytes": {"all": {"peak": 8}}, "reserved_bytes": {"all": {"peak": 9}}}}.get,
+        {
+            device: {
+                "allocated_bytes": {"all": {"peak": 8}},
+                "reserved_bytes": {"all": {"peak": 9}},
+                "num_alloc_retries": 2,
+                "num_device_alloc": 5,
+            }
+        }.get,
     )
     probe = probe_of(device)
+    assert isinstance(probe, DeviceProbe)
     probe.reset()
     assert resets == [device]
     assert (probe.held(), *probe.peaks()) == (7, 8, 9, None)
+    assert probe.counts == (2, 5)
 
 
 def test_available_memory_is_some_of_the_machines() -> None:
