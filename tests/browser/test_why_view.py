@@ -14,7 +14,10 @@ from playwright.sync_api import Locator, expect
 from tab import MARKUP, OpenTab, Tab
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
+from lm_profiler.record.run import read_run
+from lm_profiler.report.run.waterfall import no_waterfall
 
+RUN = "demo/version_0"
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.6}
 
 
@@ -57,6 +60,25 @@ def test_bars_lead_from_the_ideal_to_the_measured_step(
         found = pixels(row)
         assert found == pytest.approx((left + start * per_ms, left + (start + ms) * per_ms), abs=1.5)
         start += ms
+    screenshot(tab, f"why-made-{theme}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_real_run_is_taken_apart_or_says_why_not(
+    open_either: OpenTab, logdir: Path, theme: str, screenshot: Any
+) -> None:
+    """On a busy machine its own rates may be unknown, and so what they would be compared with."""
+    record = read_run(logdir / RUN)
+    tab = open_either(theme)
+    view = tab.open_run(RUN, "Why")
+    if record.waterfall is None:
+        expect(view).to_contain_text(no_waterfall(record))
+        return
+    texts = view.locator("summary > :nth-child(3)").all_inner_texts()
+    step = view.locator(".whole > :nth-child(3)").inner_text()
+    digits = len(step.partition(".")[2])
+    assert round(sum(float(text.replace(",", "")) for text in texts), digits) == float(step.replace(",", ""))
+    assert float(step.replace(",", "")) == pytest.approx(record.time["step"].median * 1e3, rel=1e-3)
     screenshot(tab, f"why-{theme}")
 
 
@@ -92,7 +114,7 @@ def test_a_bar_opens_what_it_consists_of_by_the_keyboard_too(
     tab.page.keyboard.press("Enter")
     expect(beyond).to_contain_text("<b>Memcpy</b>")
     expect(view.locator("[data-term=input]")).to_contain_text("What it consists of is not known.", use_inner_text=False)
-    screenshot(tab, "why-open")
+    screenshot(tab, "why-made-open")
     tab.page.keyboard.press("Enter")
     expect(beyond.locator("table")).not_to_be_visible()
 
@@ -124,7 +146,7 @@ def test_nothing_runs_off_the_page(
         assert card is not None
         assert card["x"] <= box["x"]
         assert box["x"] + box["width"] <= card["x"] + card["width"]
-    screenshot(tab, f"why-{width}")
+    screenshot(tab, f"why-made-{width}")
 
 
 def test_a_term_of_a_later_version_and_a_negative_rest_are_drawn(
