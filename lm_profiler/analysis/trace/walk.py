@@ -5,6 +5,7 @@ Times are integers of nanoseconds since an arbitrary moment.
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,16 @@ COMPILED_GRAPH = "CompiledFxGraph"
 
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_FORMERLY = {
+    "Operator": "cpu_op",
+    "Runtime": "cuda_runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+"""What categories were called before torch 1.12."""
+
+_VALUES = re.compile("attention|index_select")
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
 _FLOWS = {"s": _FORWARD, "f": _BACKWARD}
 
@@ -37,8 +48,8 @@ class Range(NamedTuple):
 class Inputs(NamedTuple):
     """What an operator was given, an entry an argument, as the profiler writes it where it records shapes.
 
-    ``dims`` and ``strides`` of a list of tensors are lists themselves. ``values`` are kept of attention alone, whose
-    arguments say whether it is causal.
+    ``dims`` and ``strides`` of a list of tensors are lists themselves. ``values`` are kept of attention, where they
+    say whether it is causal, and of look-ups, of which dimension.
     """
 
     dims: Sequence[Any]
@@ -92,16 +103,17 @@ class Packed:
 
     def _take(self, event: Mapping[str, Any]) -> None:
         category = event.get("cat") or ""  # null in some
+        category = _FORMERLY.get(category, category)
         if category in _ON_DEVICE:
-            correlation = event["args"].get("correlation", -1)
+            correlation = (event.get("args") or {}).get("correlation", -1)
             self._keep(self._device, event, self._numbers[event["name"]], correlation)
+        elif category == "user_annotation" or (category == "cpu_op" and event["name"].startswith(STEP_PREFIX)):
+            self._take_range(event)
         elif category == "cpu_op":
             self._on_host(event, _OPERATOR, self._numbers[event["name"]], self._inputs_of(event))
-        elif category == "user_annotation":
-            self._take_range(event)
-        elif category == "fwdbwd":
+        elif category == "fwdbwd" and event["ph"] in _FLOWS:
             self._on_host(event, _FLOWS[event["ph"]], event["id"])
-        elif category.endswith(("_runtime", "_driver")) and "correlation" in event.get("args", ()):
+        elif category.endswith(("_runtime", "_driver")) and "correlation" in (event.get("args") or ()):
             self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[event["name"]])
 
     def _take_range(self, event: Mapping[str, Any]) -> None:
@@ -121,7 +133,7 @@ class Packed:
         if "Input Dims" not in arguments:
             return -1
         fields = [arguments.get(field) or () for field in ("Input Dims", "Input type", "Input Strides")]
-        values = arguments.get("Concrete Inputs") or () if "attention" in event["name"] else ()
+        values = arguments.get("Concrete Inputs") or () if _VALUES.search(event["name"]) else ()
         number = self._shapes.setdefault(repr((fields, values)), len(self._inputs))
         if number == len(self._inputs):
             self._inputs.append(Inputs(fields[0], fields[1], fields[2], values))

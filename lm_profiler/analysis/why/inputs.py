@@ -56,11 +56,11 @@ UNKNOWN_LISTS = Lists()
 
 def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
     """The tensors among the arguments, in their order; ``lists`` is what one call is given in each list."""
-    tensors = []
+    tensors, cut = [], is_cut(inputs)
     strides = inputs.strides or [()] * len(inputs.dims)
     for dims, type_, steps in zip(inputs.dims, inputs.types, strides, strict=False):
         if type_ == "TensorList":
-            elements = sum(prod(one) for one in dims) if dims else lists.elements
+            elements = lists.elements if cut else sum(prod(one) for one in dims)
             tensors.append(Operand((), elements or 0, elements or 0, None if elements is None else lists.item))
         elif type_ not in _NO_TENSORS:
             tensors.append(Operand(dims, prod(dims), _stored(dims, steps), _SIZES.get(type_), _DTYPES.get(type_)))
@@ -68,8 +68,9 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
 
 
 def is_cut(inputs: Inputs) -> bool:
-    """Whether it has a list of tensors that was too long for the trace."""
-    return any(type_ == "TensorList" and not dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False))
+    """Whether its lists of tensors were too long for the trace: the first one at least is never empty."""
+    lists = (dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False) if type_ == "TensorList")
+    return next(lists, None) == []
 
 
 def _stored(dims: Sequence[int], steps: Sequence[Any]) -> int:

@@ -33,12 +33,14 @@ def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
     read = sum(one.bytes for one in given)
     if name.startswith("triton_"):
         return read  # its results are arguments too
+    if name == "aten::index_select":
+        return _selected(given, inputs)
     base = re.sub(r"^aten::(_foreach_)?", "", name)
     rule = _BY_NAME.get(base) or _BY_KIND.get(operator_kind(name))
     if base == name or rule is None:
         return None
     if rule is _pointwise and _COMPARED.fullmatch(base):
-        given = [one._replace(item=1) for one in given]
+        given = [one._replace(item=1, dtype=None) for one in given]
     return rule(given, read)
 
 
@@ -47,7 +49,10 @@ def _pointwise(given: Sequence[Operand], read: int) -> int:
     rank = max(len(one.shape) for one in given)
     padded = [[1] * (rank - len(one.shape)) + list(one.shape) for one in given]
     elements = prod(max(sizes) for sizes in zip(*padded, strict=True)) if rank else given[0].elements
-    return read + elements * max(one.item or 0 for one in given)
+    # Of the result's type: tensors with dimensions go before those without, floats before integers.
+    some = [one for one in given if one.shape] or given
+    some = [one for one in some if one.dtype is not None] or some
+    return read + elements * max(one.item or 0 for one in some)
 
 
 def _only_written(given: Sequence[Operand], _: int) -> int:
@@ -72,29 +77,38 @@ def _looked_up(given: Sequence[Operand], _: int) -> int:
     return 2 * indices.elements * table.shape[-1] * (table.item or 0) + indices.bytes
 
 
-def _selected(given: Sequence[Operand], _: int) -> int:
-    """Along which dimension a trace does not tell: the longest one gives the least."""
-    table, indices = given[:2]
-    return 2 * indices.elements * (table.elements // max((*table.shape, 1))) * (table.item or 0) + indices.bytes
+def _selected(given: Sequence[Operand], inputs: Inputs) -> int | None:
+    """The same along any dimension, which is the operator's second argument."""
+    if len(inputs.values) < 2 or len(given) < 2:
+        return None
+    (table, indices), dimension = given[:2], int(inputs.values[1])
+    row = table.elements // max(table.shape[dimension], 1) if table.shape else 1
+    return 2 * indices.elements * row * (table.item or 0) + indices.bytes
 
 
 def _gathered(given: Sequence[Operand], _: int) -> int:
     return 2 * given[1].elements * (given[0].item or 0) + given[1].bytes
 
 
-def _optimizer(given: Sequence[Operand], read: int) -> int:
-    """Parameters, gradients and states are read; all but the gradients are written."""
-    return 2 * read - given[1].bytes
+def _updated(states: int) -> _Rule:
+    """Parameters, gradients and so many states are read; all but the gradients are written."""
+
+    def rule(given: Sequence[Operand], _: int) -> int:
+        lists = [one.bytes for one in given[: 2 + states]]
+        return 2 * sum(lists) - lists[1]
+
+    return rule
 
 
 _BY_NAME: dict[str, _Rule] = {
     **dict.fromkeys(("fill_", "zero_", "uniform_", "normal_", "bernoulli_", "exponential_", "random_"), _only_written),
     **dict.fromkeys(("copy_", "_local_scalar_dense"), _only_read),  # where it is copied to is an argument
-    **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _optimizer),
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _updated(states=2)),  # with amsgrad there is a third
+    "_fused_adagrad_": _updated(states=1),
+    "_fused_sgd_": _updated(states=0),  # with momentum there is one
     "native_dropout": lambda given, read: read + given[0].bytes + given[0].elements,
     "embedding": _looked_up,
     "gather": _gathered,
-    "index_select": _selected,
     "embedding_dense_backward": _only_read,
     "nll_loss_forward": lambda given, _: given[1].bytes,
     "nll_loss_backward": lambda given, _: given[1].bytes,

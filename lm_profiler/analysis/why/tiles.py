@@ -17,7 +17,7 @@ _TILES = (
     re.compile(r"_MT(\d+)x(\d+)x\d+"),  # rocBLAS
     re.compile(r"^nvjet_\w+?_(\d+)x(\d+)_"),
     re.compile(r"_(\d+)x(\d+)(?:x\d+_\d+x\d+x\d+|_\d+x\d+_)"),  # CUTLASS 3 and 2
-    re.compile(r"gemm_(?:\w*_)?(\d+)x(\d+)_"),
+    re.compile(r"gemm_(?:\w*?_)?(\d+)x(\d+)_"),
 )
 _OTHERWISE_CUT = re.compile(r"split_?k|stream_?k", re.IGNORECASE)  # along k as well
 

@@ -181,3 +181,23 @@ def test_without_a_device_idle_is_what_no_operator_covers() -> None:
     table = cpu_step()
     parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
     assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
+
+
+def test_a_trace_of_another_project_may_lack_categories_and_arguments(step: KernelTable) -> None:
+    odd = [
+        {"ph": "X", "cat": None, "name": "process_name", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
+    ]
+    assert kernel_table(odd + cuda_step()) == step
+
+
+def test_a_trace_of_an_early_torch_has_other_names_for_its_categories(step: KernelTable) -> None:
+    """ProfilerStep was an operator then."""
+    early = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "cuda_driver": "Runtime", "kernel": "Kernel"}
+    early |= {"gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}
+    events = [{**event, "cat": early.get(event.get("cat", ""), event.get("cat"))} for event in cuda_step()]
+    for event in events:
+        if event["name"].startswith("ProfilerStep") and event["cat"] == "user_annotation":
+            event["cat"] = "Operator"
+    assert kernel_table(events) == step
