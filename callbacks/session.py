@@ -168,7 +168,7 @@ class Session:
             self._drawing.run(self.progress.draw, stage, self.schedule.done, self.schedule.planned[stage])
 
     def _read_reached(self) -> None:
-        finished = self.timeline.cut().finished
+        finished = self.timeline.reading().finished
         while finished and self._pending and (self.stream is None or self.stream.reached(finished[0].instants[-1])):
             self._read(self._pending.popleft(), finished.popleft())
 
@@ -180,7 +180,7 @@ class Session:
                 self.stream.wait()
             except Exception:
                 alive = False
-        finished = self.timeline.cut().finished
+        finished = self.timeline.reading().finished
         while finished and self._pending:
             self._read(self._pending.popleft(), finished.popleft(), alive)
 

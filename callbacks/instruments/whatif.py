@@ -137,7 +137,7 @@ class WhatIf:
 
     def _mark(self, code: int) -> None:
         """``code`` begins. What is still to come in a step, or a batch of it, is delayed at its first mark."""
-        if len(self.timeline.cut().step.codes) == 1:
+        if len(self.timeline.reading().step.codes) == 1:
             self._begin_step()
         block = self._block
         if block is None or block.place is None or block.place == "loader":

@@ -42,7 +42,7 @@ class Owners:
     def observe(self, code: int) -> None:
         """``code`` begins at the last mark of the timeline."""
         timeline = self.timeline
-        step = timeline.cut().step
+        step = timeline.reading().step
         now_ns = step.host_ns[-1]
         if len(step.codes) == 1:
             self._step_begins()
@@ -82,7 +82,7 @@ class Owners:
 
     def shares(self) -> OtherByOwner | None:
         """Of the steps that ended, a mean step; None where none did."""
-        if not self.timeline.cut().running:
+        if not self.timeline.reading().running:
             self._step_begins()
         if not (count := len(self._steps)):
             return None

@@ -34,7 +34,7 @@ def status_of(error: BaseException) -> Status:
 
 def phase_of(error: BaseException, timeline: Timeline, steps: int) -> str:
     """The phase in which the run died after ``steps`` steps; ``setup`` before the first one, ``other`` in none."""
-    known = timeline.cut()
+    known = timeline.reading()
     if steps == 0 and not known.running:
         return "setup"
     if any(is_fetch(frame) for frame, _ in walk_tb(error.__traceback__)):

@@ -61,7 +61,7 @@ def _per_part(codes: Sequence[int], seconds: Sequence[float]) -> tuple[float, ..
 
 
 @dataclass(slots=True)
-class Cut:
+class TapeReading:
     """What the tape says, as far as it was read.
 
     ``stack`` are the parts that are open, ``failed_in`` the innermost when an error first passed, ``finished`` the
@@ -76,14 +76,14 @@ class Cut:
     finished: deque[StepMarks] = field(default_factory=deque)
     step: StepMarks = field(default_factory=lambda: StepMarks([], [], []))
 
-    def after(self, tape: Sequence[Any]) -> Cut:
+    def after(self, tape: Sequence[Any]) -> TapeReading:
         """What it says ``tape`` later, which alternates between what is marked and when. This one stays as it is."""
         step = self.step
         step = StepMarks([*step.codes], [*step.host_ns], [*step.instants], step.asked, step.idle)
-        cut = Cut(self.stack.copy(), self.running, self.failed_in, None, self.finished.copy(), step)
+        read = TapeReading(self.stack.copy(), self.running, self.failed_in, None, self.finished.copy(), step)
         for code, instant in zip(tape[::2], tape[1::2], strict=True):
-            cut.read(code, instant)
-        return cut
+            read.read(code, instant)
+        return read
 
     def read(self, code: int, instant: Any) -> None:
         """One mark more."""

@@ -27,8 +27,8 @@ from lm_profiler.measure.clocks.steps import (
     OUTSIDE,
     TRANSFER,
     ZERO_GRAD,
-    Cut,
     StepMarks,
+    TapeReading,
 )
 from lm_profiler.measure.clocks.stream import EventStream
 
@@ -72,7 +72,7 @@ class Timeline:
     part: Guard = UNGUARDED
 
     def __post_init__(self) -> None:
-        self._tape: list[Any] = [Cut()]  # first what is known of the marks before, then two entries a mark
+        self._tape: list[Any] = [TapeReading()]  # first what is known of the marks before, then two entries a mark
         self._last: Any = None
         self._outside = self._stopped = False
         self.observers = ()
@@ -115,11 +115,11 @@ class Timeline:
         return code, (now, event, reached)
 
     def _tell(self, mark: tuple[int, int]) -> None:
-        cut = self.cut()
-        cut.read(*self._with_event(mark))
-        if cut.began is not None:
+        reading = self.reading()
+        reading.read(*self._with_event(mark))
+        if reading.began is not None:
             for observer in self._observers:
-                observer(cut.began)
+                observer(reading.began)
 
     def _wait(self, mark: tuple[int, int]) -> None:
         """Whatever happens outside of the step is not marked; that the loop comes back, or asks for the end, is."""
@@ -128,11 +128,11 @@ class Timeline:
             self._tune()
             self.note(mark)
 
-    def cut(self) -> Cut:
+    def reading(self) -> TapeReading:
         """Read the tape up to its last mark. Not for a timed step."""
         tape = self._tape
         count = len(tape)
-        known: Cut = tape[0]
+        known: TapeReading = tape[0]
         if count > 1:
             known = known.after(tape[1:count])
             tape[:count] = [known]  # in one go: an interrupt finds marks that were read, or were not
@@ -141,13 +141,13 @@ class Timeline:
     @property
     def live(self) -> bool:
         """Whether a step is open and the loop is inside of it, so that marks are taken."""
-        known = self.cut()
+        known = self.reading()
         return known.running and known.stack[-1] != OUTSIDE
 
     @property
     def stack(self) -> list[int]:
         """Codes of the parts that are open."""
-        return self.cut().stack
+        return self.reading().stack
 
     def mark(self, code: int) -> None:
         """``code`` happens at this instant."""

@@ -77,7 +77,7 @@ class Loop:
         self.clock.pass_ms(1.0)
         self.timeline.mark(at.OPTIMIZED)
         self.timeline.mark(at.END)
-        marks = self.timeline.cut().finished.popleft()
+        marks = self.timeline.reading().finished.popleft()
         return (marks.host_ns[-1] - marks.host_ns[0]) * 1e-9
 
 

@@ -72,7 +72,7 @@ def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream,
         Event.why = None
         timeline.mark(LEAVE)
         timeline.mark(END)
-        marks = timeline.cut().finished.popleft()
+        marks = timeline.reading().finished.popleft()
         seconds = marks.stream_seconds(stream)
         if step == 1:
             assert seconds is None

@@ -27,7 +27,7 @@ def in_ms(seconds: tuple[float, ...]) -> dict[str, float]:
 def end(timeline: Timeline) -> StepMarks:
     """The step that ends now."""
     timeline.mark(at.END)
-    return timeline.cut().finished.popleft()
+    return timeline.reading().finished.popleft()
 
 
 def step(timeline: Timeline, clock: Clock) -> StepMarks:
@@ -79,7 +79,7 @@ def test_outside_of_a_step_nothing_is_marked(clock: Clock) -> None:
     timeline = Timeline(clock)
     with Span(timeline, at.TRANSFER):
         clock.pass_ms(1)
-    assert not timeline.cut().running
+    assert not timeline.reading().running
     first = step(timeline, clock)
     clock.pass_ms(100)
     second = step(timeline, clock)
@@ -150,7 +150,7 @@ def test_the_innermost_part_that_raises_is_the_one_that_failed(clock: Clock) -> 
     with pytest.raises(ValueError, match="wrong"), Span(timeline, at.FORWARD):  # noqa: SIM117
         with Span(timeline, at.BACKWARD):
             raise ValueError("wrong")
-    assert timeline.cut().failed_in == at.BACKWARD
+    assert timeline.reading().failed_in == at.BACKWARD
     assert timeline.stack == [at.OTHER]
 
 
@@ -159,10 +159,10 @@ def test_a_new_step_has_not_failed(clock: Clock) -> None:
     timeline.mark(at.DATA)
     timeline.mark(at.LEAVE)
     timeline.mark(at.FAIL)
-    assert timeline.cut().failed_in == at.OTHER
+    assert timeline.reading().failed_in == at.OTHER
     timeline.mark(at.END)
     timeline.mark(at.DATA)
-    assert timeline.cut().failed_in is None
+    assert timeline.reading().failed_in is None
 
 
 def test_observers_hear_every_mark_after_its_instant(clock: Clock) -> None:
@@ -199,7 +199,7 @@ def test_nothing_is_marked_any_more(clock: Clock) -> None:
     timeline.go_outside()
     with Span(timeline, at.FORWARD):
         timeline.mark(at.END)
-    assert not timeline.cut().finished
+    assert not timeline.reading().finished
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -216,7 +216,7 @@ def test_it_does_not_matter_when_the_tape_is_read(seed: int) -> None:
             timeline.mark(event)
             if drawn.random() < reads:
                 steps += interrupted(timeline, drawn.randint(1, 60))
-        steps += [*timeline.cut().finished]
+        steps += [*timeline.reading().finished]
         seen.append([(marks.codes, marks.host_ns) for marks in steps])
     assert seen[0] == seen[1]
 
@@ -235,10 +235,10 @@ def interrupted(timeline: Timeline, after: int) -> list[StepMarks]:
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        timeline.cut()
+        timeline.reading()
     except KeyboardInterrupt:
         pass
     finally:
         sys.settrace(before)
-    finished = timeline.cut().finished
+    finished = timeline.reading().finished
     return [finished.popleft() for _ in range(len(finished))]
