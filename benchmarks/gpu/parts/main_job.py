@@ -19,7 +19,8 @@ CONFIG = "xl_bf16"
 """As in the README, warm-up and all."""
 PICTURES = ("phases", "steps", "memory", "waterfall")
 _TINY_TRACED = ("--memory.steps=1", "--trace.steps=1")
-_VIEWS = {"tab": "#lm_profiler", "scalars": "#timeseries"}
+_TAB = "#lm_profiler&p.lm_profiler.view="
+_VIEWS = {**{view.lower(): _TAB + view for view in ("Run", "Why", "Kernels")}, "scalars": "#timeseries"}
 
 
 def run(place: Place, findings: Findings) -> None:
@@ -75,7 +76,7 @@ def screenshots(place: Place, findings: Findings) -> None:
                 findings.note("TensorBoard did not start in time.")
                 return
             for name, view in _VIEWS.items():
-                picture = f"--screenshot={(place.folder / name).with_suffix('.png').resolve()}"
+                picture = f"--screenshot={(place.folder / f'tensorboard_{name}.png').resolve()}"
                 headless = ("--headless", "--no-sandbox", "--window-size=1280,800", "--virtual-time-budget=10000")
                 subprocess.run(
                     [chromium, *headless, picture, address + view], timeout=max(place.left_s, 1), check=False

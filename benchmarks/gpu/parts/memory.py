@@ -23,10 +23,12 @@ _HEADINGS = (
     "measured peak",
     "measured / planned",
 )
+_FLOORS = ("size", "phase", "bound by", "floor (ms)", "took (ms)", "times")
 
 
 def run(place: Place, findings: Findings) -> None:
     rows: list[list[str]] = []
+    phases: list[list[str]] = []
     terms: list[list[str]] = []
     for size in SIZES[:1] if place.on_cpu else SIZES:
         record = measured(place, size)
@@ -35,6 +37,8 @@ def run(place: Place, findings: Findings) -> None:
             continue
         rows.append(planned(size, record))
         findings.table("GiB", _HEADINGS, rows)
+        phases += floors(size, record)
+        findings.table("The least that each phase could take", _FLOORS, phases, left=3)
         terms += explained(place, size, record, findings)
         findings.table("Where the step went", ("size", "term", "ms", "of the step"), terms, left=2)
 
@@ -58,6 +62,16 @@ def planned(size: str, record: RunRecord) -> list[str]:
     peak = None if record.memory is None else record.memory.measured.allocated_peak
     ratio = "unknown" if peak is None else f"{peak / whole:.3f}"
     return [size, *(shown(value, scale=2**-30) for value in (states, whole, peak)), ratio]
+
+
+def floors(size: str, record: RunRecord) -> list[list[str]]:
+    """Each phase's floor beside what it took."""
+    rows = []
+    for phase, floor in record.floors.items():
+        seconds = (floor.seconds, record.time[phase].median)
+        times = shown(floor.times, digits=3)
+        rows.append([size, phase, floor.bound or "unknown", *(shown(s, scale=1e3) for s in seconds), times])
+    return rows
 
 
 def explained(place: Place, size: str, record: RunRecord, findings: Findings) -> list[list[str]]:

@@ -14,7 +14,6 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
 from benchmarks.overhead import added, contenders, interleaved, table, time_one
 from lm_profiler.measure.clocks.stream import stream_of
-from lm_profiler.measure.clocks.timeline import FORWARD, OTHER, Timeline
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -40,7 +39,7 @@ class Timed(LanguageModel):
 
 
 def run(place: Place, findings: Findings) -> None:
-    findings.add(mark_us=mark_us(place))
+    findings.add(event_us=event_us(place))
     toy_steps, small_steps = (5, 3) if place.on_cpu else (400, 50)
     toy = rounds(place, 0.35, lambda options: time_one(options, toy_steps, place.accelerator), toy_steps)
     tell(findings, "toy", toy)
@@ -89,19 +88,15 @@ def tell(findings: Findings, what: str, results: dict[str, list[float]]) -> None
     findings.add(**{what: results})
 
 
-def mark_us(place: Place, marks: int = 2_000) -> float:
-    """Microseconds that one mark takes of the host, with its event from the pool."""
-    stream = stream_of(place.device)
-    timeline = Timeline(stream=stream)
+def event_us(place: Place, count: int = 2_000) -> float | None:
+    """Microseconds of the host that one event from the pool takes; None where a mark has none."""
+    if (stream := stream_of(place.device)) is None:
+        return None
     took_ns = 0
     for _ in range(2):  # the first time fills the pool
-        timeline.begin_step()
         began_ns = time.perf_counter_ns()
-        for mark in range(marks):
-            timeline.mark(FORWARD if mark % 2 else OTHER)
+        events = [stream.record() for _ in range(count)]
         took_ns = time.perf_counter_ns() - began_ns
-        instants = timeline.end_step().instants
-        if stream is not None:
-            stream.wait()
-            stream.release(instants)
-    return took_ns / marks * 1e-3
+        stream.wait()
+        stream.release(events)
+    return took_ns / count * 1e-3
