@@ -13,6 +13,7 @@ from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
+from lm_profiler.record.run import StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow
 
 _LAG = 4
@@ -142,7 +143,7 @@ class Session:
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(*self.notes, *_recompiled(facts.get("recompiled", ()))),
+            notes=(*self.notes, *_recompiled(facts.get("recompiled", ()), facts.get("counters", ()))),
             **facts,
         )
 
@@ -205,8 +206,11 @@ class Session:
         return whole - sum(row.time("step", "host") for row in self._rows if row.stage == "measure")
 
 
-def _recompiled(names: Sequence[str]) -> list[str]:
-    """The note that names what was compiled while measuring, each thing once and the first few of many."""
+def _recompiled(names: Sequence[str], counters: Sequence[StepCounters]) -> list[str]:
+    """The note that names what was compiled while measuring, each thing once and the first few of many, and in which
+    steps."""
     once = list(dict.fromkeys(names))
     more = f"; and {len(once) - _NAMED} more" if len(once) > _NAMED else ""
-    return [f"recompiled while measuring: {'; '.join(once[:_NAMED])}{more}"] if once else []
+    steps = [str(each.step) for each in counters if each.compile_s]
+    when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
+    return [f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"] if once else []

@@ -86,12 +86,20 @@ def list_table(record: RunRecord, path: str) -> Table:
     # Of steps only what this machine counts, and where something has a cause.
     columns = [of for of in LISTS[path] if path not in _STEPS or any(of.get(row) is not None for row in items)]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
-    rows = [[TableCell(of.get(row), of.show(of.get(row), unit=False)) for of in columns] for row in items[:_MOST_ROWS]]
+    rows = [[_list_cell(path, of, row) for of in columns] for row in items[:_MOST_ROWS]]
     if path == "rank_step_s":
         headings = [Heading("rank", "rank", True), *headings]
         rows = [[TableCell(rank, str(rank)), *row] for rank, row in enumerate(rows)]
     more = len(items) - _MOST_ROWS
     return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
+
+
+def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
+    """Of a step nothing where nothing happened to it; what is usual has no step."""
+    value = of.get(row)
+    if value is None and path in _STEPS:
+        return TableCell(None, "median" if of.name == "step" else "")
+    return TableCell(value, of.show(value, unit=False))
 
 
 def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> Table:

@@ -258,7 +258,7 @@ def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:
     record = read_run(profiler.folder)
     assert record.steadiness is not None
     assert record.steadiness.recompilations == 1
-    (note,) = [note for note in record.notes if note.startswith("recompiled while measuring: ")]
+    (note,) = [note for note in record.notes if note.startswith("recompiled while measuring (step 5): ")]
     assert "forward (test_judgement.py:" in note
     assert "size mismatch" in note
     assert "; 1 recompilation while measuring" in lines(record)["verdict:"][0]

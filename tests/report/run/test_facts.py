@@ -12,9 +12,9 @@ from made_runs import made_record
 from pydantic import BaseModel
 
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
-from lm_profiler.record.run import RunRecord, Sync, Term, TermName, TimeSummary
-from lm_profiler.report.run.facts import sections, shown
-from lm_profiler.report.run.terminal import run_page
+from lm_profiler.record.run import OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
+from lm_profiler.report.run.facts import list_table, sections, shown
+from lm_profiler.report.run.terminal import odd_text, run_page
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.terminal import lines
 
@@ -132,3 +132,28 @@ def test_ranks_are_told_apart_and_by_how_much() -> None:
     assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
     [table] = [table for table in sections(record) if "rank" in table.titles]
     assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
+
+
+def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
+    usual = StepCounters(rank=0, gc_s=0.0, minor_faults=10.0)
+    slow = StepCounters(step=9, rank=0, gc_s=1.0, gc_generation=2, minor_faults=12.0)
+    odd = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0, cause="garbage", cause_s=1.0, rank=0)
+    record = made_record(odd_steps=[odd], step_counters=[usual, slow])
+    table = list_table(record, "step_counters")
+    assert [heading.title for heading in table.headings] == [
+        "step", "rank", "garbage (ms)", "generation", "minor faults",
+    ]  # fmt: skip
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["median", "0", "0.000", "", "10"],
+        ["9", "0", "1,000.000", "2", "12"],
+    ]
+    assert [heading.title for heading in list_table(record, "odd_steps").headings][-3:] == [
+        "cause", "explained (ms)", "rank",
+    ]  # fmt: skip
+
+
+def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> None:
+    record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
+    assert len(list_table(record, "odd_steps").headings) == 5
+    assert not list_table(record, "step_counters").rows
+    assert odd_text(record.odd_steps[0]) == "step 9: 1.1 s, 11 x the median, +1.0 s in other"
