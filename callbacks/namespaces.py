@@ -37,6 +37,11 @@ def is_exactly(thing: object, name: str) -> bool:
     return _is(type(thing), name)
 
 
+def nearest(thing: object) -> str:
+    """The name of Lightning's own class that ``thing`` is of, or that its class was derived from; empty for none."""
+    return next((kind.__name__ for kind in type(thing).__mro__ if _is(kind, kind.__name__)), "")
+
+
 def overrides(thing: object, hook: str) -> bool:
     """Whether ``thing`` brings a ``hook`` of its own, beside the empty one that Lightning defines."""
     return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1

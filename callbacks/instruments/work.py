@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops, Verb
+
+_MIXED = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
 def step_of(module: LightningModule, verb: Verb) -> MethodStep:
@@ -144,7 +147,8 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
         batches = batches_per_step(trainer, verb)
         own = batches // trainer.world_size
         read = None if counted.read_bytes is None else own * counted.read_bytes
-        return StepWork(_scaled(counted.flops, batches, 1), _each(counted.by_dtype, own, 1), read)
+        by_dtype = _each(_as_mixed(counted.by_dtype, str(trainer.precision)), own, 1)
+        return StepWork(_scaled(counted.flops, batches, 1), by_dtype, read)
     if seen.unknown is not None:
         raise UncountableError(seen.unknown)
     if seen.flops is None or not steps:
@@ -163,6 +167,18 @@ def without_data(batch: Any) -> Any:
 
 def _scaled(flops: Flops, times: int, over: int) -> Flops:
     return _flops(lambda kind: round(times * getattr(flops, kind) / over))
+
+
+def _as_mixed(by_dtype: Mapping[str, Mapping[str, int]], precision: str) -> Mapping[str, Mapping[str, int]]:
+    """What a copy multiplied in float32 the step does in autocast's dtype, which torch gives to all products."""
+    mixed = _MIXED.get(precision)
+    if mixed is None:
+        return by_dtype
+    merged: dict[str, Counter[str]] = {work: Counter() for work in by_dtype}
+    for work, of in by_dtype.items():
+        for dtype, flops in of.items():
+            merged[work][mixed if dtype == "float32" else dtype] += flops
+    return merged
 
 
 def _each(by_dtype: Mapping[str, Mapping[str, int]], times: int, over: int) -> dict[str, dict[str, int]]:

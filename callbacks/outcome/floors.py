@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from lm_profiler.analysis.hardware.floors import Work, floor_of
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.callbacks.namespaces import is_a
+from lm_profiler.callbacks.namespaces import nearest
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Floor, Rates, RunRecord
 
@@ -40,15 +40,15 @@ def phase_work(
         return {}
     moved: dict[str, int | None] = dict(traffic.by_phase)
     moved["forward"] = _forward_bytes(work, traffic, batch_bytes)
-    strategy = trainer.strategy
-    if not any(is_a(strategy, name) for name in _WHOLE) or _is_partitioned(trainer):
-        known = _FROM_SHARDS if any(is_a(strategy, name) for name in _SHARDED) else ()
+    strategy = nearest(trainer.strategy)
+    if strategy not in _WHOLE or _is_partitioned(trainer):
+        known = _FROM_SHARDS if strategy in _SHARDED else ()
         moved = {phase: count if phase in known else None for phase, count in moved.items()}
     if len(trainer.optimizers) > 1:  # which of them a step updates is not seen
         moved = {phase: count if phase == "forward" else None for phase, count in moved.items()}
     flops = _flops(work)
     phases = {phase: Work(flops.get(phase, {}), count) for phase, count in moved.items()}
-    if strategy.root_device.type != "cpu":
+    if trainer.strategy.root_device.type != "cpu":
         phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
     return phases
 

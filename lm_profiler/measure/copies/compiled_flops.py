@@ -15,7 +15,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -116,7 +117,13 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
         Exception: whatever the step raises where shapes are not enough for it.
     """
     # On the meta device are also the tensors that the step makes without naming one. Anomaly detection reads values.
-    with undisturbed(module), META, torch.autograd.set_detect_anomaly(False), torch.set_grad_enabled(backward):
+    with (
+        undisturbed(module),
+        _attention_in_its_dtype(),
+        META,
+        torch.autograd.set_detect_anomaly(False),
+        torch.set_grad_enabled(backward),
+    ):
         copy, shapes = on_meta((module, batch))
         counter = FlopCounter(traffic := ForwardTraffic())
         traffic.begin()
@@ -127,6 +134,17 @@ def count_flops(module: nn.Module, step: Step, batch: Any, backward: bool = True
             if backward:
                 loss.backward()
         return Counted(counter.flops(), counter.by_dtype(), traffic.take())
+
+
+@contextmanager
+def _attention_in_its_dtype() -> Iterator[None]:
+    """Half precision too: where there is no fused kernel, as on the meta device, torch computes it in float32."""
+    before = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(before)
 
 
 def main() -> None:

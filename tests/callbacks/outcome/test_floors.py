@@ -1,0 +1,200 @@
+"""The floors of real runs, against work counted by hand; what a strategy hides is unknown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from known_loop import trainer_with
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lm_profiler.callbacks.instruments.work import StepWork, step_work
+from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
+from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.measure.copies.compiled_flops import Counted
+from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.record.run import Flops, RunRecord
+
+WIDTH, ROWS = 16, 4
+WEIGHT = WIDTH * WIDTH * 4
+INPUT = ROWS * WIDTH * 4
+PRODUCT = 2 * ROWS * WIDTH * WIDTH
+
+
+class TwoLayers(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False))
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        return self.layers(batch).sum()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+class Evaluated(TwoLayers):
+    def validation_step(self, batch: Tensor, _: int) -> None:
+        self.layers(batch)
+
+
+@pytest.fixture(autouse=True)
+def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that no phase of these small steps beats its floor."""
+    where = "lm_profiler.callbacks.outcome.afterwards"
+    monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
+    monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
+
+
+def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=3), launch=Launch(), verb=verb, log_dir=folder, quiet=True
+    )
+    trainer = trainer_with([profiler], folder, **options)
+    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
+    assert profiler.record is not None
+    return profiler.record
+
+
+def test_each_phase_of_a_run_has_its_floor(tmp_path: Path) -> None:
+    record = run(tmp_path, gradient_clip_val=1.0)
+    floors, activation = record.floors, INPUT
+    assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
+        "forward": {"float32": 2 * PRODUCT},
+        "backward": {"float32": 3 * PRODUCT},
+    }
+    assert {phase: floor.bytes for phase, floor in floors.items()} == {
+        "forward": 2 * WEIGHT + INPUT + activation,
+        "backward": INPUT + activation + WEIGHT + 2 * WEIGHT,
+        "zero_grad": 0,
+        "clip": 2 * WEIGHT,
+        "optimizer": 7 * 2 * WEIGHT + 2 * 2 * 4,  # with Adam's two counters, read and written
+    }
+    for phase in ("forward", "backward", "clip", "optimizer"):
+        floor = floors[phase]
+        assert floor.seconds == pytest.approx(floor.bytes / 1e12)
+        assert floor.bound == "memory"
+        assert floor.times == pytest.approx(record.time[phase].median / floor.seconds)
+
+
+def test_under_accumulation_a_step_has_the_work_of_its_batches(tmp_path: Path) -> None:
+    floors = run(tmp_path, accumulate_grad_batches=3).floors
+    assert floors["forward"].flops == {"float32": 6 * PRODUCT}
+    assert floors["forward"].bytes == 3 * (2 * WEIGHT + 2 * INPUT)
+    assert floors["backward"].bytes == 3 * (2 * INPUT + 3 * WEIGHT) + 2 * 2 * WEIGHT
+    assert floors["optimizer"].bytes == 14 * WEIGHT + 16
+
+
+def test_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
+    floors = run(tmp_path, "validate").floors
+    assert {phase: (floor.flops, floor.bytes) for phase, floor in floors.items()} == {
+        "forward": ({"float32": 2 * PRODUCT}, 2 * WEIGHT + INPUT)
+    }
+
+
+def test_without_a_memory_stage_there_are_none(tmp_path: Path) -> None:
+    from lm_profiler.callbacks.instruments.memory import MemoryOptions
+
+    stages = StageOptions(warmup_steps=1, measure_steps=3)
+    profiler = TrainingProfiler(stages, MemoryOptions(steps=0), launch=Launch(), log_dir=tmp_path, quiet=True)
+    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
+    trainer_with([profiler], tmp_path).fit(TwoLayers(), loader)
+    assert profiler.record is not None
+    assert profiler.record.floors == {}
+
+
+# -- what a rank does not hold whole -------------------------------------------------------------------------------
+
+TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
+WORK = StepWork(
+    Flops(forward=2, backward=4, recomputation=1),
+    {"forward": {"float32": 2}, "backward": {"float32": 4}, "recomputation": {"float32": 1}},
+)
+
+
+def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -> Any:
+    strategy = object.__new__(type("Made", (kind,), {"root_device": torch.device(device)}))
+    return SimpleNamespace(strategy=strategy, optimizers=[SimpleNamespace()] * optimizers)
+
+
+def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
+    return {phase: of.bytes for phase, of in phase_work(trainer, work, traffic, 8).items()}
+
+
+WHOLE = {"forward": 15, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}
+
+
+@pytest.mark.parametrize("kind", [SingleDeviceStrategy, DDPStrategy])
+def test_a_rank_that_holds_everything_knows_everything(kind: type[Strategy]) -> None:
+    assert known(trainer_of(kind)) == WHOLE
+
+
+def test_of_a_sharded_module_a_ranks_own_shard_is_known() -> None:
+    assert known(trainer_of(FSDPStrategy)) == {**WHOLE, "forward": None, "backward": None}
+
+
+def test_of_another_strategy_nothing_is_known() -> None:
+    """Lightning derives it from DDP's, and gives it an optimizer that holds a part."""
+    assert set(known(trainer_of(DeepSpeedStrategy)).values()) == {None}
+
+
+def test_which_of_several_optimizers_stepped_is_unknown() -> None:
+    assert known(trainer_of(SingleDeviceStrategy, optimizers=2)) == {**dict.fromkeys(WHOLE), "forward": 15}
+
+
+def test_of_an_optimizer_that_updates_a_part_nothing_is_known() -> None:
+    trainer = trainer_of(DDPStrategy)
+    trainer.optimizers[0].consolidate_state_dict = print
+    assert set(known(trainer).values()) == {None}
+
+
+def test_recomputation_is_the_work_of_backward() -> None:
+    phases = phase_work(trainer_of(SingleDeviceStrategy), WORK, TRAFFIC, 8)
+    assert phases["backward"].flops == {"float32": 5}
+    unknown = phase_work(trainer_of(SingleDeviceStrategy), None, TRAFFIC, 8)
+    assert (unknown["backward"].flops, unknown["optimizer"].flops) == (None, {})
+
+
+def test_batches_cross_the_bus_to_a_device_of_its_own() -> None:
+    phases = phase_work(trainer_of(SingleDeviceStrategy, "cuda"), WORK, TRAFFIC, 8)
+    assert (phases["transfer"].bytes, phases["transfer"].on_the_bus) == (8, True)
+    batch = {"tokens": torch.zeros(3, 5, dtype=torch.int64), "rest": [torch.zeros(2), "text"]}
+    assert bytes_of_batch(batch) == 3 * 5 * 8 + 2 * 4
+
+
+def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = TRAFFIC._replace(forward_read=None)
+    trainer = trainer_of(SingleDeviceStrategy)
+    assert known(trainer, WORK, traffic)["forward"] is None
+    counted = StepWork(WORK.flops, WORK.by_dtype, forward_read_bytes=100)
+    assert known(trainer, counted, traffic)["forward"] == 100 + 10 - 8  # the batch is saved too, and not written
+
+
+@pytest.mark.parametrize(
+    "precision, dtype", [("bf16-mixed", "bfloat16"), ("16-mixed", "float16"), ("32-true", "float32")]
+)
+def test_a_copy_multiplies_in_float32_what_autocast_does_not(
+    precision: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_profiler.callbacks.instruments import work as module
+
+    counted = Counted(WORK.flops, {"forward": {"float32": 2, "float64": 7}}, 50)
+    monkeypatch.setattr(module, "count_apart", lambda *_: counted)
+    lightning = TwoLayers()
+    trainer: Any = SimpleNamespace(
+        precision=precision, lightning_module=lightning, accumulate_grad_batches=3, world_size=2
+    )
+    seen = module.SeenFlops(unknown="the step is compiled", compiled=True)
+    found = step_work(trainer, "fit", seen, 1, lambda: None)
+    assert found is not None
+    assert found.by_dtype == {"forward": {dtype: 6, "float64": 21}}  # of one rank's three batches
+    assert (found.flops.forward, found.forward_read_bytes) == (12, 150)

@@ -1,0 +1,150 @@
+"""What forward passes read and make, against bytes counted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm_profiler.measure.copies.compiled_flops import count_flops
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.models.config import PRESETS, TransformerConfig
+from lm_profiler.models.transformer import Transformer
+
+ROWS = torch.ones(3, 8)
+INPUT = 3 * 8 * 4
+WEIGHT = 8 * 8 * 4
+
+
+def read(*passes: Callable[[], Any]) -> int | None:
+    """Bytes that forward ``passes`` read."""
+    traffic = ForwardTraffic()
+    with FlopCounter(traffic):
+        for forward in passes:
+            traffic.begin()
+            forward()
+    return traffic.take()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_weights_and_inputs_are_read_in_the_dtype_that_they_have(dtype: torch.dtype) -> None:
+    layer, rows = nn.Linear(8, 4, dtype=dtype), torch.ones(3, 8, dtype=dtype)
+    assert read(lambda: layer(rows)) == (8 * 4 + 4 + 3 * 8) * dtype.itemsize
+
+
+def test_a_weight_that_is_used_often_is_read_once_a_pass() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    assert read(lambda: layer(layer(ROWS))) == WEIGHT + INPUT
+    assert read(lambda: layer(ROWS), lambda: layer(ROWS)) == 2 * (WEIGHT + INPUT)
+
+
+def test_what_a_pass_made_is_not_read_from_outside() -> None:
+    assert read(lambda: (torch.zeros(100) + 1).sum()) == 0
+
+
+def test_of_a_table_the_rows_that_are_looked_up_are_read() -> None:
+    table, tokens = nn.Embedding(1000, 8), torch.arange(3)
+    assert read(lambda: table(tokens)) == 3 * 8 * 4 + 3 * 8
+    assert read(lambda: table.weight[tokens]) == 3 * 8 * 4 + 3 * 8
+    assert read(lambda: table.weight[:5] + 1) == 5 * 8 * 4
+    few = nn.Embedding(2, 8)
+    assert read(lambda: few(torch.zeros(50, dtype=torch.int64))) == 2 * 8 * 4  # its indices are made in the pass
+
+
+def test_tied_weights_are_read_once_and_whole() -> None:
+    table, tokens = nn.Embedding(10, 8), torch.arange(3)
+    assert read(lambda: F.linear(table(tokens), table.weight)) == 10 * 8 * 4 + 3 * 8
+
+
+def test_what_looks_at_a_shape_alone_reads_nothing() -> None:
+    weight = torch.ones(8, 8)
+    assert read(lambda: (torch.empty_like(weight), weight.new_zeros(3), weight.t(), weight.view(64), weight[2])) == 0
+
+
+def test_buffers_are_read_too() -> None:
+    norm = nn.BatchNorm1d(8).eval()
+    assert read(lambda: norm(ROWS)) == INPUT + 4 * 8 * 4  # weight, bias, mean and variance
+
+
+def test_autocasts_copies_of_weights_are_told_from_activations() -> None:
+    layer, traffic = nn.Linear(8, 8, bias=False), ForwardTraffic()
+    with FlopCounter(traffic), torch.autocast("cpu", torch.bfloat16):
+        traffic.begin()
+        out = layer(ROWS)
+        made, copies = set(traffic.made), set(traffic.copies)
+    assert traffic.take() == WEIGHT + INPUT  # as they are stored, in float32
+    assert out.untyped_storage()._cdata in made - copies
+    assert len(copies) == 2  # of weight and input
+
+
+def test_backward_is_not_told() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    assert read(lambda: layer(ROWS).sum().backward()) == WEIGHT + INPUT
+
+
+def test_nothing_is_known_where_no_pass_was_seen_or_seeing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ForwardTraffic().take() is None
+    layer, before = nn.Linear(8, 8), torch.zeros(3, 8)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(ForwardTraffic, "see", broken)
+    assert read(lambda: before.copy_(layer(ROWS))) is None
+    assert before.any()
+
+
+@pytest.mark.parametrize("size", PRESETS)
+def test_a_shipped_size_reads_its_weights_and_of_the_embedding_its_tokens_rows(size: str) -> None:
+    config, batch, context = replace(PRESETS[size], num_layers=2), 2, 16
+    counted = transformer_work(config, torch.float32, batch, context)
+    weights = config.num_parameters(embedding=False) * 4
+    tokens = batch * context
+    assert counted.read_bytes == weights + tokens * config.d_model * 4 + tokens * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_flops_are_told_by_the_dtype_of_the_factors(dtype: torch.dtype) -> None:
+    config = TransformerConfig(16, 48, 3, 2, 31)
+    counted = transformer_work(config, dtype, 2, 8)
+    name = str(dtype).removeprefix("torch.")
+    assert counted.by_dtype == {
+        "forward": {name: counted.flops.forward},
+        "backward": {name: counted.flops.backward},
+    }
+
+
+def test_of_a_mixed_module_each_product_is_told_in_its_own_dtype() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8, dtype=torch.bfloat16), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x.bfloat16()).float())
+
+    product = 2 * 3 * 8 * 8
+    counted = count_flops(Mixed(), lambda m, b: m(b).sum(), ROWS)
+    assert counted.by_dtype["forward"] == {"bfloat16": product, "float32": product}
+    assert counted.by_dtype["backward"] == {"float32": 2 * product, "bfloat16": product}  # the input needs none
+
+
+def test_autocast_counts_its_products_in_its_dtype() -> None:
+    counter, layer = FlopCounter(), nn.Linear(8, 8)
+    with counter, torch.autocast("cpu", torch.bfloat16):
+        layer(ROWS).sum().backward()
+    assert set(counter.by_dtype()["forward"]) == set(counter.by_dtype()["backward"]) == {"bfloat16"}
+
+
+def transformer_work(config: TransformerConfig, dtype: torch.dtype, batch: int, context: int) -> Any:
+    with torch.device("meta"):
+        model = Transformer(config).to(dtype)
+        tokens = torch.zeros(batch, context, dtype=torch.int64)
+    loss = lambda m, b: F.cross_entropy(m(b).flatten(0, 1).float(), b.flatten())  # noqa: E731
+    return count_flops(model, loss, tokens)
