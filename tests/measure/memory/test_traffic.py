@@ -13,7 +13,17 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from lm_profiler.measure.clocks.timeline import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD, Timeline
+from lm_profiler.measure.clocks.timeline import (
+    BACKWARD,
+    CLIP,
+    DATA,
+    END,
+    FORWARD,
+    LEAVE,
+    OPTIMIZER,
+    ZERO_GRAD,
+    Timeline,
+)
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.levels import LevelsReader
@@ -46,14 +56,14 @@ class Loop:
         self.timeline.observers = (self.levels, self.reader, *[self.flops] * counting)
 
     def part(self, code: int, work: Callable[[], Any]) -> Any:
-        self.timeline.enter(code)
+        self.timeline.mark(code)
         result = work()
-        self.timeline.leave()
+        self.timeline.mark(LEAVE)
         return result
 
     def step(self, *batches: Any, loss: Callable[[nn.Module, Any], Tensor] = lambda m, b: m(b).sum()) -> Loop:
         """One step; under accumulation of several batches."""
-        self.timeline.begin_step()
+        self.part(DATA, lambda: None)
         for at, batch in enumerate(batches):
             value = self.part(FORWARD, lambda batch=batch: loss(self.module, batch))
             if self.optimizer is not None and at == 0:
@@ -63,7 +73,7 @@ class Loop:
         if self.optimizer is not None:
             self.part(CLIP, lambda: nn.utils.clip_grad_norm_(self.module.parameters(), 1.0))
             self.part(OPTIMIZER, self.optimizer.step)
-        self.timeline.end_step()
+        self.timeline.mark(END)
         self.reader.step_ended()
         self.levels.step_ended()
         self.flops.stop()
