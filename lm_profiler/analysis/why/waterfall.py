@@ -17,6 +17,9 @@ from lm_profiler.analysis.why.tiles import quantization
 from lm_profiler.analysis.why.traced import Traced, Weighed
 from lm_profiler.record.run import Rates, Term, TermName, Waterfall
 
+_NOTED = 0.01
+"""Of the step: less of unknown bytes is not worth a note."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -112,8 +115,8 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
     if step.rates.bytes_per_s is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
-    elif unknown_s:
-        notes.append(f"of beyond_bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
+    elif unknown_s >= _NOTED * step.step_s:
+        notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
     return [
         _term("bandwidth", seconds, at_bandwidth, traced),
         _term("beyond_bandwidth", beyond_s, beyond, traced),

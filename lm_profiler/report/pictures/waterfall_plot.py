@@ -62,7 +62,7 @@ def waterfalls(groups: Sequence[Group]) -> Figure:
     Raises:
         UsageError: no run has a waterfall, or more have one than there is room for.
     """
-    runs = [(group.told, entry) for group in groups for entry in group.entries]
+    runs = [(group.told + _repeat(entry), entry) for group in groups for entry in group.entries]
     panels = [_panel_of(name, entry) for name, entry in runs if entry.record is not None and entry.record.waterfall]
     without = [(name, why) for name, entry in runs if (why := _why_not(entry))]
     if not panels:
@@ -77,6 +77,10 @@ def _panel_of(name: str, entry: Entry) -> _Panel:
     assert record is not None
     assert record.waterfall is not None
     return _Panel(name, record.waterfall, rungs(record.waterfall), of_the_step(record))
+
+
+def _repeat(entry: Entry) -> str:
+    return f" (repeat {entry.cell.repeat})" if entry.cell is not None and entry.cell.repeat else ""
 
 
 def _why_not(entry: Entry) -> str:

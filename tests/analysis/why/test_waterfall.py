@@ -101,7 +101,7 @@ def test_what_is_beyond_the_bandwidth_is_told_by_phase_and_unknown_bytes_are_sai
     assert term(fall, "beyond_bandwidth").phases == pytest.approx(
         {"forward": (800 - 600) * US, "optimizer": (1000 - 600 + 150) * US}
     )
-    assert fall.notes == ["of beyond_bandwidth, 0.15 ms are kernels whose bytes are unknown"]
+    assert fall.notes == ["of what is beyond the bandwidth, 0.15 ms are kernels whose bytes are unknown"]
 
 
 def test_a_gap_is_told_what_the_host_waited_for(fall: Waterfall) -> None:
