@@ -55,18 +55,20 @@ def contributors(
     for piece, ns in weighed:
         if ns > 0:
             path = module_of(piece.module)[0]
-            groups[path, "" if path is not None else piece.phase].add(piece, ns)
+            # What is no module's is told by itself: an optimizer, a loss that the module computes itself.
+            what = "" if path is not None else f"{piece.phase}: {piece.operator or piece.name}"
+            groups[path, what].add(piece, ns)
     total = sum(group.ns for group in groups.values())
     largest = sorted(groups.items(), key=lambda item: -item[1].ns)[:LARGEST]
     return [
         Contributor(
             module=path,
-            what=f"{phase}: {_most(group.names)}" if phase else _most(group.names),
+            what=what or _most(group.names),
             count=group.count / steps,
             seconds=seconds * group.ns / total,
             detail=_detail(group, seconds / total, steps, things, why),
         )
-        for (path, phase), group in largest
+        for (path, what), group in largest
         if seconds > 0
     ]
 

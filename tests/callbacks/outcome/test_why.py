@@ -100,6 +100,28 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     assert "waterfall unknown: KeyError: 'ts'" in record.notes
 
 
+@pytest.mark.gpu
+def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path) -> None:
+    model = LanguageModel(d_model=512, d_ff=2048, num_layers=2, num_heads=8, vocab_size=10_000)
+    data = FakeTokens(context_length=512, batch_size=8, vocab_size=10_000)
+    profiler = instruments(3, 20, memory=1, trace=3)
+    trainer_with([profiler], tmp_path, accelerator="gpu", precision="bf16-mixed").fit(model, data)
+    record = read_run(profiler.folder)
+    fall = record.waterfall
+    assert fall is not None, record.notes
+    assert fall.source == "kernels"
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s)
+    seconds = {term.name: term.seconds for term in fall.terms}
+    assert all(each >= 0 for name, each in seconds.items() if name != "unexplained")
+    assert all(seconds[name] > 0 for name in ("ideal", "bandwidth", "beyond_bandwidth"))
+    assert abs(seconds["unexplained"]) < 0.1 * fall.step_s  # nothing else runs on the GPU
+    assert fall.clock_share is None or 0.1 < fall.clock_share < 1.2
+    told = {part.module for term in fall.terms for part in term.contributors}
+    assert "model.blocks.*.feed_forward.gate" in told
+    slow = next(term for term in fall.terms if term.name == "slow_products")
+    assert any("; m " in (part.detail or "") for part in slow.contributors)
+
+
 def test_what_an_optimizer_is_given_in_lists() -> None:
     parameters = [torch.zeros(3, 4), torch.zeros(5)]
     assert lists_of(parameters) == (17, 4)

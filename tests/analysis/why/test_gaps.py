@@ -1,0 +1,57 @@
+"""Gaps of a device, and what the host did in each: planted, in microseconds."""
+
+from __future__ import annotations
+
+from cuda_trace import GEMM, MAIN, Trace
+
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.gaps import QUEUED
+from lm_profiler.analysis.why.traced import traced_of
+
+
+def test_each_gap_is_told_what_the_host_was_doing() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: forward", 0, 600)
+    trace.operator("aten::mm", 80, 95)
+    trace.work(GEMM, 90, 100, 200, 1)
+    # The host was ahead: the next kernel waited for nobody, and began 5 later.
+    trace.operator("aten::mm", 110, 125)
+    trace.work(GEMM, 120, 205, 300, 2)
+    # It asked for memory during most of the gap.
+    trace.operator("aten::empty", 310, 395)
+    trace.complete("cuda_runtime", "cudaMalloc", 315, 390, MAIN, correlation=3)
+    trace.operator("aten::mm", 395, 399)
+    trace.work(GEMM, 396, 400, 500, 4)
+    # It waited for the device, and then was in Python for a while.
+    trace.operator("aten::item", 420, 505)
+    trace.complete("cuda_runtime", "cudaStreamSynchronize", 425, 503, MAIN, correlation=5)
+    trace.range("phase: optimizer", 600, 1000)
+    trace.operator("aten::add_", 640, 655)
+    trace.work(GEMM, 645, 650, 900, 6)
+    gaps = {(gap.phase, gap.what): gap.ns for gap in traced_of(Packed(trace.events)).gaps}
+    assert gaps == {
+        ("forward", "launching aten::mm"): 100_000,
+        ("forward", QUEUED): 5_000,
+        ("forward", "in cudaMalloc in aten::empty"): 100_000,
+        ("optimizer", "after cudaStreamSynchronize in aten::item"): 150_000,
+        ("optimizer", "the loop"): 100_000,
+    }
+
+
+def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.range("phase: forward", 10, 40)
+    trace.range("phase: backward", 40, 90)
+    trace.operator("aten::mm", 20, 30)
+    trace.operator("aten::view", 60, 65)
+    gaps: dict[tuple[str, str], int] = {}
+    for gap in traced_of(Packed(trace.events)).gaps:
+        gaps[gap.phase, gap.what] = gaps.get((gap.phase, gap.what), 0) + gap.ns
+    assert gaps == {
+        ("other", "Python"): 20_000,
+        ("forward", "Python"): 20_000,
+        ("backward", "Python"): 45_000,
+        ("backward", "aten::view"): 5_000,
+    }
