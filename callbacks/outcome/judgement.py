@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.hardware.peaks import Dtype, matmul_dtype, peak
+from lm_profiler.analysis.hardware.rates import GIVEN
 from lm_profiler.analysis.hardware.utilisation import share_of_peak
 from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
 from lm_profiler.analysis.steps.statistics import median_rank
@@ -59,7 +60,7 @@ def judge_utilisation(
     known = peak(device_name, dtype) if dtype is not None else None
     rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
     if peak_flops_per_s is not None:
-        rate, source = peak_flops_per_s, "given with --peak_tflops"
+        rate, source = peak_flops_per_s, GIVEN
     reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
     if reached is not None and reached > _BEYOND:
         ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured

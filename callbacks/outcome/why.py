@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
+from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT
 from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Waterfall
+from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
 
 
 def waterfall_of(
@@ -45,7 +46,7 @@ def waterfall_of(
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
         dtype=dtype,
-        clock_share=_clock_share(record, rate, multiprocessors),
+        clock_share=clock_share(record.telemetry, rate, multiprocessors),
         lists=lists,
         multiprocessors=multiprocessors,
     )
@@ -63,11 +64,11 @@ def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
     return flops.total() / sum(count / (known[dtype] or 1.0) for dtype, count in flops.items())
 
 
-def _clock_share(record: RunRecord, rate: FlopRate, multiprocessors: int | None) -> float | None:
+def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
     """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
-    used, telemetry = record.utilisation, record.telemetry
-    of_sheet = used is not None and used.peak_source == rate.source and used.peak_flops_per_s == rate.flops_per_s
-    if not of_sheet or telemetry is None or not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
+    if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
+        return None
+    if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
         return None
     stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
     return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 FAMILIES: dict[str, str] = {
     "matmul": """
+        void RNN_blockPersist_fp_GRU<float, float, float, 128>
         nvjet_sm90_tst_192x208_64x4_2x1_v_bz_coopB_bias_TNT
         nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT
         sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas

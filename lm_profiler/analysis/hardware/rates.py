@@ -9,6 +9,7 @@ from lm_profiler.record.run import FlopRate, Rates
 
 _DTYPES: dict[str, Dtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 MEASURED_PRODUCT = "a large matrix product, measured after the run"
+GIVEN = "given with --peak_tflops"
 MEASURED_COPY = "a large copy, measured after the run"
 
 
@@ -33,7 +34,7 @@ def rates_of(
         tabulated = float32_as if dtype == "float32" else _DTYPES.get(dtype)
         sheet = None if tabulated is None else peak(device_name, tabulated)
         if given is not None and dtype in given:
-            flops.append(FlopRate(dtype=dtype, flops_per_s=given[dtype], source="given with --peak_tflops"))
+            flops.append(FlopRate(dtype=dtype, flops_per_s=given[dtype], source=GIVEN))
         elif sheet is not None:
             flops.append(FlopRate(dtype=dtype, flops_per_s=sheet.flops_per_s, source=sheet.source))
         elif own is not None:

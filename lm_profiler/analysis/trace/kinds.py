@@ -33,6 +33,7 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("reduction", r"reduce_1block|nrm2|asum_kernel"),  # cuBLAS's dot products; the first one's arguments are of a gemv
     ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|cutlass|splitkreduce|matmul|dot_kernel|^void epilogue::impl"),
     ("matmul", r"convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
+    ("matmul", r"(^|[_: ])RNN_"),
     ("matmul", r"^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)"),
     ("elementwise", r"rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)"),
     (
@@ -90,6 +91,7 @@ _OPERATORS: tuple[tuple[Kind, str], ...] = (
     ("normalization", r"^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm"),
     ("matmul", r"^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$"),
     ("matmul", r"^aten::_(scaled|grouped|scaled_grouped|int|weight_int8pack|weight_int4pack)_mm"),
+    ("matmul", r"^aten::(mkldnn|_cudnn|miopen)_rnn"),
     ("matmul", r"^aten::(mkldnn|cudnn|miopen|slow)_conv|^aten::(mkldnn_linear|convolution_backward)|^mkl(dnn)?::"),
     ("elementwise", r"^aten::_(fused_(adamw?|sgd|adagrad)|amp_foreach_non_finite)"),
     ("copies", _named(_COPIES)),

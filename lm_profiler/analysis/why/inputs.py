@@ -62,8 +62,10 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
         if type_ == "TensorList":
             elements = lists.elements if cut else sum(prod(one) for one in dims)
             tensors.append(Operand((), elements or 0, elements or 0, None if elements is None else lists.item))
+        elif (item := _SIZES.get(type_)) is not None:
+            tensors.append(Operand(dims, prod(dims), _stored(dims, steps), item, _DTYPES.get(type_)))
         elif type_ not in _NO_TENSORS:
-            tensors.append(Operand(dims, prod(dims), _stored(dims, steps), _SIZES.get(type_), _DTYPES.get(type_)))
+            tensors.append(Operand((), 0, 0, None))
     return tensors
 
 

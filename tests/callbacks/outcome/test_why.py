@@ -13,8 +13,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.callbacks.outcome.why import lists_of, mean_rate
-from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, TermName, Waterfall, read_run
+from lm_profiler.callbacks.outcome.why import clock_share, lists_of, mean_rate
+from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, TermName, Waterfall, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08
@@ -137,3 +137,15 @@ def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
     assert mean_rate(floors, Rates(flops=[slow, fast]), fast) == pytest.approx(9000 / 3.75e-6)
     assert mean_rate(floors, Rates(flops=[fast]), fast) == 4e9
     assert mean_rate([], Rates(flops=[fast]), fast) == 4e9
+
+
+def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> None:
+    """An H100's bf16 peak is of 1830 MHz, though it may run at 1980."""
+    unknown = dict.fromkeys(Telemetry.model_fields, None)
+    counted = {"samples": 20, "duration_s": 1.0, "gpus": []}
+    read = Telemetry(**{**unknown, **counted, "median_sm_clock_hz": 1.2e9, "max_sm_clock_hz": 1.98e9})
+    sheet = FlopRate(dtype="bfloat16", flops_per_s=989.4e12, source="NVIDIA H100 whitepaper")
+    assert clock_share(read, sheet, 132) == pytest.approx(1.2 / 1.83, rel=1e-3)
+    assert clock_share(None, sheet, 132) is None
+    for source in ("a large matrix product, measured after the run", "given with --peak_tflops"):
+        assert clock_share(read, sheet.model_copy(update={"source": source}), 132) is None
