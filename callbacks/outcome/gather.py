@@ -113,6 +113,7 @@ class Exchange:
 def merge(measured: Sequence[Measured]) -> Measured:
     """One ``Measured`` of several ranks', rank 0's first, whose own the rest is. Telemetry is of all their GPUs."""
     parts = [part for part in PARTS if any(part in m.part_peaks for m in measured)]
+    experiment, unlike = _delays(measured)
     return replace(
         measured[0],
         rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
@@ -122,12 +123,14 @@ def merge(measured: Sequence[Measured]) -> Measured:
         counters=[counters for m in measured for counters in m.counters],
         flops=of_all_ranks([m.flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
-        experiment=_alike(measured),
-        notes=list(dict.fromkeys(note for m in measured for note in m.notes)),
+        experiment=experiment,
+        notes=[*dict.fromkeys(note for m in measured for note in m.notes), *unlike],
     )
 
 
-def _alike(measured: Sequence[Measured]) -> Experiment | None:
-    """Rank 0's delays, if all ranks had the same plan: a step waits for the slowest of them."""
+def _delays(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:
+    """Rank 0's, where all ranks had the same plan: a step waits for the slowest of them. Else a note."""
     plans = [None if m.experiment is None else m.experiment.blocks for m in measured]
-    return measured[0].experiment if all(plan == plans[0] for plan in plans) else None
+    if all(plan == plans[0] for plan in plans):
+        return measured[0].experiment, []
+    return None, ["slack unknown: not every rank had the same delays"]

@@ -109,7 +109,7 @@ class Recorder:
             telemetry=_telemetry(measured.telemetry, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
-            slack=try_or_note("slack", lambda: _slack(measured), notes),
+            slack=try_or_note("slack", lambda: _slack(measured, notes), notes),
             other_by_owner=measured.other_by_owner,
         )
 
@@ -229,12 +229,16 @@ def model_facts(trainer: Trainer) -> ModelFacts:
     )
 
 
-def _slack(measured: Measured) -> Slack | None:
+def _slack(measured: Measured, notes: list[str]) -> Slack | None:
     """What the delays of the ``whatif`` stage cost; None where there were none."""
     if (of := measured.experiment) is None:
         return None
     steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
-    return slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
+    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
+    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
+    if never := sorted(planned.keys() - {place.place for place in known.places}):
+        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
+    return known
 
 
 def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:

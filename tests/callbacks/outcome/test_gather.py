@@ -113,6 +113,23 @@ def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> N
     assert [row.step for row in rows if row.rank == 1] == [1, 2]
 
 
+@pytest.mark.parametrize("how", ["delays", "delays, breaks"])
+def test_ranks_that_are_delayed_keep_in_step(how: str, tmp_path: Path) -> None:
+    done = start(tmp_path, how)
+    assert done.returncode == 0, done.stderr
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    record = read_run(folder)
+    assert record.status == "ok"
+    assert record.steps["whatif"] == 132
+    of_ranks = [[row.stage for row in read_steps(folder / "steps.csv") if row.rank == rank] for rank in (0, 1)]
+    assert (of_ranks[0] == of_ranks[1]) is (how == "delays")
+    assert (record.slack is not None) is (how == "delays")
+    if record.slack is not None:  # sleeps take no time on a clock that stands still
+        never = "slack of backward, forward, optimizer unknown: no delay was ever taken there"
+        assert never in record.notes
+    assert ("slack unknown: not every rank had the same delays" in record.notes) is (how != "delays")
+
+
 def measured(rank: int, peak: int) -> Measured:
     row = StepRow(1, "measure", None, tuple(float(rank) for _ in TIMED), rank=rank)
     return Measured(
@@ -141,7 +158,9 @@ def test_what_delays_cost_is_known_where_all_ranks_had_the_same_plan() -> None:
     ranks = [replace(measured(rank, 5), experiment=each) for rank, each in enumerate((own, same))]
     assert merge(ranks).experiment == own
     for different in (other, None):
-        assert merge([ranks[0], replace(ranks[1], experiment=different)]).experiment is None
+        merged = merge([ranks[0], replace(ranks[1], experiment=different)])
+        assert merged.experiment is None
+        assert merged.notes[-1] == "slack unknown: not every rank had the same delays"
 
 
 def test_a_rank_that_falls_silent_is_named_and_waited_for_no_longer() -> None:
