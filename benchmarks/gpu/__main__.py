@@ -37,7 +37,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return WRONG_CALL
     if options.dry_run:
-        rows = [[str(p.number), p.name, p.question, f"{options.time_limit or p.limit_s:g}"] for p in parts]
+        rows = [[str(p.number), p.name, p.question, f"{p.limit(options.time_limit):g}"] for p in parts]
         print(markdown(text_table(("", "part", "what it answers", "limit (s)"), rows, left=3)), end="")
         return OK
     folder = options.output or Path("logs", "gpu_on_cpu" if options.on_cpu else "gpu")

@@ -40,20 +40,15 @@ def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float 
         parts: In this order.
         folder: Of all results; each part has its own below.
         on_cpu: The same code with tiny sizes.
-        limit_s: Of each part, instead of its own limit.
+        limit_s: Of each part but the machine's description, instead of its own limit.
     """
     with CellServer(SERVER) as server:
         for part in parts:
             place = folder / f"{part.number:02}-{part.name}"
             if _status(place).get("status") != "done":
                 print(f"{part.number:>2} {part.name}: {part.question}", flush=True)
-                _run(
-                    server,
-                    part,
-                    place,
-                    "cpu" if on_cpu else "gpu",
-                    limit_s or part.limit_s * (_PATIENCE if on_cpu else 1),
-                )
+                patience = _PATIENCE if on_cpu and limit_s is None else 1
+                _run(server, part, place, "cpu" if on_cpu else "gpu", part.limit(limit_s) * patience)
                 write_summary(folder, on_cpu)
             if part is MACHINE and _status(place)["status"] != "done":
                 return False  # there is nothing to measure on

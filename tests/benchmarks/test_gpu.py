@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks.gpu.registry import PARTS, chosen
+from benchmarks.gpu.findings import Findings
+from benchmarks.gpu.parts import tests
+from benchmarks.gpu.registry import MACHINE, PARTS, chosen
 
 pytestmark = pytest.mark.timeout(600)  # many processes, on a machine that others may use too
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,9 +25,21 @@ def command(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All parts, with tiny sizes."""
-    folder = tmp_path_factory.mktemp("gpu")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpu")
+
+
+@pytest.fixture(scope="module")
+def killed(folder: Path) -> dict[str, Any]:
+    """The first part, which had no time."""
+    done = command("--on_cpu", f"--output={folder}", "--parts=tests", "--time_limit=0.01")
+    assert done.returncode == 1, done.stdout + done.stderr
+    return dict(json.loads((folder / "gpu.json").read_text())["parts"][-1])
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path, killed: dict[str, Any]) -> Path:
+    """All parts, with tiny sizes: it goes on where the first try has ended."""
     done = command("--on_cpu", f"--output={folder}")
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -34,6 +49,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parts(results: Path) -> dict[str, dict[str, Any]]:
     told = json.loads((results / "gpu.json").read_text())
     return {part["name"]: part for part in told["parts"]}
+
+
+def test_a_part_is_killed_when_its_time_is_over(killed: dict[str, Any]) -> None:
+    assert (killed["name"], killed["status"]) == ("tests", "not done")
+    assert killed["how"] == "killed after its limit of 0.01 s"
 
 
 def test_every_part_runs(parts: dict[str, dict[str, Any]]) -> None:
@@ -57,16 +77,39 @@ def test_what_is_done_is_not_done_again(results: Path) -> None:
     assert (results / "gpu.json").read_bytes() == before
 
 
+def test_a_test_that_failed_is_named(tmp_path: Path) -> None:
+    report = tmp_path / "pytest.xml"
+    report.write_text(
+        """<testsuites><testsuite><testcase classname="a" name="passes"/>
+        <testcase classname="a" name="fails"><failure message="assert 1 == 2&#10;more">long</failure></testcase>
+        <testcase classname="a" name="skips"><skipped message="no NCCL"/></testcase></testsuite></testsuites>"""
+    )
+    findings = Findings(tmp_path)
+    tests.tell(report, findings, on_cpu=False)
+    assert findings.aims["tests marked gpu"].met is False
+    assert findings.figures == {"tests": 3, "passed": 1, "failed": 1, "skipped": 1}
+    text = findings.texts["Not passed"]
+    assert [word in text for word in ("a::fails", "assert 1 == 2", "a::skips", "a::passes")] == [True] * 3 + [False]
+
+
+def test_without_a_gpu_it_says_so_and_how_to_try_it(tmp_path: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    done = command(f"--output={tmp_path}")
+    assert done.returncode == 1
+    assert "expected a CUDA device, given none; --on_cpu tries the command itself" in done.stdout
+
+
 def test_a_dry_run_lists_the_parts_and_their_limits() -> None:
     done = command("--dry_run", "--time_limit=7")
     assert done.returncode == 0
     lines = done.stdout.splitlines()[2:]
     assert [line.split("|")[2].strip() for line in lines] == [part.name for part in PARTS]
-    assert all(line.split("|")[4].strip() == "7" for line in lines)
+    assert [line.split("|")[4].strip() for line in lines] == [f"{MACHINE.limit_s:g}"] + ["7"] * (len(PARTS) - 1)
 
 
 def test_all_parts_together_end_within_eight_minutes() -> None:
-    assert sum(part.limit_s for part in PARTS) <= 480
+    assert sum(part.limit_s for part in PARTS) <= 465  # and some seconds to start
 
 
 def test_parts_are_chosen_by_number_or_name_and_the_machine_is_always_told() -> None:
