@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -20,6 +21,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner
+from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import expect
 
 
@@ -36,6 +38,12 @@ class ActionsOptions:
 
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
+
+
+def beside_measured(owned: OtherByOwner | None, timed: Sequence[StepRow], cut: int) -> OtherByOwner | None:
+    """``owned`` with rank 0's own ``other`` in the ``timed`` steps after the first ``cut``: other ranks log nothing."""
+    own_s = [row.time("other", "host") for row in timed if row.rank == 0][cut:]
+    return owned.model_copy(update={"measured_s": median(own_s) if own_s else None}) if owned is not None else None
 
 
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)

@@ -19,6 +19,7 @@ from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, 
 from lm_profiler.analysis.steps.typical import typical
 from lm_profiler.analysis.why.slack import held_in, slack
 from lm_profiler.analysis.why.traced import Traced
+from lm_profiler.callbacks.instruments.actions import beside_measured
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
@@ -110,7 +111,7 @@ class Recorder:
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
             slack=try_or_note("slack", lambda: _slack(measured, notes), notes),
-            other_by_owner=measured.other_by_owner,
+            other_by_owner=beside_measured(measured.other_by_owner, timed, len(steps) - len(steady)),
         )
 
     def save(self, folder: Path, measured: Measured, record: RunRecord) -> None:

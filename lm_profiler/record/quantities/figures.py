@@ -94,6 +94,13 @@ _OWNERS = figures_of(
     "other_by_owner",
     ("steps", "steps timed by action", "count", "steps of which each action was timed", "owner_steps"),
     ("seconds", "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"),
+    (
+        "measured_s",
+        "other of rank 0",
+        "ms",
+        "median of other in the measured steps of rank 0, on the host's clock",
+        "rank_0_other_s",
+    ),
 )
 
 _NUMERICS = figures_of(

@@ -36,9 +36,11 @@ class OtherByOwner(Part):
     """``other`` by whose it is, of rank 0, on the host's clock: ``seconds`` of a mean step of ``steps`` that were timed
     action by action, after the measured ones. The ``actions``, the longest first, add up to it.
 
-    Timing every action takes time itself, most of which is an action of ``lm_profiler``.
+    Timing every action takes time itself, most of which is an action of ``lm_profiler``. ``measured_s`` is without: the
+    median ``other`` of the measured steps of this rank, on the same clock.
     """
 
     steps: int
     seconds: float
+    measured_s: float | None = None
     actions: list[OwnedTime]

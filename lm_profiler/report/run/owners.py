@@ -16,10 +16,8 @@ def other_lines(record: RunRecord) -> list[str]:
     owned = record.other_by_owner
     if owned is None or not owned.actions:
         return []
-    measured = record.host_time.get("other")
-    known = measured is not None and measured.median is not None
     total = f"{_ms(owned.seconds)} ms while each action of {counted(owned.steps, 'step')} was timed"
-    whole = f"{_ms(measured.median)} ms, {total}" if known else total  # type: ignore[union-attr]
+    whole = total if owned.measured_s is None else f"{_ms(owned.measured_s)} ms, {total}"
     said = [_said(action, owned.steps) for action in owned.actions[:_SHOWN]]
     if rest := owned.actions[_SHOWN:]:
         said.append(f"{len(rest)} more {_ms(sum(action.seconds for action in rest))}")
@@ -31,7 +29,7 @@ def _said(action: OwnedTime, steps: int) -> str:
     return f"{action.name} {_ms(action.seconds)}{often}"
 
 
-def _ms(seconds: float | None) -> str:
+def _ms(seconds: float) -> str:
     """To a microsecond, or three figures."""
-    ms = (seconds or 0.0) * 1e3
+    ms = seconds * 1e3
     return f"{ms:.3f}" if ms < 1 else f"{ms:.2f}" if ms < 10 else f"{ms:,.1f}"

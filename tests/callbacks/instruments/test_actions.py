@@ -101,6 +101,7 @@ def test_each_hook_has_the_time_that_it_took_and_the_rest_is_the_loops(tmp_path:
         "Slow.on_after_backward": 2.0,  # inside of backward, and yet `other`
         "Slow.on_train_batch_start": 1.0,
     }
+    assert owned(profiler).measured_s == pytest.approx(31 * MS)
     assert {(each.calls, each.in_steps) for each in owned(profiler).actions} == {(1.0, 3)}
 
 
