@@ -9,9 +9,7 @@ from lm_profiler.report.page.answers import Json, table_of
 from lm_profiler.report.run.facts import shown
 from lm_profiler.report.run.waterfall import (
     Rung,
-    ceiling_s,
-    digits_of,
-    ms_text,
+    ceiling_text,
     no_waterfall,
     not_drawn,
     of_the_step,
@@ -55,7 +53,7 @@ def why(entry: Entry) -> Json:
 
 
 def _term(rung: Rung, fall: Waterfall) -> Json:
-    term, digits, most_s = rung.term, digits_of(fall.step_s), ceiling_s(fall, rung.term)
+    term = rung.term
     return {
         "name": term.name,
         "title": rung.title,
@@ -64,7 +62,7 @@ def _term(rung: Rung, fall: Waterfall) -> Json:
         "seconds": term.seconds,
         "text": rung.signed_text,
         "share": term.seconds / fall.step_s if fall.step_s else None,
-        "at_most": ms_text(most_s, digits) if most_s else None,
+        "at_most": ceiling_text(fall, term) or None,
         "pieces": rung.pieces,
         "contributors": table_of(contributors(term, fall)),
     }

@@ -45,9 +45,10 @@ class Rung:
 
 def rungs(fall: Waterfall) -> list[Rung]:
     """The terms whose time can be read, in the record's order; the ideal and what is unexplained always."""
-    texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
+    texts = term_texts(fall)
     drawn, start_s = [], 0.0
-    for term, text in zip(fall.terms, texts, strict=True):
+    for term in fall.terms:
+        text = texts[term.name]
         if not _is_nought(text) or term.name in ("ideal", "unexplained"):
             drawn.append(Rung(term, start_s, text, title_in(fall, term.name)))
         start_s += term.seconds
@@ -89,7 +90,13 @@ def interval_of(fall: Waterfall) -> tuple[float, float] | tuple[()]:
     return () if fall.ci_low is None or fall.ci_high is None else (fall.ci_low, fall.ci_high)
 
 
-def adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
+def term_texts(fall: Waterfall) -> dict[str, str]:
+    """The time of each term in ms, by its name, so that all of them add up to the step's text."""
+    texts = _adding_up([term.seconds for term in fall.terms], fall.step_s)
+    return dict(zip((term.name for term in fall.terms), texts, strict=True))
+
+
+def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
     """``seconds`` in ms to as many digits as ``total_s`` has, by largest remainders: as printed, they add up to it."""
     digits = digits_of(total_s)
     units = [value * TIMES["step"].scale * 10**digits for value in seconds]
@@ -116,33 +123,33 @@ def why_lines(record: RunRecord) -> list[str]:
     fall = record.waterfall
     if fall is None or not fall.terms:
         return []
-    told = _small_together(fall)
-    texts = adding_up([seconds for _, seconds in told], fall.step_s)
-    (first, _), *others = told
-    terms = [f"{texts[0]} {first}"]
-    for (title, seconds), text in zip(others, texts[1:], strict=True):
-        if _is_nought(text) and title != term_title("unexplained"):
-            continue
-        terms.append(f"{'-' if seconds < 0 else '+'} {text.removeprefix('-')} {title}")
+    (first, ideal), *others = _small_together(fall)
+    terms = [f"{ideal} {first}"]
+    terms += [f"{'-' if text.startswith('-') else '+'} {text.removeprefix('-')} {title}" for title, text in others]
     shown, bracket, interval = step_text(fall).partition(" [")
     return [f"why: {shown} ms{bracket}{interval} = {' '.join(terms)}", *_to_win(fall)]
 
 
-def _small_together(fall: Waterfall) -> list[tuple[str, float]]:
-    """Titles and seconds: the ideal, the others by their size, the small ones as one, and what is unexplained."""
-    by_name: dict[str, float] = {term.name: term.seconds for term in fall.terms}
-    ends = {name: by_name.pop(name, 0.0) for name in ("ideal", "unexplained")}
-    ranked = sorted(((name, seconds) for name, seconds in by_name.items() if seconds), key=lambda item: -item[1])
-    small = [item for item in ranked if item[1] < _SMALL * fall.step_s]
+def _small_together(fall: Waterfall) -> list[tuple[str, str]]:
+    """Titles and ms: the ideal, the others by their size, the small ones as one, and what is unexplained."""
+    between = [rung for rung in rungs(fall) if rung.term.name not in ("ideal", "unexplained")]
+    small = [rung for rung in between if rung.term.seconds < _SMALL * fall.step_s]
+    ranked = sorted((r for r in between if len(small) < 2 or r not in small), key=lambda rung: -rung.term.seconds)
+    told = [(rung.title, rung.text) for rung in ranked]
     if len(small) > 1:
-        ranked = [*ranked[: -len(small)], ("smaller_terms", sum(seconds for _, seconds in small))]
-    whole = [("ideal", ends["ideal"]), *ranked, ("unexplained", ends["unexplained"])]
-    return [(title_in(fall, name), seconds) for name, seconds in whole]
+        total = sum(float(rung.text.replace(",", "")) for rung in small)
+        told.append(("smaller terms", f"{total:,.{digits_of(fall.step_s)}f}"))
+    texts = term_texts(fall)
+    ends = [[(term_title(name), texts[name])] if name in texts else [] for name in ("ideal", "unexplained")]
+    return [*ends[0], *told, *ends[1]]
 
 
-def ceiling_s(fall: Waterfall, term: Term) -> float | None:
-    """At most so much is to be won there; None also where too much is unexplained, which may be that term's."""
-    return term.at_most_s if not unsure(fall) else None
+def ceiling_text(fall: Waterfall, term: Term) -> str:
+    """At most so many ms are to be won there; empty also where too much is unexplained, which may be that term's."""
+    if not term.at_most_s or unsure(fall):
+        return ""
+    whole = math.isclose(term.at_most_s, term.seconds)  # then both are printed alike
+    return term_texts(fall)[term.name] if whole else ms_text(term.at_most_s, digits_of(fall.step_s))
 
 
 def unsure(fall: Waterfall) -> str:
@@ -163,10 +170,10 @@ def _to_win(fall: Waterfall) -> list[str]:
     high = sorted((of for of in ceilings if of[0] >= _SMALL * fall.step_s), key=lambda of: -of[0])
     digits = digits_of(fall.step_s)
     places = []
-    for at_most_s, term in high[:_MOST_NAMED]:
+    for _, term in high[:_MOST_NAMED]:
         largest = max(term.contributors, key=lambda of: of.seconds, default=None)
         told = "" if largest is None else f" ({_told(largest, digits)})"
-        places.append(f"at most {ms_text(at_most_s, digits)} ms in {title_in(fall, term.name)}{told}")
+        places.append(f"at most {ceiling_text(fall, term)} ms in {title_in(fall, term.name)}{told}")
     return [f"to win: {'; '.join(places)}"] if places else []
 
 

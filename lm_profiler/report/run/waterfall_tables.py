@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lm_profiler.record.quantities import LISTS, PARTS, Quantity
 from lm_profiler.record.run import RunRecord, Term, Waterfall
-from lm_profiler.report.run.waterfall import adding_up, ceiling_s, digits_of, ms_text, step_text, title_in, unsure
+from lm_profiler.report.run.waterfall import ceiling_text, digits_of, ms_text, step_text, term_texts, title_in, unsure
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _MOST_CONTRIBUTORS = 5
@@ -27,15 +27,14 @@ def _terms(fall: Waterfall) -> Table:
     }
     headings = [*_headings((name, seconds)), Heading("share", "share", True)]
     headings += _headings((at_most, *occurring.values()))
-    digits, rows = digits_of(fall.step_s), []
-    texts = adding_up([term.seconds for term in fall.terms], fall.step_s)
-    for term, text in zip(fall.terms, texts, strict=True):
-        more = (ceiling_s(fall, term), *(term.phases.get(part) for part in occurring))
-        told = [TableCell(term.seconds, text), _share(term.seconds, fall.step_s)]
+    digits, texts, rows = digits_of(fall.step_s), term_texts(fall), []
+    for term in fall.terms:
+        told = [TableCell(term.seconds, texts[term.name]), _share(term.seconds, fall.step_s)]
         if term.name in fall.untold:
             told = [TableCell(text="unknown"), TableCell()]
-        cells = [*told, *(_ms(x, digits) for x in more)]
-        rows.append([_text(title_in(fall, term.name)), *cells])
+        ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
+        by_phase = [_ms(term.phases.get(part), digits) for part in occurring]
+        rows.append([_text(title_in(fall, term.name)), *told, ceiling, *by_phase])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))
     below = [f"at most to win: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {note}" for note in fall.notes)]

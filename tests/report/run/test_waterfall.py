@@ -67,13 +67,16 @@ def test_figures_add_up_as_printed(seed: int) -> None:
     seconds = draws.dirichlet(np.full(len(TERMS), 0.5)) * 10 ** draws.uniform(-5, 1.5)
     if seed % 2:
         seconds[-1] *= -0.5
-    terms = [Term(name=name, seconds=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
+    terms = [Term(name=name, seconds=float(s), at_most_s=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
     fall = made_waterfall().model_copy(update={"terms": terms, "step_s": float(seconds.sum()), "ci_low": None})
     step, total = printed_sum(lines_of(fall)[0])
     assert total == step
     texts = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
     assert sum(texts) == step
     unit = 10.0 ** texts[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
+    by_title = dict(zip((rung.title for rung in rungs(fall)), (rung.text for rung in rungs(fall)), strict=True))
+    for at_most, title in re.findall(r"at most ([\d.,]+) ms in ([a-z ]+)", " ".join(lines_of(fall)[1:])):
+        assert at_most == by_title[title.strip()]  # as the line above it has it
     for rung, text in zip(rungs(fall), texts, strict=True):
         assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
 
