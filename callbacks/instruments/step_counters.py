@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
@@ -15,7 +16,7 @@ from lm_profiler.record.run import StepCounters
 
 @dataclass(eq=False)
 class StepWatch:
-    """Reads at the end of each measured step; the figures are made when the last has ended.
+    """Reads at the end of each measured step; the figures are made when the run is over.
 
     Args:
         reader: of the counts.
@@ -27,21 +28,29 @@ class StepWatch:
     rank: int = 0
     sampler: TelemetrySampler | None = None
     part: Guard = UNGUARDED
-    facts: dict[str, Sequence[StepCounters]] = field(default_factory=dict)
     name: str = "counters of the steps"
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Made when they are asked for: what a page fault costs is measured then, which nothing else may count."""
+        return self.part.run(self._facts, otherwise={})
+
+    def _facts(self) -> Mapping[str, Sequence[StepCounters]]:
+        reader, sampler = self.reader, self.sampler
+        if not reader.raw:
+            return {}
+        beside = Beside(reader.collections, reader.compilations, fault_cost())
+        if sampler is not None:
+            beside = replace(beside, gpu=sampler.during)
+        return {"counters": step_counters(reader.raw, beside, self.rank)}
 
     def begin(self, stage: str) -> None:
         if stage == "measure":
             self.reader.start()
 
     def end(self, stage: str) -> None:
-        reader = self.reader
         if stage == "measure":
-            reader.stop()
-            beside = Beside(reader.collections, reader.compilations, fault_cost())
-            if self.sampler is not None:
-                beside = replace(beside, gpu=self.sampler.during)
-            self.facts = {"counters": step_counters(reader.raw, beside, self.rank)}
+            self.reader.stop()
 
     def discard(self) -> None:
         self.reader.stop()
