@@ -1,7 +1,7 @@
-"""MFU and memory of the five sizes, in three precisions, compiled or not, with either attention, as two sweeps.
+"""MFU and memory of the five sizes, in three precisions, compiled or not, with either attention, as three sweeps.
 
-What is compiled comes last: it takes longest. Cells that the time does not suffice for are missing, and run when the
-command is given again with more time (``--parts=mfu --time_limit=1200``).
+What is asked for most comes first, and what is compiled last: it takes longest. Cells that the time does not suffice
+for are missing, and run when the command is given again with more time (``--parts=mfu --time_limit=1200``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ PRECISIONS = {
     "bf16": "{trainer.precision: bf16-mixed, model.float32_matmul_precision: highest}",
 }
 SIZES = ("small", "medium", "large", "xl", "2.7B")
-SWEEPS = {"eager": "false", "compiled": "true"}
+SWEEPS = {
+    "eager_bf16": ("eager", ("bf16",)),
+    "eager_float32": ("eager", ("fp32", "TF32")),
+    "compiled": ("compiled", ("bf16", "fp32", "TF32")),
+}
 _SHORT = ("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps=1", "--trace.steps=0")
 _HEADINGS = ("size", "precision", "attention", "", "status", "step (ms)", "tokens/s", "MFU", "peak allocated (GiB)")
 
@@ -27,13 +31,13 @@ def run(place: Place, findings: Findings) -> bool:
     rows: list[list[str]] = []
     figures = []
     more = False
-    for name, compiled in SWEEPS.items():
-        if place.on_cpu and name == "compiled":
-            continue  # it would take longer than everything else
-        entries = cells(place, name, compiled)
+    for name, (how, precisions) in SWEEPS.items():
+        if place.on_cpu and name != "eager_bf16":
+            continue  # they would take longer than everything else
+        entries = cells(place, name, how, precisions)
         more = more or not entries or missing(entries)
         for entry in entries:
-            rows.append(row(entry, name))
+            rows.append(row(entry, how))
             figures.append(dict(zip(_HEADINGS, rows[-1], strict=True)))
         findings.table("Sizes", _HEADINGS, sorted(rows, key=_order), left=5)
         findings.add(cells=figures)
@@ -44,16 +48,16 @@ def run(place: Place, findings: Findings) -> bool:
     return more
 
 
-def cells(place: Place, name: str, compiled: str) -> list[Entry]:
+def cells(place: Place, name: str, how: str, precisions: Sequence[str]) -> list[Entry]:
     """The sweep's, whatever became of them."""
     sizes = SIZES[:1] if place.on_cpu else SIZES
-    precisions = list(PRECISIONS.values())[-1:] if place.on_cpu else PRECISIONS.values()
+    sets = ", ".join(PRECISIONS[precision] for precision in precisions)
     grid = [f"--grid.model.size={','.join(sizes)}", f"--grid.model.attention={'sdpa' if place.on_cpu else 'sdpa,math'}"]
-    options = place.sized("--config=small_bf16", f"--model.compile={compiled}", *_SHORT)
-    return place.sweep(name, *options, *grid, f"--list=[{', '.join(precisions)}]", "--timeout_s=120")
+    options = place.sized("--config=small_bf16", f"--model.compile={str(how == 'compiled').lower()}", *_SHORT)
+    return place.sweep(name, *options, *grid, f"--list=[{sets}]", "--timeout_s=300")
 
 
-def row(entry: Entry, name: str) -> list[str]:
+def row(entry: Entry, how: str) -> list[str]:
     """Of one cell, for people."""
     tf32 = entry.overrides.get("model.float32_matmul_precision") == "high"
     half = entry.overrides.get("trainer.precision") == "bf16-mixed"
@@ -61,7 +65,7 @@ def row(entry: Entry, name: str) -> list[str]:
         entry.overrides.get("model.size", ""),
         "bf16" if half else "TF32" if tf32 else "fp32",
         entry.overrides.get("model.attention", ""),
-        name,
+        how,
         entry.status,
     ]
     record = entry.record
