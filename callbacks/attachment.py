@@ -192,7 +192,7 @@ class Attachment:
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,
-            StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts")), rank, sampler),
+            StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage), rank, sampler),
         )
 
     def _measured_s(self) -> list[float]:

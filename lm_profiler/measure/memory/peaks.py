@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import torch
 
@@ -15,8 +16,6 @@ from lm_profiler.measure.clocks.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
-# A thread has the peak of its process; asking for the process would add up the times of all its threads.
-_WHO = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes that getrusage(2) counts maximum resident set sizes in."""
 
@@ -32,6 +31,10 @@ class DeviceProbe:
 
     device: torch.device
     counts: Sequence[int] = ()
+
+    def usage(self) -> Any:
+        """The process's, as getrusage(2) has it."""
+        return getrusage(RUSAGE_SELF)
 
     def reset(self) -> None:
         """Peaks count from here on."""
@@ -67,20 +70,28 @@ class ProcessProbe:
     def __init__(self) -> None:
         self.resettable = os.access(self._CLEAR, os.W_OK)
         self._inherits = False
+        self._usage: Any = None
+
+    def usage(self) -> Any:
+        """The process's, as getrusage(2) has it: what the last peaks were read from, if it is asked for but once."""
+        usage, self._usage = self._usage, None  # amid a loop a system call costs several microseconds
+        return getrusage(RUSAGE_SELF) if usage is None else usage
 
     def reset(self) -> None:
         """Peaks count from here on, where they can be reset at all."""
+        self._usage = None
         if self.resettable:
             self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
             own = self._own_peak()
-            largest = resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
+            largest = getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT
             self._inherits = own is not None and largest > own + 2**20
 
     def peaks(self) -> Peaks:
         """The most since the last reset, for each of ``MEMORY``."""
         if self._inherits:
             return None, None, self._own_peak()
-        return None, None, resource.getrusage(_WHO).ru_maxrss * _RSS_UNIT
+        usage = self._usage = getrusage(RUSAGE_SELF)
+        return None, None, usage.ru_maxrss * _RSS_UNIT
 
     def held(self) -> None:
         """The CPU's allocator does not say, and pages of freed tensors may stay resident."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -104,6 +105,7 @@ def test_what_the_parent_process_held_is_not_ours() -> None:
     """A sweep starts its cells from a process that may have held far more than they."""
     code = """
 import sys
+from types import SimpleNamespace
 from lm_profiler.measure.memory.peaks import ProcessProbe
 probe = ProcessProbe()
 probe.reset()
@@ -167,3 +169,18 @@ def test_a_devices_peak_is_that_of_its_allocator() -> None:
     probe.reset()
     assert probe.peaks()[0] == before
     del held
+
+
+def test_the_usage_of_the_process_is_that_of_the_last_peaks_once_and_never_from_before_a_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = iter(SimpleNamespace(ru_maxrss=1, number=number) for number in range(9))
+    monkeypatch.setattr("lm_profiler.measure.memory.peaks.getrusage", lambda who: next(calls))
+    probe = ProcessProbe()
+    probe.resettable = False
+    assert probe.usage().number == 0
+    probe.peaks()
+    assert [probe.usage().number, probe.usage().number] == [1, 2]
+    probe.peaks()
+    probe.reset()
+    assert probe.usage().number == 4
