@@ -112,6 +112,34 @@ def test_without_a_memory_stage_there_are_none(tmp_path: Path) -> None:
     assert profiler.record.floors == {}
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
+    from lm_profiler.callbacks.outcome import afterwards
+    from lm_profiler.measure.device.ceiling import matmul_ceiling
+    from lm_profiler.measure.device.copy_rate import copy_rate
+
+    monkeypatch.setattr(afterwards, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
+    monkeypatch.setattr(afterwards, "known_copy_rate", copy_rate)
+    width = 4096
+    layers = TwoLayers()
+    layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))
+    stages = StageOptions(warmup_steps=3, measure_steps=5)
+    profiler = TrainingProfiler(stages, launch=Launch(), log_dir=tmp_path, quiet=True)
+    trainer = trainer_with([profiler], tmp_path, accelerator="gpu", devices=1)
+    trainer.fit(layers, DataLoader(torch.ones(4096, width), batch_size=256))  # type: ignore[arg-type]
+    assert profiler.record is not None
+    floors, weights = profiler.record.floors, 8 * width * width
+    assert floors["optimizer"].bytes == pytest.approx(28 * weights, rel=1e-4)
+    assert floors["forward"].flops == {"float32": 8 * 2 * 256 * width * width}
+    assert floors["transfer"].bytes == 256 * width * 4
+    assert floors["transfer"].seconds is None
+    for phase in ("forward", "backward", "optimizer"):
+        times = floors[phase].times
+        assert times is not None
+        assert times > 0.95
+
+
 # -- what a rank does not hold whole -------------------------------------------------------------------------------
 
 TRAFFIC = StepTraffic({"forward": 10, "zero_grad": 0, "backward": 30, "clip": 4, "optimizer": 28}, forward_read=5)
