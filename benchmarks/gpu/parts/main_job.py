@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
-from lm_profiler.record.kernels import kernel_files
+from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord
 
@@ -33,9 +33,9 @@ def run(place: Place, findings: Findings) -> None:
     printed = (place.folder / f"{CONFIG}.txt").read_text("utf-8").strip()
     findings.text("The table at the run's end", f"```console\n{printed}\n```\n")
     tell(record, findings)
-    # The kernels are of the device where it has a clock of its own.
-    tables = kernel_files(folder)
-    findings.aim("a trace and its kernels", "both", f"{len(tables)} tables of kernels", bool(tables))
+    sources = [read_kernels(table).source for table in kernel_files(folder)]
+    met = bool(sources) and (place.on_cpu or sources == ["kernels"])
+    findings.aim("the trace has the device's kernels", "yes", ", ".join(sources) or "no table of kernels", met)
     place.call("report", str(folder), "--kernels", f"--output={place.folder / 'kernels.md'}", output="report.txt")
     for picture in PICTURES:
         place.picture(folder, picture)
