@@ -42,7 +42,12 @@ def end_tables(record: RunRecord, folder: Path) -> list[Table]:
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
     """All that is known of a run, in sections; what it does not know is left out."""
-    said = [*failure_lines(record), *verdict_lines(record), *(f"note: {note}" for note in record.notes)]
+    said = [
+        *failure_lines(record),
+        *verdict_lines(record),
+        *why_lines(record),
+        *(f"note: {note}" for note in record.notes),
+    ]
     if record.steadiness is not None and record.steadiness.evidence:
         said.append(f"steps: {record.steadiness.evidence}")
     rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from pathlib import Path
 from typing import get_args
 from unittest.mock import ANY
 
@@ -14,7 +15,7 @@ from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
-from lm_profiler.report.run.terminal import time_table
+from lm_profiler.report.run.terminal import run_page, time_table
 from lm_profiler.report.run.waterfall import no_waterfall, not_drawn, rungs, step_text, why_lines
 from lm_profiler.report.run.waterfall_tables import waterfall_tables
 
@@ -148,6 +149,13 @@ def test_the_lines_stand_below_the_end_table() -> None:
     assert [line.partition(":")[0] for line in below if line.startswith(("verdict", "next", "why", "to win"))] == [
         "verdict", "next", "why", "to win",
     ]  # fmt: skip
+
+
+def test_they_stand_at_the_head_of_the_runs_page_too(tmp_path: Path) -> None:
+    head = run_page(made_record(waterfall=made_waterfall()), tmp_path)[0]
+    told = {row[0].text: row[1].text for row in head.rows}
+    assert told["why"].startswith("168.3 ms [167.3, 170.3] = 62.1 ideal")
+    assert told["to win"].startswith("at most 41.0 ms in slow products")
 
 
 def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
