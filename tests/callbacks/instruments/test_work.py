@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.device.nvml import Gpu
+from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -259,9 +259,11 @@ def test_what_fails_beside_the_times_is_a_note(
 
 
 def test_an_instrument_that_fails_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = SimpleNamespace(start=no, stop=lambda: None)
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.gpu_of", lambda device: Gpu("handle", None, "GPU-0"))
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.TelemetrySampler", lambda gpu: broken)
+    class Broken(TelemetrySampler):
+        start = no
+
+    monkeypatch.setattr("lm_profiler.callbacks.attachment.gpu_of", lambda device: Gpu("handle", None, "GPU-0"))
+    monkeypatch.setattr("lm_profiler.callbacks.attachment.TelemetrySampler", Broken)
     record = run(BoringModel(), tmp_path, profiler=instruments(1, 3, memory=1, trace=1))
     assert record.memory is not None
     assert set(record.memory.causes) >= {"forward", "backward", "optimizer"}
