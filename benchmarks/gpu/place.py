@@ -60,8 +60,9 @@ class Place:
         return torch.device("cpu") if self.on_cpu else torch.device("cuda", torch.cuda.current_device())
 
     def sized(self, *options: str, tiny: Sequence[str] = TINY) -> tuple[str, ...]:
-        """Options of a run here: on the CPU ``tiny`` has the last word."""
-        return (*options, f"--trainer.accelerator={self.accelerator}", *(tiny if self.on_cpu else ()))
+        """Options of a run on one device: on the CPU ``tiny`` has the last word."""
+        one = (f"--trainer.accelerator={self.accelerator}", "--trainer.devices=1")
+        return (*options, *one, *(tiny if self.on_cpu else ()))
 
     def apart(self, *works: Callable[[], int | None], output: str, at_least_s: float = 0.0) -> list[int | None]:
         """Do each of ``works`` in a copy of this process, which must not have touched CUDA, all at the same time.

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.parts import tests
+from benchmarks.gpu.parts import machine, tests
+from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
+from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.timeout(600)  # many processes, on a machine that others may use too
 ROOT = Path(__file__).resolve().parents[2]
@@ -95,9 +97,8 @@ def test_a_test_that_failed_is_named(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_so_and_how_to_try_it(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    done = command(f"--output={tmp_path}")
-    assert done.returncode == 1
-    assert "expected a CUDA device, given none; --on_cpu tries the command itself" in done.stdout
+    with pytest.raises(UsageError, match="expected a CUDA device, given none; --on_cpu tries the command itself"):
+        machine.run(Place(tmp_path, on_cpu=False, limit_s=1.0), Findings(tmp_path))
 
 
 def test_a_dry_run_lists_the_parts_and_their_limits() -> None:
