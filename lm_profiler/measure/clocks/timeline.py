@@ -93,30 +93,28 @@ class Timeline:
 
     def _tune(self) -> None:
         """Have ``note`` do what is wanted and no more."""
-        self.note: Callable[[tuple[int, int]], object] = self._tape.extend
+        self._put: Callable[[tuple[int, int]], object]
+        self._put = self._tape.extend if self.stream is None else self._put_with_event
+        self.note = self._put if not self._observers else self._tell
         if self._outside or self._stopped:
             self.note = self._wait
-        elif self._observers:
-            self.note = self._tell
-        elif self.stream is not None:
-            self.note = self._put_with_event
 
     def _put_with_event(self, mark: tuple[int, int]) -> None:
-        self._tape.extend(self._with_event(mark))
-
-    def _with_event(self, mark: tuple[int, int]) -> tuple[int, Any]:
         code, now = mark
-        stream = self.stream
-        if stream is None:
-            return mark
-        reached = stream.reached(self._last) if code < OTHER and self._last is not None else None
+        last, stream = self._last, self.stream
+        assert stream is not None
+        reached = stream.reached(last) if code < OTHER and last is not None else None
         event = stream.record()
         self._last = None if code == END else event
-        return code, (now, event, reached)
+        self._tape.extend((code, (now, event, reached)))
 
     def _tell(self, mark: tuple[int, int]) -> None:
+        """Put it down and read it at once, for those who observe."""
         reading = self.reading()
-        reading.read(*self._with_event(mark))
+        self._put(mark)
+        code, instant = self._tape[1:]
+        del self._tape[1:]
+        reading.read(code, instant)
         if reading.began is not None:
             for observer in self._observers:
                 observer(reading.began)
