@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from fake_device import Clock, FakeStream
+from known_session import Loop as KnownLoop
 
 from lm_profiler.callbacks import StageOptions, TraceOptions
 from lm_profiler.callbacks.instruments.instrument import Instruments
@@ -235,3 +236,15 @@ def test_progress_is_told_once_a_second_and_cleared_at_the_end(tmp_path: Path) -
     run.finish()
     assert run.progress.told == [("warmup", 0, 1), ("measure", 0, 4), ("measure", 2, 4)]
     assert run.progress.cleared == 1
+
+
+def test_short_steps_share_a_reading(tmp_path: Path) -> None:
+    """The first step of a stage is read, then one at least 5 ms after the last reading, and the stage's last."""
+    loop = KnownLoop(tmp_path, StageOptions(warmup_steps=3, measure_steps=17), lambda answer: answer)
+    for ms in (1, 1, 1, *[2] * 8, 30, *[1] * 8):
+        loop.step(ms)
+    read = [step for step, *_ in loop.session.instruments.counters.reader.raw]
+    assert read == [0, 4, 7, 10, 12, 17, 20]
+    peaks = [row.memory for row in loop.session.measured().rows]
+    assert all(peak[2] for peak in peaks)  # resident: of the last reading, where a step has none of its own
+    assert len(peaks) == 20
