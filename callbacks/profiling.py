@@ -135,7 +135,7 @@ class TrainingProfiler(Callback):
     on_test_start = partialmethod(_loop_starts, "test")
     on_predict_start = partialmethod(_loop_starts, "predict")
 
-    state_key = "TrainingProfiler"  # type: ignore[assignment]  # asked for with every hook: Lightning's is a property
+    state_key = "TrainingProfiler"  # asked for with every hook: Lightning's is a property
 
     # Lightning passes over a hook that is not callable. Empty methods would cost it two microseconds each.
     on_train_batch_start = None  # type: ignore[assignment]

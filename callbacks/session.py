@@ -64,6 +64,8 @@ class Session:
     tokens: int | None = None
     steps: int = 0
     _kept: int = 0
+    _read_ns: int = 0
+    _planned: int = 0
     _peaks: Peaks = UNKNOWN
     _pending: deque[_Pending] = field(default_factory=deque)
     _rows: list[StepRow] = field(default_factory=list)

@@ -87,6 +87,7 @@ def main(folder: str, fails: str) -> None:
         break_on_rank_1()
     options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False}
     trainer_with([profiler], Path(folder), **options).fit(module, SlowLoader())
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

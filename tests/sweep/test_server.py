@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -30,11 +31,14 @@ def until_it_runs(server: CellServer, cell: str) -> None:
         pass
 
 
-def descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+@pytest.fixture
+def descendants() -> Callable[[], list[psutil.Process]]:
+    """Processes that came with the test: multiprocessing keeps one of its own once it was used."""
+    before = psutil.Process().children(recursive=True)
+    return lambda: [process for process in psutil.Process().children(recursive=True) if process not in before]
 
 
-def test_a_cell_runs_and_tells_its_exit_code(tmp_path: Path) -> None:
+def test_a_cell_runs_and_tells_its_exit_code(tmp_path: Path, descendants: Callable[[], list[psutil.Process]]) -> None:
     with CellServer(SPAWNING) as server:
         server.start("good", ["--version"], tmp_path / "good.txt", {})
         assert events_until_end(server) == [CellStarted("good"), CellEnded("good", 0)]
@@ -56,7 +60,7 @@ def test_cells_run_side_by_side_and_signals_go_to_the_right_one(tmp_path: Path) 
     assert ended == {"a": -signal.SIGKILL, "b": 0}
 
 
-def test_nothing_outlives_the_client(tmp_path: Path) -> None:
+def test_nothing_outlives_the_client(tmp_path: Path, descendants: Callable[[], list[psutil.Process]]) -> None:
     with CellServer(SPAWNING) as server:
         server.start("a", SLOW, tmp_path / "a.txt", {})
         until_it_runs(server, "a")
@@ -65,11 +69,13 @@ def test_nothing_outlives_the_client(tmp_path: Path) -> None:
     assert psutil.wait_procs(processes, timeout=5)[1] == []
 
 
-def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(tmp_path: Path) -> None:
+def test_a_server_that_dies_takes_its_cells_along_and_is_started_again(
+    tmp_path: Path, descendants: Callable[[], list[psutil.Process]]
+) -> None:
     with CellServer(SPAWNING) as server:
         server.start("a", SLOW, tmp_path / "a.txt", {})
         until_it_runs(server, "a")
-        (program,) = psutil.Process().children()
+        program = descendants()[0]
         cells = program.children()
         program.kill()
         assert events_until_end(server) == [CellEnded("a", None, "the process that starts cells died (SIGKILL)")]
@@ -94,13 +100,15 @@ def test_a_cell_that_cannot_be_started_is_lost_alone(tmp_path: Path) -> None:
         assert events_until_end(server) == [CellStarted("b"), CellEnded("b", 0)]
 
 
-def test_the_lock_is_held_until_the_program_is_gone(tmp_path: Path) -> None:
+def test_the_lock_is_held_until_the_program_is_gone(
+    tmp_path: Path, descendants: Callable[[], list[psutil.Process]]
+) -> None:
     lock = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
     try:
         with CellServer(SPAWNING, lock) as server:
             server.start("a", SLOW, tmp_path / "a.txt", {})
             until_it_runs(server, "a")
-            (program,) = psutil.Process().children()
+            program = descendants()[0]
             assert any(file.path == str(tmp_path / "lock") for file in program.open_files())
     finally:
         os.close(lock)
