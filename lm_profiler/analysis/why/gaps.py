@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_at
 from lm_profiler.analysis.trace.walk import LaunchCall, Packed, walk
-from lm_profiler.analysis.why.pieces import Piece
+from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
 
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 """Calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says."""
@@ -59,7 +59,16 @@ def gaps_of(packed: Packed, pieces: Sequence[tuple[Piece, int]], idle: Sequence[
         if next_ is not None and next_.asked <= begin:
             yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
         else:
-            yield Gap(end - begin, phase, _in_call(calls, begin, end) or _towards(next_))
+            yield from _by_input(packed, begin, end, phase, _in_call(calls, begin, end) or _towards(next_))
+
+
+def _by_input(packed: Packed, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
+    """What of a gap before a kernel of ``phase`` passed while the host saw to the batch, and what did not."""
+    inside = sum(part.ns for part in _python(packed, begin, end) if part.phase in INPUT_PHASES)
+    if inside:
+        yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
+    if outside := end - begin - inside:
+        yield Gap(outside, NO_PHASE if phase in INPUT_PHASES else phase, what)
 
 
 def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:

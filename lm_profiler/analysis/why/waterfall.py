@@ -128,18 +128,23 @@ def _communication(traced: Traced) -> Term:
 
 
 def _waiting(step: Step, traced: Traced) -> list[Term]:
-    """What is left of the untraced step. The trace stretches gaps: it says where they are, and how much at most."""
+    """What is left of the untraced step: the wait that was measured there, and gaps as far as the trace has seen any.
+
+    The trace stretches gaps: it says where they are, and how much at most. A wait for the batch may be in the traced
+    steps alone, or in the others alone: neither is taken out of gaps that were seen elsewhere.
+    """
     copies = traced.seconds("input")
     busy = copies + sum(traced.seconds(use) for use in ("products", "memory", "communication"))
-    seen = sum(gap.ns for gap in traced.gaps) * 1e-9 / traced.steps
-    idle = min(max(step.step_s - busy, 0.0), seen)
-    waited = min(max(step.input_s - copies, 0.0), idle)
     at_input = [gap for gap in traced.gaps if gap.phase in INPUT_PHASES]
     elsewhere = [gap for gap in traced.gaps if gap.phase not in INPUT_PHASES]
+    seen = sum(gap.ns for gap in elsewhere) * 1e-9 / traced.steps
+    idle = max(step.step_s - busy, 0.0)
+    waited = min(max(step.input_s - copies, 0.0), idle)
     copied = _term("input", copies, list(traced.of("input")), traced)
+    unseen = [Gap(1, "data", "not while traced")] * traced.steps
     return [
-        _gap_term("gaps", idle - waited, elsewhere, traced),
-        _together(copied, _gap_term("input", waited, at_input, traced)),
+        _gap_term("gaps", min(idle - waited, seen), elsewhere, traced),
+        _together(copied, _gap_term("input", waited, at_input or unseen, traced)),
     ]
 
 

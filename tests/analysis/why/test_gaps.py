@@ -39,6 +39,22 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
     }
 
 
+def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs() -> None:
+    """Whether the kernel behind it is the batch's copy, or another's."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: data", 100, 150)
+    trace.range("phase: transfer", 150, 200)
+    trace.operator("aten::copy_", 160, 195)
+    trace.work("Memcpy HtoD (Pageable -> Device)", 180, 190, 300, 1, cat="gpu_memcpy", by="cudaMemcpyAsync")
+    trace.range("phase: data", 320, 380)
+    trace.range("phase: forward", 380, 1000)
+    trace.operator("aten::mm", 480, 495)
+    trace.work(GEMM, 490, 500, 1000, 2)
+    gaps = [(gap.phase, gap.ns) for gap in traced_of(Packed(trace.events)).gaps]
+    assert gaps == [("transfer", 90_000), ("other", 100_000), ("data", 60_000), ("forward", 140_000)]
+
+
 def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
     trace = Trace()
     trace.range("ProfilerStep#1", 0, 100)

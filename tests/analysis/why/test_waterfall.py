@@ -115,7 +115,8 @@ def test_a_gap_is_told_what_the_host_waited_for(fall: Waterfall) -> None:
 
 def test_a_step_that_lasted_longer_than_its_kernels_and_any_gap_is_unexplained(traced: Traced) -> None:
     seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
-    assert terms(waterfall(step(seen + 500), traced))["unexplained"] == pytest.approx(500)
+    input_s = (plant.STRETCHED * plant.WAIT + plant.COPY) * US
+    assert terms(waterfall(step(seen + 500, input_s=input_s), traced))["unexplained"] == pytest.approx(500)
 
 
 def test_kernels_that_took_longer_while_traced_leave_less_than_nothing(traced: Traced) -> None:
@@ -145,14 +146,46 @@ def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) ->
 
 
 def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
-    fall = waterfall(step(170), traced_of(Packed(cuda_step())))
+    fall = waterfall(step(170, input_s=(16 + 4) * US), traced_of(Packed(cuda_step())))
     assert terms(fall) == pytest.approx(
         {
             "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
-            "communication": 20, "gaps": 54, "input": 4, "unexplained": 0,
+            "communication": 20, "gaps": 38, "input": 20, "unexplained": 0,
         },
         abs=1e-6,
     )  # fmt: skip
+
+
+def alone(waited: float, late: float) -> Traced:
+    """A traced step of a device that waits for the batch, then for the loop, and has nothing else to do."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, waited + late)
+    if waited:
+        trace.range("phase: data", 0, waited)
+    trace.range("phase: forward", waited, waited + late)
+    return traced_of(Packed(trace.events))
+
+
+@pytest.mark.parametrize(
+    "step_us, input_us, seen, expected",
+    [
+        (20, 9, (0, 11), (11, 9, 0)),  # measured steps waited, the traced did not
+        (11, 0, (9, 11), (11, 0, 0)),  # the traced waited, measured ones did not
+        (20, 0, (9, 11), (11, 0, 9)),  # nor did these, and nobody saw what took so long
+        (20, 9, (9, 11), (11, 9, 0)),  # both
+        (20, 9, (30, 40), (11, 9, 0)),  # both, and the trace stretched them
+        (20, 30, (9, 11), (0, 20, 0)),  # no term is more than what is left of the step
+    ],
+)
+def test_a_wait_that_only_the_trace_or_only_the_step_had_is_not_taken_out_of_gaps_elsewhere(
+    step_us: float, input_us: float, seen: tuple[float, float], expected: tuple[float, float, float]
+) -> None:
+    fall = waterfall(step(step_us, input_s=input_us * US), alone(*seen))
+    told = terms(fall)
+    assert (told["gaps"], told["input"], told["unexplained"]) == pytest.approx(expected, abs=1e-9)
+    for each in fall.terms[:-1]:
+        assert sum(each.phases.values()) == pytest.approx(each.seconds)
+        assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
 
 
 # -- the device is the CPU ----------------------------------------------------------------------------------------
