@@ -32,6 +32,7 @@ _SECONDS = {
     "cpu_wait_s": "waiting for a CPU",
     "gc_s": "collecting garbage",
     "compile_s": "compiling",
+    "cpu_s": "CPU time",
     "system_s": "in the kernel",
 }
 

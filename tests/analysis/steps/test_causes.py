@@ -114,6 +114,11 @@ def test_a_sleep_in_forward_has_no_cause_and_its_counters_are_told() -> None:
     assert told.beside == "1.0 s more asleep, 1 major page fault, 9 involuntary switches"
 
 
+def test_a_step_that_computes_more_is_told_its_cpu_time() -> None:
+    told, _ = explained(excess_s=0.2, cpu_s=0.19, involuntary_switches=11)
+    assert (told.cause, told.beside) == (None, "190 ms more CPU time, 13 involuntary switches")
+
+
 def test_retries_of_the_allocator_are_told_and_no_cause_for_their_time_is_unknown() -> None:
     rows = [step(n, "forward", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     none, some = {"alloc_retries": 0, "new_segments": 0}, {"alloc_retries": 2, "new_segments": 1}
