@@ -14,7 +14,7 @@ from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.slack import PlaceName, PlaceSlack, Saving, Slack
-from lm_profiler.record.run.slow_steps import OddStep, StepCounters
+from lm_profiler.record.run.slow_steps import OddStep, StepCounters, worst_first
 from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
 
@@ -24,5 +24,5 @@ __all__ = [
     "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",
     "OwnedTime", "Part", "PlaceName", "PlaceSlack", "Rates", "RecordError", "RunRecord", "Saving", "Slack", "Status",
     "Steadiness", "StepCounters", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation",
-    "Verb", "Verdict", "Waterfall", "read_as", "read_run",
+    "Verb", "Verdict", "Waterfall", "read_as", "read_run", "worst_first",
 ]  # fmt: skip

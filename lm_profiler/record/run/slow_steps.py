@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lm_profiler.record.run.part import Part
 
 
@@ -23,6 +25,11 @@ class OddStep(Part):
     cause_s: float | None = None
     beside: str | None = None
     rank: int | None = None
+
+
+def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
+    """The slowest first; after them those that were faster than the others, the farthest first."""
+    return sorted(odd, key=lambda step: (step.ratio < 1, -abs(step.ratio - 1)))
 
 
 class StepCounters(Part):

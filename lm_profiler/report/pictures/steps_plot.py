@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.record.run import OddStep, RecordError
+from lm_profiler.record.run import OddStep, RecordError, worst_first
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import PART_COLOURS
@@ -105,7 +105,7 @@ def _mark_odd(axes: Axes, odd: Sequence[OddStep]) -> None:
     scale = TIMES["step"].scale
     axes.plot([of.step for of in odd], [of.step_s * scale for of in odd], "o", mfc="none", color=_ODD, ms=6)
     left, right = axes.get_xlim()
-    for of in odd[:_TOLD]:
+    for of in worst_first(odd)[:_TOLD]:
         beyond = of.step > (left + right) / 2
         axes.annotate(
             shortened(of.cause or "no cause seen", 36) if of.rank is not None else "",

@@ -18,7 +18,16 @@ from lm_profiler.record.quantities import (
     duration_text,
     with_prefix,
 )
-from lm_profiler.record.run import Floor, NumericsFacts, OddStep, RunRecord, Steadiness, Telemetry, Utilisation
+from lm_profiler.record.run import (
+    Floor,
+    NumericsFacts,
+    OddStep,
+    RunRecord,
+    Steadiness,
+    Telemetry,
+    Utilisation,
+    worst_first,
+)
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.owners import other_lines
 from lm_profiler.report.run.slack import slack_lines
@@ -221,8 +230,9 @@ def _words(steadiness: Steadiness) -> str:
 
 
 def _odd_steps(record: RunRecord) -> list[str]:
-    """A line for each of the three steps that are farthest from the others, and how many more there are."""
-    told = [f"odd: {odd_text(odd, len(record.rank_step_s) > 1)}" for odd in record.odd_steps[:_ODD_SHOWN]]
+    """A line for each of the three worst steps, and how many more there are."""
+    several = len(record.rank_step_s) > 1
+    told = [f"odd: {odd_text(odd, several)}" for odd in worst_first(record.odd_steps)[:_ODD_SHOWN]]
     more = len(record.odd_steps) - _ODD_SHOWN
     return [*told, f"odd: and {counted(more, 'more step')}"] if more > 0 else told
 

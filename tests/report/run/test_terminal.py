@@ -17,6 +17,7 @@ from lm_profiler.record.run import (
     MemoryFacts,
     MemoryReading,
     ModelFacts,
+    OddStep,
     RunRecord,
     Throughput,
     TimeSummary,
@@ -131,6 +132,17 @@ def test_quick_steps_are_shown_more_finely() -> None:
     text = printed(record(time=quick, host_time=quick))
     assert numbers(row(text, "forward"))[0] == 0.6
     assert numbers(row(text, "data"))[1] == 0.01
+
+
+def test_the_worst_three_steps_are_the_slowest_and_faster_ones_come_after_them() -> None:
+    ratios = {3: 0.1, 4: 0.2, 5: 1.6, 6: 0.5, 7: 1.4}  # as they are kept: the farthest from the median first
+    odd = [OddStep(step=n, step_s=r * 0.2, ratio=r, part="data", excess_s=(r - 1) * 0.2) for n, r in ratios.items()]
+    told = [line for line in summary_lines(record(odd_steps=odd)) if line.startswith("odd: ")]
+    assert [line.partition(":")[2].split(":")[0] for line in told[:3]] == [" step 5", " step 7", " step 3"]
+    assert told[3:] == ["odd: and 2 more steps"]
+    slow = [of.model_copy(update={"ratio": of.ratio + 1, "step_s": of.step_s + 0.2}) for of in odd[:3]]
+    told = [line for line in summary_lines(record(odd_steps=[*odd, *slow])) if " x the median" in line]
+    assert [line.split(", ")[1][:5] for line in told] == ["2.6 x", "1.6 x", "1.4 x"]
 
 
 def test_the_headline_says_what_was_measured_and_where() -> None:
