@@ -38,6 +38,13 @@ def test_the_longest_are_named_and_the_rest_is_added_up() -> None:
     ]
 
 
+def test_of_several_ranks_it_is_said_to_be_of_the_first() -> None:
+    """The table's figures are of the mean over ranks: these need not agree with them."""
+    record = made_record(rank_step_s=[0.01, 0.01]).model_copy(update={"other_by_owner": owned(4.1e-3, *ACTIONS)})
+    [line] = other_lines(record)
+    assert line.startswith("other of rank 0: 4.10 ms, 4.30 ms while")
+
+
 def test_what_was_measured_is_left_out_where_it_is_unknown() -> None:
     record = made_record().model_copy(update={"other_by_owner": owned(None, *ACTIONS[2:4])})
     assert other_lines(record) == [
