@@ -76,8 +76,8 @@ def contributors(
 def _detail(group: _Module, scale: float, steps: int, things: str, why: Callable[[Piece], str | None]) -> str | None:
     """How much of it is of the largest kind, and what is known of the largest piece."""
     kind = _most(group.kinds)
-    count = max(round(group.counts[kind] / steps), 1)
-    told = f"{count} {kind} {things if count > 1 else things[:-1]}"
+    count = f"{round(group.counts[kind] / steps, 2):,g}"  # of one step: 23 in two of them are 11.5
+    told = f"{count} {kind} {things[:-1] if count == '1' else things}"
     said = [told if len(group.kinds) == 1 else f"{ms(group.kinds[kind] * scale)} in {told}"]
     if group.largest is not None and (reason := why(group.largest[0])) is not None:
         said.append(reason)

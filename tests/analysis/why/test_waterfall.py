@@ -11,6 +11,8 @@ from cuda_trace import MAIN, Trace, cuda_step
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
 
 from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.contributors import contributors
+from lm_profiler.analysis.why.pieces import Piece
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall import Step, waterfall
 from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
@@ -96,6 +98,17 @@ def test_a_slow_product_is_told_its_module_its_shape_and_its_waves(fall: Waterfa
         "m 4096, n 4096, k 4096 in 512 tiles of 128×256, 0% of them outside; "
         "3.88 waves on 132 multiprocessors, 3% of their room empty"
     )
+
+
+@pytest.mark.parametrize(
+    "calls, told", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 elem")]
+)
+def test_what_is_not_in_every_step_is_counted_by_its_share(calls: int, told: str) -> None:
+    piece = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
+    (part,) = contributors([(piece, 1000.0)] * calls, 1e-3, 2, "kernels")
+    assert part.count == calls / 2
+    assert part.detail is not None
+    assert part.detail.startswith(told)
 
 
 def test_what_is_beyond_the_bandwidth_is_told_by_phase_and_unknown_bytes_are_said(fall: Waterfall) -> None:
