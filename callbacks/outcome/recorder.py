@@ -193,6 +193,7 @@ class Recorder:
         peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
         free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
         settings = settings_of(trainer, trainer.lightning_module, per_batch, recomputes, free)
+        settings = replace(settings, tracing=bool(record.steps_planned.get("trace")))
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = trainer.strategy.root_device.type != "cpu"
         return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
@@ -236,6 +237,9 @@ def _slack(measured: Measured, notes: list[str]) -> Slack | None:
         return None
     steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
     known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
+    if known is None:
+        notes.append("slack unknown: the run ended before two whole rounds of delays")
+        return None
     planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
     if never := sorted(planned.keys() - {place.place for place in known.places}):
         notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")

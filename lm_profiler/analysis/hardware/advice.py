@@ -27,6 +27,7 @@ class Settings:
         checkpointing: activations are recomputed in backward.
         tokens_per_batch: tokens in one batch on one device.
         memory_free_share: share of the device's memory that the peak leaves free.
+        tracing: a trace was asked for, recorded or not.
     """
 
     precision: str | None = None
@@ -40,6 +41,7 @@ class Settings:
     checkpointing: bool | None = None
     tokens_per_batch: int | None = None
     memory_free_share: float | None = None
+    tracing: bool = False
 
     @property
     def full_precision(self) -> bool:
@@ -116,6 +118,8 @@ def for_compute(s: Settings, optimizer_share: float, utilisation: float, on_devi
 def for_unknown(s: Settings, optimizer_share: float, traced: bool) -> str:
     """Nothing shows: look closer."""
     look = "Record a trace (--trace.steps=3) and look for gaps and for what takes longest."
+    if s.tracing:
+        look = "Run it again until its trace is recorded, and look there for gaps and for what takes longest."
     if traced:
         look = "Look for gaps and for what takes longest in the trace (report RUN --kernels)."
     return _first(*_lighter_optimizer(s, optimizer_share), otherwise=look)

@@ -115,20 +115,17 @@ def held_in(blocks: Sequence[DelayBlock], delays_s: Sequence[float], step_s: Seq
     ]
 
 
-def slack(held: Sequence[Held], workers: int) -> Slack:
-    """What the blocks say; a place in which no delay was ever taken is left out.
+def slack(held: Sequence[Held], workers: int) -> Slack | None:
+    """What the blocks say, None of less than two whole rounds; a place in which no delay was ever taken is left out.
 
     Costs are differences of mean steps, with the rounds' own means taken out. Intervals are percentiles of a bootstrap
     of the residuals (Efron & Tibshirani 1993, section 9.4), which are widened for the means that were fitted.
-
-    Raises:
-        ValueError: fewer than two whole rounds were held.
     """
     counts = Counter(block.round for block in held)
-    whole = [block for block in held if counts[block.round] == max(counts.values())]
+    whole = [block for block in held if counts[block.round] == max(counts.values(), default=0)]
     rounds = len({block.round for block in whole})
     if rounds < _ROUNDS[0]:
-        raise ValueError(f"expected {_ROUNDS[0]} whole rounds of delays or more, given {rounds}")
+        return None
     cells = list(dict.fromkeys((block.place, block.level) for block in sorted(whole, key=lambda b: b.level)))
     steps = _MeanSteps(whole, cells, rounds)
     delays = {place: steps.delays(place) for place in dict.fromkeys(b.place for b in held) if place is not None}
@@ -210,8 +207,10 @@ def _at_levels(
     place: str, faster_s: NDArray[np.float64], saved_s: NDArray[np.float64], unsure_s: float
 ) -> Iterator[Saving]:
     for level, faster in enumerate(faster_s.tolist()):
-        saves, low, high = _with_interval(saved_s[:, level], unsure_s).clip(0.0).tolist()
-        yield Saving(place=place, faster_s=faster, saves_s=min(saves, faster), low_s=low, high_s=high)  # type: ignore[arg-type]
+        saves, low, high = (
+            _with_interval(saved_s[:, level], unsure_s).clip(0.0, faster).tolist()
+        )  # never more than that
+        yield Saving(place=place, faster_s=faster, saves_s=saves, low_s=low, high_s=high)  # type: ignore[arg-type]
 
 
 def _with_interval(values: NDArray[np.float64], unsure: float) -> NDArray[np.float64]:

@@ -53,6 +53,14 @@ def test_nothing_is_claimed_of_compute_or_host_where_utilisation_is_unknown(make
     assert "Record" not in traced.advice
 
 
+def test_a_trace_that_was_asked_for_and_not_recorded_is_not_asked_for_again():
+    """The run was interrupted before its last stage."""
+    found = what_binds(evidence(utilisation=None, settings=Settings(tracing=True)))
+    assert found.advice.startswith("Run it again until its trace is recorded")
+    done = what_binds(evidence(utilisation=None, settings=Settings(tracing=True), traced=True))
+    assert done.advice.startswith("Look for gaps")
+
+
 def test_a_batch_that_takes_a_tenth_binds_nothing():
     """Two thirds of this step are forward and backward."""
     phases = {"data": 0.15, "transfer": 0.01, "forward": 0.22, "backward": 0.45, "optimizer": 0.07, "other": 0.1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,7 +30,13 @@ def measured(pipeline: Pipeline, seed: int, steps: int = 700) -> tuple[Slack, fl
     step_s = float(np.median(pipeline.run(60)[20:]))
     workers = pipeline.workers
     blocks = plan(PLACES, steps, 2 + workers * (pipeline.prefetch + 1), workers)
-    return slack(held(replace(pipeline, seed=1000 + seed), blocks, step_s), workers), step_s
+    return known(held(replace(pipeline, seed=1000 + seed), blocks, step_s), workers), step_s
+
+
+def known(held: Sequence[Held], workers: int) -> Slack:
+    found = slack(held, workers)
+    assert found is not None
+    return found
 
 
 def really_saved_s(pipeline: Pipeline, place: str, faster_s: float) -> float:
@@ -52,7 +59,7 @@ def test_a_predicted_saving_is_the_real_one(pipeline: Pipeline, place: str) -> N
         found, step_s = measured(pipeline, seed)
         for level, saving in enumerate(of for of in found.savings if of.place == place):
             real_s = really_saved_s(pipeline, place, saving.faster_s)
-            off_s = 0.002 * saving.faster_s  # of the truth itself: twice the standard error of 3,000 steps
+            off_s = 0.005 * saving.faster_s  # of the truth: 3,000 steps, and what is faster varies by less too
             near[level] += abs(saving.saves_s - real_s) < 0.05 * step_s
             inside[level] += saving.low_s - off_s <= real_s <= saving.high_s + off_s
     assert min(near.values()) >= 9
@@ -131,7 +138,7 @@ def made(costs: dict[str, tuple[float, ...]], delay_s: float = 1.0) -> list[Held
 
 def test_known_costs_give_known_figures() -> None:
     """Delays of 1, 2.5 and 6 s: with 2 s of slack they cost 0, 0.5 and 4."""
-    found = slack(made({"loader": (0.0, 0.5, 4.0), "forward": (1.0, 2.5, 6.0)}), workers=1)
+    found = known(made({"loader": (0.0, 0.5, 4.0), "forward": (1.0, 2.5, 6.0)}), workers=1)
     loader, forward = found.places
     assert (loader.place, loader.slack_s, loader.largest_s) == ("loader", pytest.approx(2.0), pytest.approx(6.0))
     assert loader.slope == pytest.approx(2.5 * 0.5 / (1.0 + 2.5**2))
@@ -141,15 +148,24 @@ def test_known_costs_give_known_figures() -> None:
     assert all(of.high_s - of.low_s <= 0.1 + 1e-9 for of in found.savings)  # 0.5 % of the step on either side
 
 
+def test_no_saving_is_said_to_be_more_than_what_was_taken_away() -> None:
+    """Noise alone would let a place that is 1 s faster save up to 1.5 s."""
+    noisy = made({"loader": (0.0, 0.0, 0.0), "forward": (1.0, 2.5, 6.0)})
+    noisy = [replace(of, step_s=of.step_s + (0.5 if at % 2 else -0.5)) for at, of in enumerate(noisy)]
+    savings = known(noisy, workers=1).savings
+    assert all(0 <= of.low_s <= of.saves_s <= of.high_s <= of.faster_s for of in savings)
+    assert any(of.high_s == of.faster_s and of.low_s < of.saves_s for of in savings)
+
+
 def test_of_host_and_device_the_dearer_one_counts_against_the_loader() -> None:
     """Where the device is behind and the host has slack, delaying the host alone would cost nothing."""
     costs = {"loader": (0.0, 0.0, 3.0), "forward": (0.0, 0.0, 2.0), "device": (1.0, 2.5, 6.0)}
-    found = slack(made(costs), workers=1)
+    found = known(made(costs), workers=1)
     assert [of.saves_s for of in found.savings if of.place == "loader"] == pytest.approx([0.0] * 3)
 
 
 def test_without_workers_nothing_is_said_of_a_faster_loader() -> None:
-    found = slack(made({"data": (1.0, 2.5, 6.0), "forward": (1.0, 2.5, 6.0)}), workers=0)
+    found = known(made({"data": (1.0, 2.5, 6.0), "forward": (1.0, 2.5, 6.0)}), workers=0)
     assert [of.place for of in found.places] == ["data", "forward"]
     assert found.savings == []
 
@@ -159,7 +175,7 @@ def test_a_place_where_no_delay_was_taken_is_left_out() -> None:
         replace(of, delay_s=0.0) if of.place == "backward" else of
         for of in made({"forward": (1.0, 2.5, 6.0), "backward": (0.0,) * 3})
     ]
-    assert [of.place for of in slack(never, workers=0).places] == ["forward"]
+    assert [of.place for of in known(never, workers=0).places] == ["forward"]
 
 
 def test_a_run_that_was_cut_is_judged_by_its_whole_rounds_or_not_at_all() -> None:
@@ -167,6 +183,6 @@ def test_a_run_that_was_cut_is_judged_by_its_whole_rounds_or_not_at_all() -> Non
     steps = [1.0] * (blocks[-1].end - 1)
     cut = held_in(blocks, [0.1] * len(blocks), steps)
     assert len(cut) == len(blocks) - 1
-    assert slack(cut, 1).blocks == 2 * 14
-    with pytest.raises(ValueError, match="expected 2 whole rounds of delays or more, given 1"):
-        slack([of for of in cut if of.round == 0], 1)
+    assert known(cut, 1).blocks == 2 * 14
+    assert slack([of for of in cut if of.round == 0], 1) is None
+    assert slack([], 1) is None

@@ -293,6 +293,6 @@ def test_a_run_that_is_cut_says_that_there_were_too_few(tmp_path: Path) -> None:
     assert record.slack is None
     assert record.notes == [
         "the loop ended in stage whatif, after 46 of its 252 steps",
-        "slack unknown: ValueError: expected 2 whole rounds of delays or more, given 1",
+        "slack unknown: the run ended before two whole rounds of delays",
     ]
     assert data.collate_fn is collate
