@@ -204,7 +204,7 @@ class Recorder:
         devices = 1 if device.type == "cpu" else self.trainer.world_size
         lists = lists_of(p for p in self.trainer.lightning_module.parameters() if p.requires_grad)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-        return waterfall_of(record, traced, devices, lists, processors)
+        return waterfall_of(record, self._steady, traced, devices, lists, processors)
 
     def _log_scalars(self, record: RunRecord) -> None:
         if self._steps:

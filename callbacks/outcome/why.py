@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
 from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT
+from lm_profiler.analysis.steps.typical import near_median, shares
 from lm_profiler.analysis.why.inputs import Lists
+from lm_profiler.analysis.why.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
+from lm_profiler.record.steps import StepRow
 
 
 def waterfall_of(
     record: RunRecord,
+    steps: Sequence[StepRow],
     traced: Traced | None,
     devices: int,
     lists: Lists,
@@ -25,6 +29,7 @@ def waterfall_of(
 
     Args:
         record: of the run, with its utilisation.
+        steps: that its times are of.
         traced: what the traced steps of rank 0 went to.
         devices: that share the step's FLOPs.
         lists: what an optimizer is given in lists of tensors.
@@ -41,7 +46,7 @@ def waterfall_of(
         step_s=times.median,
         ci_low=times.ci_low,
         ci_high=times.ci_high,
-        input_s=times.median * sum(record.shares.get(phase, 0.0) for phase in ("data", "transfer")),
+        input_s=times.median * input_share(steps),
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -51,6 +56,15 @@ def waterfall_of(
         multiprocessors=multiprocessors,
     )
     return waterfall(step, traced)
+
+
+def input_share(steps: Sequence[StepRow]) -> float:
+    """Of the median step, what ``data`` and ``transfer`` take of it: from the steps near it.
+
+    The mean of all would not do: of a loader that gives its batches in bursts, one step in a few waits for all.
+    """
+    near = shares(near_median(steps))
+    return sum(near.get(phase, 0.0) for phase in INPUT_PHASES)
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:

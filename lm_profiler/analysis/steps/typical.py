@@ -62,6 +62,13 @@ def shares(steps: Sequence[StepRow]) -> dict[str, float]:
     return {part: sum(row.time(part) for row in steps) / whole for part in TIMES} if whole > 0.0 else {}
 
 
+def near_median(steps: Sequence[StepRow]) -> list[StepRow]:
+    """The middle half of ``steps`` by their step time: none far from the median one, which is among them."""
+    ranked = sorted(steps, key=lambda row: row.time("step"))
+    outer = (len(ranked) + 1) // 4
+    return ranked[outer : len(ranked) - outer]
+
+
 def odd(steps: Sequence[StepRow]) -> list[OddStep]:
     """Steps far from the others, the farthest first, each with the part in which it differs most."""
     far = odd_steps([row.time("step") for row in steps])
