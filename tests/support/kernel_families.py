@@ -2,13 +2,15 @@
 
 From published profiles and the sources of PyTorch, cuBLAS, cuDNN, CUTLASS, FlashAttention 2 and 3, xformers, apex,
 TransformerEngine, Liger, Unsloth, DeepSpeed, bitsandbytes, vLLM, FlashInfer, Marlin, NCCL, MSCCL, DeepEP, MIOpen,
-rocBLAS, composable kernels, AITER, oneDNN, PyTorch's SYCL kernels, Mamba and flash-linear-attention.
+rocBLAS, quack, FBGEMM, composable kernels, AITER, oneDNN, PyTorch's SYCL kernels, Mamba and flash-linear-attention.
 """
 
 from __future__ import annotations
 
 FAMILIES: dict[str, str] = {
     "matmul": """
+        kernel_cutlass_kernel_quackgemm_sm90GemmSm90_object_at__TiledMMA_CopyAtom
+        kernel_cutlass_kernel___main__HopperWgmmaGemmKernel_object_at__CopyAtom_ThrID10_TVLayoutSrc1819201
         void RNN_blockPersist_fp_GRU<float, float, float, 128>
         nvjet_sm90_tst_192x208_64x4_2x1_v_bz_coopB_bias_TNT
         nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT
@@ -72,6 +74,21 @@ FAMILIES: dict[str, str] = {
         void trsm_left_kernel<x>
     """,
     "attention": """
+        kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensor
+        kernel_cutlass_kernel___main__BlackwellFusedMultiHeadAttentionForward_object_at__TiledMMA_ThrLayoutVMNK
+        void flashinfer::BatchPODWithKVCacheTensorKernel<x>
+        chunk_fwd_kernel_o
+        chunk_fwd_kernel_h
+        chunk_bwd_kernel_dqkwg
+        fused_recurrent_fwd_kernel
+        prepare_wy_repr_fwd_kernel
+        recompute_w_u_fwd_kernel
+        solve_tril_16x16_kernel
+        parallel_nsa_fwd_kernel
+        void flashinfer::MergeStateKernel<x>
+        void flashinfer::BatchPrefillWithRaggedKVCacheKernel<x>
+        _bwd_preprocess_do_o_dot
+        _bwd_kernel_one_col_block
         void pytorch_flash::flash_fwd_kernel<X>
         flash_bwd_dot_do_o_kernel
         flash_bwd_convert_dq_kernel
@@ -112,6 +129,8 @@ FAMILIES: dict[str, str] = {
         fused_recurrent_gated_delta_rule_fwd_kernel
     """,
     "softmax": """
+        void flashinfer::sampling::OnlineSoftmaxFusedKernel<x>
+        _sparsemax_forward_kernel
         cunn_SoftMaxForwardReg<LogSoftMaxForwardEpilogue>
         cunn_SoftMaxBackwardSmem
         void vllm::moe::topkGatingSoftmax<x>
@@ -124,6 +143,10 @@ FAMILIES: dict[str, str] = {
         void at::native::(anonymous namespace)::masked_softmax_warp_forward<x>
     """,
     "normalization": """
+        kernel_cutlass_kernel_quackrmsnormRMSNorm_object_at__tensorptrbf16
+        _poly_norm_forward_kernel
+        _poly_norm_backward_kernel
+        l2norm_fwd_kernel
         vectorized_layer_norm_kernel
         layer_norm_grad_input_kernel_vectorized
         cuComputeGradInput
@@ -164,6 +187,22 @@ FAMILIES: dict[str, str] = {
         void at::native::(anonymous namespace)::weight_norm_fwd_first_dim_kernel
     """,
     "elementwise": """
+        void kdequant_mm_int32_fp16<4, 128, 512>
+        void flashinfer::activation::act_and_mul_kernel<c10::BFloat16, x>
+        void flashinfer::BatchQKApplyRotaryKernel<x>
+        void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheKernel<x>
+        void kPreconditionOptimizer32bit2State<float, 0, 4096, 8>
+        void kPreconditionOptimizerStatic8bit2State<float, 0>
+        void kOptimizer32bit1State<float, 1>
+        void transformer_engine::delayed_scaling_recipe::update_amax_and_scale::kernel_bulk
+        void transformer_engine::delayed_scaling_recipe::amax_and_scale_update_impl::kernel_bulk
+        _dyt_fwd_kernel
+        _approx_backward_kernel
+        _DWf_DW_dfg_kernel
+        void at::native::(anonymous namespace)::cdist_kernel_cuda_impl<float, x>
+        void at::native::cross_kernel<float, x>
+        void fbgemm_gpu::_float_to_fused8bitrowwise_cuda_kernel<float>
+        void fbgemm_gpu::_fused8bitrowwise_to_float_cuda_kernel<float>
         triton_poi_fused_all_reduce_lift_fresh_0
         triton_poi_fused_all_gather_into_tensor_wait_tensor_view_3
         vllm::rotary_embedding_kernel
@@ -217,6 +256,13 @@ FAMILIES: dict[str, str] = {
         void axpy_kernel_val<x>
     """,
     "reduction": """
+        kernel_cutlass_kernel_quackcross_entropyCrossEntropy_object_at__tensorptrbf16gmemalign16_TiledCopy
+        void kPercentileClipping<float, 2048, 4>
+        void transformer_engine::(anonymous namespace)::amax_kernel<8, true, float>
+        _tv_distance_kernel
+        _grpo_loss_fwd_kernel
+        _grpo_loss_bwd_kernel
+        chunk_local_cumsum_scalar_kernel
         triton_red_fused_all_reduce_mul_sum_1
         triton_per_fused__fused_rms_norm__to_copy_0
         reduce_1Block_kernel<float, cublasGemvTensorStridedBatched<x>>
@@ -286,6 +332,10 @@ FAMILIES: dict[str, str] = {
         void mscclpp::allreduce
     """,
     "copies": """
+        void flashinfer::AppendPagedKVCacheKernel<x>
+        void flashinfer::AppendPagedKVCacheDecodeKernel<x>
+        void transformer_engine::(anonymous namespace)::swizzle_row_scaling_kernel<int4, 4, 32>
+        _row_id_map_pass_1_kernel
         void fbgemm_gpu::permute_2D_data_kernel<x>
         nchwToNhwcKernel
         embedding_backward_kernel
@@ -343,6 +393,9 @@ FAMILIES: dict[str, str] = {
         Memcpy HtoD (Pageable -> Device)
     """,
     "other": """
+        _fwd_kernel
+        _bwd_kernel
+        kernel_cutlass_kernel_mineMine_object_at__tensorptrbf16gmem_TiledCopy_CopyAtom
         void (anonymous namespace)::svd
         void regular_fft<1024u, EPT<4u>, 256u>
         void vector_fft<128u>

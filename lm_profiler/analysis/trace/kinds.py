@@ -23,17 +23,25 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("communication", r"deep_ep::|symmetric_memory::|userbuffers|^Memcpy P(to|eer)"),
     ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)"),
     ("copies", r"^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache"),
+    ("copies", r"AppendPagedKV"),  # beside attention over the same cache
     ("normalization", r"(layer|rms|batch|group|instance|weight)_?norm|gammabeta|rowwisemoments|(^|::)bn_(fw|bw)"),
+    ("normalization", r"(_|l2)norm_(fwd|bwd|forward|backward)"),
     ("normalization", r"cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients"),  # layer and group
     ("normalization", r"(^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::"),
     ("softmax", r"attn_softmax"),  # DeepSpeed's, beside products of its own
-    ("attention", r"flash|fmha|attention|attn|sdpa|mha_(fwd|bwd)|dot_do_o|convert_dq|gemm_softmax_gemm|PagedKVCache"),
-    ("attention", r"(Prefill|Decode)With\w*KVCache|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
-    ("softmax", r"softmax"),
+    ("attention", r"flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd)|dot_do_o|do_o_dot|convert_dq"),
+    (
+        "attention",
+        r"gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|_kernel_one_col_block",
+    ),
+    ("attention", r"^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt"),
+    ("attention", r"recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
+    ("softmax", r"softmax|sparsemax"),
+    ("elementwise", r"dequant_mm_"),  # of a product that was computed before
     ("reduction", r"reduce_1block|nrm2|asum_kernel"),  # cuBLAS's dot products; the first one's arguments are of a gemv
-    ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|cutlass|splitkreduce|matmul|dot_kernel|^void epilogue::impl"),
+    ("matmul", r"(?<!fb)gemm|gemv|nvjet|xmma|cublas|wgmma|(?<!kernel_)cutlass|splitkreduce|matmul|dot_kernel"),
     ("matmul", r"convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
-    ("matmul", r"(^|[_: ])RNN_"),
+    ("matmul", r"(^|[_: ])RNN_|^void epilogue::impl"),
     ("matmul", r"^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)"),
     ("elementwise", r"rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)"),
     (
@@ -42,16 +50,18 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ),
     ("copies", r"partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}"),
     ("reduction", r"reduce|reduction|l[p2]norm|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial"),
+    ("reduction", r"_loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile"),
     ("reduction", r"argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)"),
     ("copies", r"copy|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
-    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to"),
+    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle_|row_id_map"),
     ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
     (
         "elementwise",
-        r"silu|gelu|geglu|swiglu|relu|unscale|scalePackedTensor|amp_update|quant|kOptimizer|act_(and|kernel)",
+        r"silu|gelu|geglu|swiglu|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer|act_(and|kernel)",
     ),
     ("elementwise", r"unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias"),
-    ("elementwise", r"state_passing|param_update|^_(fg|exact_(for|back)ward)_kernel"),
+    ("elementwise", r"state_passing|param_update|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_"),
+    ("elementwise", r"amax_and_scale|[cp]dist_|(^|[ :])cross_kernel|(bit|fp8)rowwise"),
 )
 
 _POINTWISE = (
@@ -86,7 +96,10 @@ def _named(names: str) -> str:
 _OPERATORS: tuple[tuple[Kind, str], ...] = (
     ("communication", r"nccl|gloo|c10d|all_?reduce|all_?gather|reduce_?scatter"),
     ("attention", r"^aten::_(scaled_dot_product_(flash|efficient|cudnn|fused)|(flash|efficient|cudnn)_attention)"),
-    ("attention", r"^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash)"),
+    (
+        "attention",
+        r"^(?!aten::|autograd::|\w+Backward\d*$).*(attention|attn|fmha|flash(?!infer)|(prefill|decode)_with)",
+    ),
     ("softmax", r"^aten::_(log_|masked_)?softmax"),
     ("normalization", r"^aten::(native_|_fused_|cudnn_|miopen_)(layer|rms|batch|group)_norm"),
     ("matmul", r"^aten::(_foreach_)?(mm|bmm|addmm|addbmm|baddbmm|addmv|mv|dot|vdot|addr|_addmm_activation)_?$"),
@@ -98,6 +111,9 @@ _OPERATORS: tuple[tuple[Kind, str], ...] = (
     ("reduction", _named(_REDUCTIONS)),
     ("elementwise", _named(_POINTWISE)),
 )
+
+
+_PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 
 
 @lru_cache(maxsize=4096)
@@ -120,6 +136,8 @@ def operator_kind(name: str) -> Kind:
 
 def _called(name: str) -> str:
     """``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
+    if name.startswith("kernel_cutlass_"):  # CUTLASS's Python, which writes arguments into the name
+        return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
     depth = 0
     for at, character in enumerate(name):
         if character == "<":

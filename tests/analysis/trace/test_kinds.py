@@ -108,3 +108,5 @@ def test_operators(kind: str, name: str) -> None:
 def test_a_kernel_whose_name_says_nothing_is_what_its_operator_is() -> None:
     assert kernel_kind("my_own_kernel", "aten::mm") == "matmul"
     assert kernel_kind("ampere_sgemm_128x64_tn", "aten::add_") == "matmul"
+    assert kernel_kind("_fwd_kernel", "flash_attn::_flash_attn_forward") == "attention"
+    assert kernel_kind("_fwd_kernel", "flashinfer::rmsnorm") == "other"
