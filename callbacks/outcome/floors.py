@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lm_profiler.analysis.hardware.floors import Work, floor_of
+from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import nearest
 from lm_profiler.measure.memory.traffic import StepTraffic
@@ -53,9 +53,10 @@ def phase_work(
     return phases
 
 
-def floors_of(record: RunRecord, work: Mapping[str, Work]) -> dict[str, Floor]:
-    """Of the phases whose ``work`` is known, against their median times in ``record``."""
+def floors_of(record: RunRecord, work: Mapping[str, Work], notes: list[str]) -> dict[str, Floor]:
+    """Of the phases whose ``work`` is known, against their median times in ``record``; ``notes`` on those they beat."""
     rates = record.rates or Rates()
+    notes += beaten_floors(work, rates, {phase: record.time[phase].median for phase in work})
     return {phase: floor_of(of, rates, record.time[phase].median) for phase, of in work.items()}
 
 

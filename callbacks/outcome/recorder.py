@@ -142,7 +142,7 @@ class Recorder:
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
         record = record.model_copy(
-            update={"floors": try_or_note("floors", lambda: floors_of(record, late.work), notes) or {}}
+            update={"floors": try_or_note("floors", lambda: floors_of(record, late.work, notes), notes) or {}}
         )
         verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
         record = record.model_copy(update={"verdict": verdict})

@@ -89,8 +89,9 @@ def _most(counted: Counter[str]) -> str:
 
 
 def ms(seconds: float) -> str:
-    """``seconds`` in words, to three digits."""
-    return f"{seconds * 1e3:.3g} ms"
+    """``seconds`` in words, to three digits at least."""
+    value = seconds * 1e3
+    return f"{value:,.0f} ms" if value >= 99.95 else f"{value:.3g} ms"
 
 
 def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:

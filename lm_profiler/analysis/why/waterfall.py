@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from lm_profiler.analysis.hardware.floors import IN_CACHES
 from lm_profiler.analysis.why.contributors import by_phase, contributors, ms, waits
 from lm_profiler.analysis.why.floors import floored
 from lm_profiler.analysis.why.gaps import Gap
@@ -15,6 +16,7 @@ from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.products import product_of
 from lm_profiler.analysis.why.tiles import quantization
 from lm_profiler.analysis.why.traced import Traced, Weighed
+from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Rates, Term, TermName, Waterfall
 
 _NOTED = 0.01
@@ -111,12 +113,19 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
     beyond = [(piece, own - (floor or 0.0)) for piece, own, floor in parts]
+    rate = step.rates.bytes_per_s
+    beaten_s = sum(own for _, own, floor in parts if floor is not None and floor >= own) * 1e-9 / traced.steps
     unknown_s = sum(own for _, own, floor in parts if floor is None) * 1e-9 / traced.steps
     seconds, beyond_s = (sum(ns for _, ns in some) * 1e-9 / traced.steps for some in (at_bandwidth, beyond))
-    if step.rates.bytes_per_s is None:
+    if rate is None:
         notes.append("the memory bandwidth of this device is unknown: memory-bound kernels count as beyond it whole")
     elif unknown_s >= _NOTED * step.step_s:
         notes.append(f"of what is beyond the bandwidth, {ms(unknown_s)} are {_things(traced)} whose bytes are unknown")
+    if rate is not None and beaten_s >= _NOTED * step.step_s:
+        notes.append(
+            f"of memory traffic, {ms(beaten_s)} are {_things(traced)} that took no longer than their bytes take at the "
+            f"bandwidth, {with_prefix(rate, 'B/s')}: {IN_CACHES}"
+        )
     return [
         _term("bandwidth", seconds, at_bandwidth, traced),
         _term("beyond_bandwidth", beyond_s, beyond, traced),

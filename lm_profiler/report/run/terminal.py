@@ -149,7 +149,8 @@ def summary_lines(record: RunRecord) -> list[str]:
     ]
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
-    return [*lines, *(f"note: {note}" for note in record.notes), *failure_lines(record)]
+    of_why = [] if record.waterfall is None else [f"why: {note}" for note in record.waterfall.notes]
+    return [*lines, *(f"note: {note}" for note in [*record.notes, *of_why]), *failure_lines(record)]
 
 
 def _memory(record: RunRecord) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.analysis.hardware.floors import Work, floor_of
-from lm_profiler.analysis.hardware.rates import rates_of
+from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
+from lm_profiler.analysis.hardware.rates import MEASURED_COPY, rates_of
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.run import Floor, FlopRate, Rates
 
@@ -66,6 +66,33 @@ def test_a_peak_that_the_phase_beats_is_not_the_devices() -> None:
 
 def test_before_the_phase_was_measured_its_floor_is_known() -> None:
     assert known(floor_of(Work({"float32": 10**9}, 0), RATES, None)) == (1e-3, "compute", None)
+
+
+def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
+    measured = RATES.model_copy(update={"bytes_per_s": 16.6e9, "bytes_source": MEASURED_COPY})
+    work = {"optimizer": Work({}, 260_620_000), "forward": Work({"float32": 10**9}, 10**6)}
+    too_low = "they lie in caches, or that rate is too low"
+    (told,) = beaten_floors(work, measured, {"optimizer": 10.96e-3, "forward": 2e-3})
+    unknown = "the floor of optimizer is unknown: it took less than its bytes take at the measured bandwidth"
+    assert told == f"{unknown}, 16.6 GB/s: {too_low}"
+    took_s = {"optimizer": 1e-3, "clip": 5e-3, "forward": 0.5e-3}
+    peak, others = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
+    unknown = "the floor of forward is unknown: it took less than its FLOPs take at the peak"
+    assert peak == f"{unknown}, 1 TFLOP/s in float32 (a test): the peak is not this device's"
+    unknown = "the floors of optimizer and clip are unknown: each took less than its bytes take at the bandwidth"
+    assert others == f"{unknown}, 100 GB/s: {too_low}"
+
+
+@pytest.mark.parametrize("took_s", [None, 0.0, 0.5e-3, 0.97e-3, 2.0])
+@pytest.mark.parametrize("flops", [None, {}, {"float32": 10**8}, {"float32": 10**9}, {"float64": 1}])
+@pytest.mark.parametrize("moved", [None, 0, 10**8])
+def test_what_is_told_is_unknown_and_what_is_unknown_for_another_reason_is_not_told(
+    took_s: float | None, flops: dict[str, int] | None, moved: int | None
+) -> None:
+    work = Work(flops, moved)
+    told = beaten_floors({"forward": work}, RATES, {"forward": took_s})
+    known_before = floor_of(work, RATES, None).seconds is not None
+    assert bool(told) == (known_before and bool(took_s) and floor_of(work, RATES, took_s).seconds is None)
 
 
 @pytest.mark.parametrize("size", PRESETS)

@@ -11,7 +11,7 @@ from cuda_trace import MAIN, Trace, cuda_step
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
 
 from lm_profiler.analysis.trace.walk import Packed
-from lm_profiler.analysis.why.contributors import contributors
+from lm_profiler.analysis.why.contributors import contributors, ms
 from lm_profiler.analysis.why.pieces import Piece
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall import Step, waterfall
@@ -156,6 +156,23 @@ def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) ->
     assert terms(fall)["bandwidth"] == 0.0
     assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
     assert "bandwidth of this device is unknown" in fall.notes[0]
+
+
+def test_memory_traffic_that_beat_the_bandwidth_is_said(traced: Traced) -> None:
+    """At half of it the additions should take 1.2 ms each, and took 1 and 0.8."""
+    fall = waterfall(step(rates=rates(bandwidth=BANDWIDTH / 2)), traced)
+    assert terms(fall)["bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN)
+    assert fall.notes[-1] == (
+        "of memory traffic, 1.8 ms are kernels that took no longer than their bytes take at the bandwidth, 500 GB/s: "
+        "they lie in caches, or that rate is too low"
+    )
+
+
+@pytest.mark.parametrize(
+    "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
+)
+def test_milliseconds_in_words(seconds: float, said: str) -> None:
+    assert ms(seconds) == said
 
 
 def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:

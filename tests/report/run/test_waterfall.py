@@ -151,6 +151,15 @@ def test_the_lines_stand_below_the_end_table() -> None:
     ]  # fmt: skip
 
 
+def test_notes_on_the_waterfall_stand_with_the_others() -> None:
+    fall = made_waterfall(notes=["the model's FLOPs take 3 ms"])
+    below = time_table(made_record(waterfall=fall, notes=["one"])).below
+    assert [line for line in below if line.startswith("note")] == [
+        "note: one",
+        "note: why: the model's FLOPs take 3 ms",
+    ]
+
+
 def test_they_stand_at_the_head_of_the_runs_page_too(tmp_path: Path) -> None:
     head = run_page(made_record(waterfall=made_waterfall()), tmp_path)[0]
     told = {row[0].text: row[1].text for row in head.rows}
