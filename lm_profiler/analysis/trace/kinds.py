@@ -30,10 +30,7 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("normalization", r"(^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::"),
     ("softmax", r"attn_softmax"),  # DeepSpeed's, beside products of its own
     ("attention", r"flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd)|dot_do_o|do_o_dot|convert_dq"),
-    (
-        "attention",
-        r"gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|_kernel_one_col_block",
-    ),
+    ("attention", r"gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|one_col_block"),
     ("attention", r"^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt"),
     ("attention", r"recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
     ("softmax", r"softmax|sparsemax"),
