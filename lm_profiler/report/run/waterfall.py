@@ -119,10 +119,14 @@ def ms_text(seconds: float, digits: int) -> str:
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """What the median step consists of, in one line that adds up; where there is most to win, in another."""
+    """What the median step consists of, in one line that adds up; where there is most to win, in another.
+
+    Of a run that was to be traced and has no waterfall, why not; of others nothing.
+    """
     fall = record.waterfall
     if fall is None or not fall.terms:
-        return []
+        asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
+        return [f"why: unknown: {_missing(record)}"] if asked else []
     (first, ideal), *others = _small_together(fall)
     terms = [f"{ideal} {first}"]
     terms += [f"{'-' if text.startswith('-') else '+'} {text.removeprefix('-')} {title}" for title, text in others]
@@ -185,17 +189,39 @@ def _told(of: Contributor, digits: int) -> str:
 
 def no_waterfall(record: RunRecord) -> str:
     """Why the run has none, and what to do about it."""
-    if record.waterfall is not None:
-        return ""
+    return "" if record.waterfall is not None else f"No waterfall: {_missing(record)}"
+
+
+def _missing(record: RunRecord) -> str:
+    """What a waterfall would have needed, the first of it first, and how to get it."""
     if record.status != "ok":
         failed = record.failure
         why = f": {failed.type} in {failed.where}" if failed is not None else ""
-        return f"No waterfall: the run ended before it could be taken apart ({record.status}{why})."
+        return f"the run ended before it could be taken apart ({record.status}{why})."
     if not record.steps.get("trace"):
-        return "No waterfall: no step was traced. Run it again with --trace.steps=2."
+        planned = record.steps_planned.get("trace")
+        return f"no step was traced{f', of {planned} planned' if planned else ''}. Run it again with --trace.steps=2."
     use = record.utilisation
     if use is None:
-        return "No waterfall: the FLOPs of a step are unknown; a note of the run says why."
+        return f"the FLOPs of a step are unknown{_why_no_flops(record)}"
+    if use.dtype is None:
+        return "the dtype of its matrix products is unknown."
     if use.peak_flops_per_s is None and use.ceiling_flops_per_s is None:
-        return "No waterfall: no peak is known for this device. Run it again with --peak_tflops, from its datasheet."
-    return "No waterfall: an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2."
+        noted = "; a note says why none was measured" if _noted(record, "ceiling") else ""
+        return f"no peak is known for this device{noted}. Run it again with --peak_tflops, from its datasheet."
+    if _noted(record, "trace", "waterfall", "rates"):
+        return "a note of the run says why."
+    return "an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2."
+
+
+def _why_no_flops(record: RunRecord) -> str:
+    if _noted(record, "FLOPs", "utilisation"):
+        return "; a note of the run says why."
+    if not record.steps.get("memory"):
+        return ": they are counted in the memory stage, which had no step. Run it again with --memory.steps=1."
+    return "."
+
+
+def _noted(record: RunRecord, *subjects: str) -> bool:
+    """Whether a note says that one of ``subjects`` is unknown, and why."""
+    return any(note.startswith(f"{subject} unknown: ") for note in record.notes for subject in subjects)

@@ -189,22 +189,44 @@ def test_each_term_is_a_column_of_tables(name: str) -> None:
 
 
 def untraced(**changes: object) -> RunRecord:
-    return made_record().model_copy(update={"steps": {"measure": 20, "trace": 2}, **changes})
+    steps = {"measure": 20, "memory": 2, "trace": 2}
+    return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
 
 
 def test_a_run_without_one_is_told_why_and_what_to_do() -> None:
     use = made_record().utilisation
     assert use is not None
     unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
-    for record, said in (
-        (made_record(status="oom"), "(oom: OutOfMemoryError in setup)"),
-        (made_record(), "Run it again with --trace.steps=2"),
-        (untraced(utilisation=None), "the FLOPs of a step are unknown"),
-        (untraced(utilisation=unknown), "Run it again with --peak_tflops"),
-        (untraced(), "an earlier version ran it"),
-    ):
-        assert said in no_waterfall(record)
+    told = {
+        "no step was traced. Run it again with --trace.steps=2.": made_record(),
+        "no step was traced, of 2 planned. Run it again with --trace.steps=2.": untraced(steps={"measure": 20}),
+        "the FLOPs of a step are unknown; a note of the run says why.": untraced(
+            utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
+        ),
+        "the FLOPs of a step are unknown: they are counted in the memory stage, which had no step. "
+        "Run it again with --memory.steps=1.": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
+        "the FLOPs of a step are unknown.": untraced(utilisation=None),
+        "no peak is known for this device. Run it again with --peak_tflops, from its datasheet.": untraced(
+            utilisation=unknown
+        ),
+        "no peak is known for this device; a note says why none was measured. "
+        "Run it again with --peak_tflops, from its datasheet.": untraced(
+            utilisation=unknown, notes=["ceiling unknown: it was 90 GFLOP/s now and 116 before"]
+        ),
+        "the dtype of its matrix products is unknown.": untraced(utilisation=use.model_copy(update={"dtype": None})),
+        "a note of the run says why.": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
+        "an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2.": untraced(),
+    }
+    for said, record in told.items():
+        assert no_waterfall(record) == f"No waterfall: {said}"
+        lines = [line for line in time_table(record).below if line.startswith("why")]
+        assert lines == ([f"why: unknown: {said}"] if record.steps_planned.get("trace") else [])
+    assert "(oom: OutOfMemoryError in setup)" in no_waterfall(made_record(status="oom"))
     assert no_waterfall(made_record(waterfall=made_waterfall())) == ""
+
+
+def test_a_run_that_died_is_told_so_and_not_that_its_why_is_unknown() -> None:
+    assert why_lines(made_record(status="oom", steps_planned={"trace": 2})) == []
 
 
 def test_the_step_is_shown_with_its_interval() -> None:
