@@ -12,6 +12,7 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 
 ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -46,8 +47,9 @@ imports: $(INSTALLED_DEV)  ## import-linter: who may import whom
 docs: $(INSTALLED_DEV)  ## build the documentation into docs/_build, warnings as errors
 	$(BIN)/python -m sphinx -q -W --keep-going -n -E -b html docs docs/_build
 
+# Side by side, each process with a thread of its own: the tests mostly wait for processes that start.
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-python:  ## pytest under another Python, in an environment of its own (PYTHON=python3.12)
 	$(MAKE) unit VENV=.venv-$(notdir $(PYTHON))

@@ -1,6 +1,7 @@
 """What all tests share; they import what stands in tests/support."""
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -14,11 +15,12 @@ sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose
 pytest.register_assert_rewrite("known_loop")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job is born deaf to Ctrl-C, and so would be the programs that the tests interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
 
 
 def _keep_nothing() -> None:

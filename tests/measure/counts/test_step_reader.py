@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import mmap
 import signal
 import time
 from pathlib import Path
@@ -70,7 +71,8 @@ def test_the_threads_time_is_not_as_old_as_the_last_tick() -> None:
 
 def test_pages_of_new_memory_are_counted() -> None:
     def touch() -> None:
-        torch.empty(32 * 2**20, dtype=torch.uint8)[::4096] = 1
+        with mmap.mmap(-1, 32 * 2**20) as fresh:  # torch may hand out memory that was touched before
+            fresh[::4096] = bytes(32 * 2**8)
 
     (counters,) = step_counters(read_of(touch).raw, Beside())
     assert counters.minor_faults is not None
