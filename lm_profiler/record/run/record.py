@@ -14,6 +14,7 @@ from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Util
 from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.owners import OtherByOwner
 from lm_profiler.record.run.part import Newer, Part, read_as
+from lm_profiler.record.run.ranks import Ranks
 from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
 from lm_profiler.record.run.slack import Slack
@@ -81,6 +82,8 @@ class RunRecord(Part):
     """None where no peak is known, or no step was traced."""
     slack: Slack | None = None
     """None where no delays were asked for."""
+    ranks: Ranks | None = None
+    """None of a single rank, or where nothing says who waited for whom; ``notes`` say why."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""
 
