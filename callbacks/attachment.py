@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
@@ -34,6 +37,7 @@ from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -193,7 +197,14 @@ class Attachment:
             ],
             self.tell,
             StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage), rank, sampler),
+            self._ranks(device, rank),
         )
+
+    def _ranks(self, device: torch.device, rank: int) -> RanksWatch | None:
+        if self.trainer.world_size == 1 or self.options.clock is not time.perf_counter_ns:  # no clock of the machine's
+            return None
+        dump = flight_recorder(device.type)
+        return RanksWatch(None if dump is None else Arrivals(dump, self.options.clock), rank)
 
     def _measured_s(self) -> list[float]:
         return [] if self.ending.session is None else self.ending.session.measured_s()

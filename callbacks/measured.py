@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
@@ -49,3 +50,5 @@ class Measured:
     """Of each measured step, of each rank that knows."""
     flops: SeenFlops = field(default_factory=SeenFlops)
     experiment: Experiment | None = None
+    timelines: Sequence[RankTimeline] = ()
+    """Of each rank that knows when it came to its collectives."""

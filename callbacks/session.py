@@ -117,6 +117,8 @@ class Session:
         self._peaks = memory.part.run(memory.step_peaks, otherwise=UNKNOWN)
         if stage == "measure":
             counters.part.run(counters.reader.read, self.steps)
+        if (ranks := self.instruments.ranks) is not None and stage in ("warmup", "measure"):
+            ranks.part.run(ranks.look, self.steps)
 
     def keep(self) -> None:
         """Write the rows that are complete and were not written yet."""
@@ -212,6 +214,8 @@ class Session:
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
+            if self.instruments.ranks is not None:
+                self.instruments.ranks.keep(step, marks)
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked
             self._idle += marks.idle

@@ -1,5 +1,5 @@
 """What is measured besides time: memory, trace, modules of kernels, FLOPs, dtypes, what delays cost.
 
-May use Lightning, torch, ``marks``, ``measure``, ``analysis.trace``, ``analysis.why`` and ``record``. Never changes
+May use Lightning, torch, ``marks``, ``measure``, ``analysis.trace``, ``analysis.why``, ``analysis.ranks`` and ``record``. Never changes
 what training computes.
 """

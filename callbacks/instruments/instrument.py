@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -74,6 +75,7 @@ class Instruments:
         others: in their order; what a reading would disturb stands before what reads.
         tell: is told when one of them fails, each by itself.
         counters: begins last and ends first: it reads what all others cost too.
+        ranks: None where this process trains alone.
     """
 
     def __init__(
@@ -83,9 +85,10 @@ class Instruments:
         others: Iterable[Instrument],
         tell: Callable[[str], object],
         counters: StepWatch,
+        ranks: RanksWatch | None = None,
     ) -> None:
-        self.memory, self.tracer, self.counters = memory, tracer, counters
-        self._all: list[Instrument] = [memory, tracer, *others, counters]
+        self.memory, self.tracer, self.counters, self.ranks = memory, tracer, counters, ranks
+        self._all: list[Instrument] = [memory, tracer, *others, *([] if ranks is None else [ranks]), counters]
         for instrument in self._all:
             instrument.part = Guard(instrument.name, tell, instrument.discard)
 

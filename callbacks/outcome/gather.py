@@ -124,6 +124,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         flops=of_all_ranks([m.flops for m in measured]),
         recompilations=sum(m.recompilations for m in measured),
         experiment=experiment,
+        timelines=[timeline for m in measured for timeline in m.timelines],
         notes=[*dict.fromkeys(note for m in measured for note in m.notes), *unlike],
     )
 

@@ -1,0 +1,107 @@
+"""What this rank did in each measured step, and when it came to each collective: for who waits for whom."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.measure.clocks.steps import StepMarks
+from lm_profiler.measure.collectives.recorder import Arrivals
+from lm_profiler.record.quantities import counted
+
+UNKNOWN_WAITS = "who waits for whom is unknown"
+
+
+@dataclass(eq=False)
+class RanksWatch:
+    """An instrument: keeps the measured steps' marks, and reads torch's flight recorder between steps, before it comes
+    round.
+
+    Args:
+        arrivals: reads the flight recorder; None where this torch has none.
+        rank: of this process.
+    """
+
+    arrivals: Arrivals | None
+    rank: int
+    part: Guard = UNGUARDED
+    facts: dict[str, Any] = field(default_factory=dict)
+    name: str = "who waits for whom"
+    _steps: list[int] = field(default_factory=list)
+    _marks: list[StepMarks] = field(default_factory=list)
+    _since: int | None = None
+    _due: int = 1
+
+    def begin(self, stage: str) -> None:
+        if self.arrivals is not None and self._since is None:
+            self._since = 0
+            self.arrivals.drain()  # what was before is no step's
+
+    def look(self, steps: int) -> None:
+        """``steps`` have ended, measured or not: read the recorder where it could come round before the next look."""
+        if self.arrivals is None or steps < self._due:
+            return
+        fresh = self.arrivals.drain()
+        a_step = max(fresh / max(steps - (self._since or 0), 1), 1e-3)
+        # Half of the ring is left for steps that call more.
+        self._since, self._due = steps, steps + max(int(self.arrivals.room / 2 / a_step), 1)
+
+    def keep(self, step: int, marks: StepMarks) -> None:
+        """Of a measured step."""
+        self._steps.append(step)
+        self._marks.append(marks)
+
+    def end(self, stage: str) -> None:
+        if stage != "measure" or not self._marks:
+            return
+        if self.arrivals is not None:
+            self.arrivals.drain()
+        if (why_not := self._why_not()) is not None:
+            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")
+            return
+        assert self.arrivals is not None
+        self.facts["timelines"] = [timeline_of(self.rank, self._steps, self._marks, self.arrivals)]
+
+    def _why_not(self) -> str | None:
+        arrivals = self.arrivals
+        if arrivals is None:
+            return "this torch has no flight recorder"
+        if arrivals.lost:
+            return (
+                f"a step calls more collectives than torch's flight recorder holds; it holds"
+                f" {counted(arrivals.room, 'call')}, set TORCH_FR_BUFFER_SIZE to more"
+            )
+        if arrivals.clock_was_set:
+            return "this machine's clock was set while steps were measured"
+        if arrivals.room == 0:
+            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE at its default"
+        return None
+
+    def discard(self) -> None:
+        """Nothing of training's was touched."""
+
+
+def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
+    """What ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them."""
+    first = np.concatenate([[0], np.cumsum([len(each.codes) for each in marks])]).astype(np.int64)
+    host_ns = np.array([at for each in marks for at in each.host_ns], dtype=np.int64)
+    at_ns = np.array(arrivals.at_ns, dtype=np.int64)
+    since = max(int(np.searchsorted(at_ns, host_ns[0])) - 1, 0)
+    until = int(np.searchsorted(at_ns, host_ns[-1], "right"))
+    return RankTimeline(
+        rank,
+        socket.gethostname(),
+        np.array(steps, dtype=np.int64),
+        first,
+        np.array([code for each in marks for code in each.codes], dtype=np.uint8),
+        host_ns,
+        at_ns[since:until],
+        [Collective(call.group, call.number, call.name) for call in arrivals.calls[since:until]],
+        ClockOffset(),
+    )

@@ -1,0 +1,128 @@
+"""Torch's flight recorder: a ring in which torch notes every collective call of this process, when it is made.
+
+It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs what it costs whether anybody reads it or not.
+Its instants are of the wall clock.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+Dump = Callable[[], Sequence[Mapping[str, Any]]]
+"""The ring's entries, oldest first."""
+
+_TRIES = 20
+"""Readings of two clocks after each other, of which the closest counts: within a microsecond."""
+
+_DRIFT, _JITTER_NS = 1e-5, 100_000
+"""Wall clock and monotonic clock are slewed alike (clock_gettime(2)). Where they move apart by more than this, the wall
+clock was set."""
+
+
+class Call(NamedTuple):
+    """One collective call: its group's name and the group's sequence number (the same on all ranks of it), what it is,
+    when it was made, and how long it took on the device's stream, where that was measured."""
+
+    group: str
+    number: int
+    name: str
+    wall_ns: int
+    duration_ns: int | None = None
+
+
+def flight_recorder(device_type: str) -> Dump | None:
+    """Reads the ring of this process for the collectives of ``device_type``; None where this torch has none.
+
+    Reading takes some 10 µs an entry, and takes nothing out of the ring. NCCL keeps a ring of its own.
+    """
+    if not torch.distributed.is_available():
+        return None
+    name = "_dump_nccl_trace" if device_type == "cuda" else "_dump_fr_trace"
+    dump = getattr(torch._C._distributed_c10d, name, None)  # by name: a build without NCCL does not have both
+    if dump is None:
+        return None
+    # collectives of all states, without stacks
+    return lambda: pickle.loads(dump(True, False, False)).get("entries", [])
+
+
+def ring_size() -> int:
+    """Entries that the ring holds, as torch's ``FlightRecorder.hpp`` finds it."""
+    for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"):
+        with suppress(KeyError, ValueError):
+            return int(os.environ[name])
+    return 2000
+
+
+def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
+    """The collective calls among ``entries``; what goes from one rank to another makes no other wait."""
+    for entry in entries:
+        if not entry.get("is_p2p"):
+            took_ms = entry.get("duration_ms")
+            yield Call(
+                str(entry["process_group"][0]),
+                entry["collective_seq_id"],
+                entry["profiling_name"],
+                entry["time_created_ns"],
+                None if took_ms is None else round(took_ms * 1e6),
+            )
+
+
+def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
+    """The wall clock less ``clock``, as the closest of several readings has it."""
+    readings = ((clock(), wall(), clock()) for _ in range(_TRIES))
+    before, at, after = min(readings, key=lambda reading: reading[2] - reading[0])
+    return at - (before + after) // 2
+
+
+@dataclass(eq=False)
+class Arrivals:
+    """Reads the ring again before it comes round, and puts its instants on ``clock``.
+
+    Args:
+        dump: of the ring.
+        clock: the host's clock of the marks.
+        wall: that of the ring.
+        room: entries that the ring holds.
+
+    ``calls`` are those that the ring held at the first reading, and all since; ``at_ns`` when each was made. ``lost``:
+    the ring came round before it was read. ``clock_was_set``: the wall clock was, and when these calls were made cannot
+    be told.
+    """
+
+    dump: Dump
+    clock: Callable[[], int] = time.perf_counter_ns
+    wall: Callable[[], int] = time.time_ns
+    room: int = field(default_factory=ring_size)
+    calls: list[Call] = field(default_factory=list)
+    at_ns: list[int] = field(default_factory=list)
+    lost: bool = False
+    clock_was_set: bool = False
+    _last: int = -1
+    _ahead: tuple[int, int] | None = None
+
+    def drain(self) -> int:
+        """Read what is new; returns how many entries of the ring that was, which are not all collectives."""
+        entries = self.dump()
+        now, ahead_ns = self.clock(), wall_ahead_ns(self.clock, self.wall)
+        was_at, was_ahead_ns = self._ahead or (now, ahead_ns)
+        first, last = self._ahead is None, self._last
+        self._ahead = (now, ahead_ns)
+        if abs(ahead_ns - was_ahead_ns) > _DRIFT * (now - was_at) + _JITTER_NS:
+            self.clock_was_set = True
+        fresh = [entry for entry in entries if entry["record_id"] > last]
+        if not fresh:
+            return 0
+        self.lost |= not first and fresh[0]["record_id"] > last + 1
+        self._last = fresh[-1]["record_id"]
+        calls = list(collectives(fresh))
+        self.calls += calls
+        self.at_ns += [call.wall_ns - ahead_ns for call in calls]
+        return len(fresh)
