@@ -27,7 +27,7 @@ _DRIFT, _JITTER_NS = 1e-5, 100_000
 clock was set."""
 
 
-class Call(NamedTuple):
+class CollectiveCall(NamedTuple):
     """One collective call: its group's name and the group's sequence number (the same on all ranks of it), what it is,
     when it was made, and how long it took on the device's stream, where that was measured."""
 
@@ -61,12 +61,12 @@ def ring_size() -> int:
     return 2000
 
 
-def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[Call]:
+def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall]:
     """The collective calls among ``entries``; what goes from one rank to another makes no other wait."""
     for entry in entries:
         if not entry.get("is_p2p"):
             took_ms = entry.get("duration_ms")
-            yield Call(
+            yield CollectiveCall(
                 str(entry["process_group"][0]),
                 entry["collective_seq_id"],
                 entry["profiling_name"],
@@ -101,7 +101,7 @@ class Arrivals:
     clock: Callable[[], int] = time.perf_counter_ns
     wall: Callable[[], int] = time.time_ns
     room: int = field(default_factory=ring_size)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CollectiveCall] = field(default_factory=list)
     at_ns: list[int] = field(default_factory=list)
     lost: bool = False
     clock_was_set: bool = False
