@@ -1,6 +1,6 @@
 """Torch's flight recorder: a ring in which torch notes every collective call of this process, when it is made.
 
-It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs what it costs whether anybody reads it or not.
+It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether anybody reads it or not.
 Its instants are of the wall clock.
 """
 

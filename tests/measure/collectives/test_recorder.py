@@ -82,7 +82,7 @@ def test_calls_to_one_rank_only_are_no_collectives_but_take_room() -> None:
     assert arrivals.at_ns == [1]
 
 
-@pytest.mark.parametrize(("by_ns", "was_set"), [(50_000, False), (-3_000_000, True)])
+@pytest.mark.parametrize("by_ns, was_set", [(50_000, False), (-3_000_000, True)])
 def test_a_wall_clock_that_is_set_meanwhile_is_noticed(by_ns: int, was_set: bool) -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
