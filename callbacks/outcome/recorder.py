@@ -17,13 +17,13 @@ from lm_profiler.analysis.steps.causes import with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
-from lm_profiler.analysis.why.slack import held_in, slack
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.actions import beside_measured
 from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
+from lm_profiler.callbacks.outcome.facts import memory_facts, model_facts, slack_of, telemetry_of
 from lm_profiler.callbacks.outcome.floors import floors_of
 from lm_profiler.callbacks.outcome.judgement import (
     free_share,
@@ -37,30 +37,23 @@ from lm_profiler.callbacks.outcome.judgement import (
 )
 from lm_profiler.callbacks.outcome.why import lists_of, waterfall_of
 from lm_profiler.measure.boundary import try_or_note
-from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import (
     Failure,
-    MemoryFacts,
-    MemoryReading,
-    ModelFacts,
     Rates,
     RunRecord,
-    Slack,
     Status,
-    Telemetry,
     Utilisation,
     Verb,
     Verdict,
     Waterfall,
 )
-from lm_profiler.record.steps import Peaks, StepRow, largest, write_steps
+from lm_profiler.record.steps import StepRow, write_steps
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
@@ -105,12 +98,12 @@ class Recorder:
             first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
             between_steps_s=measured.between_steps_s,
             rank_step_s=rank_medians(timed),
-            memory=_memory(timed, measured),
+            memory=memory_facts(timed, measured),
             steadiness=level,
-            telemetry=_telemetry(measured.telemetry, steady, figures["throughput"].tokens_per_step),
+            telemetry=telemetry_of(measured.telemetry, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
-            slack=try_or_note("slack", lambda: _slack(measured, notes), notes),
+            slack=try_or_note("slack", lambda: slack_of(measured, notes), notes),
             other_by_owner=beside_measured(measured.other_by_owner, timed, len(steps) - len(steady)),
         )
 
@@ -210,61 +203,3 @@ class Recorder:
         if self._steps:
             ideal_s = ideal_step_s(record)
             write_events(self.folder, ((row.step, scalars_summary(scalars(row, ideal_s))) for row in self._steps))
-
-
-def model_facts(trainer: Trainer) -> ModelFacts:
-    """Size, precision and optimizers of its module."""
-    module = trainer.lightning_module
-    parameters = list(module.parameters())
-    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
-    total = sum(p.numel() for p in parameters)
-    return ModelFacts(
-        class_path=f"{type(module).__module__}.{type(module).__qualname__}",
-        parameters=total,
-        parameters_without_embedding=total - sum(p.numel() for p in parameters if id(p) in embeddings),
-        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
-        bytes=sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers())),
-        precision=str(trainer.precision),
-        optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
-        accumulate_grad_batches=trainer.accumulate_grad_batches,
-        compiled=is_compiled_in(module),
-    )
-
-
-def _slack(measured: Measured, notes: list[str]) -> Slack | None:
-    """What the delays of the ``whatif`` stage cost; None where there were none."""
-    if (of := measured.experiment) is None:
-        return None
-    steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
-    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
-    if known is None:
-        notes.append("slack unknown: the run ended before two whole rounds of delays")
-        return None
-    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
-    if never := sorted(planned.keys() - {place.place for place in known.places}):
-        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
-    return known
-
-
-def _memory(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
-    return MemoryFacts(
-        measured=_reading(largest(row.memory for row in timed)),
-        parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
-        causes=dict(measured.causes),
-        held=measured.levels,
-        allocator=measured.allocator,
-    )
-
-
-def _reading(peaks: Peaks) -> MemoryReading:
-    return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
-
-
-def _telemetry(reading: Telemetry | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
-    """With a step's share of the energy, which goes by its time."""
-    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
-        return reading
-    mean_s = sum(row.time("step") for row in steps) / len(steps)
-    per_step = reading.energy_j * mean_s / reading.duration_s
-    shares = {"energy_per_step_j": per_step, "energy_per_token_j": per_step / tokens if tokens else None}
-    return reading.model_copy(update=shares)

@@ -17,7 +17,8 @@ from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, 
 from lm_profiler.report.run.facts import sections
 from lm_profiler.report.run.kernel_answers import kernel_answers
 from lm_profiler.report.run.kernels import kernel_rows, kind_rows
-from lm_profiler.report.run.terminal import failure_lines, odd_text, summary_lines, time_table, verdict_lines
+from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table
+from lm_profiler.report.run.verdict import odd_text, verdict_lines
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, FACTS, Column, column, figures
 from lm_profiler.report.tables.table import Table
 

@@ -20,8 +20,8 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import plan
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.outcome.facts import telemetry_of
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
-from lm_profiler.callbacks.outcome.recorder import _telemetry
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, read_steps
@@ -198,7 +198,7 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
         ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
     merged = merge(ranks)
     steps = mean_over_ranks(merged.rows)
-    found = _telemetry(merged.telemetry, steps, steps[0].tokens)
+    found = telemetry_of(merged.telemetry, steps, steps[0].tokens)
     assert found is not None
     assert found.energy_per_token_j == pytest.approx(0.6)
     assert found.energy_per_step_j == pytest.approx(600)

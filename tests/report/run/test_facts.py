@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
 from lm_profiler.record.run import OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
 from lm_profiler.report.run.facts import list_table, sections, shown
-from lm_profiler.report.run.terminal import odd_text, run_page
+from lm_profiler.report.run.terminal import run_page
+from lm_profiler.report.run.verdict import odd_text
 from lm_profiler.report.tables.formats import render
 from lm_profiler.report.tables.terminal import lines
 

@@ -22,7 +22,8 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
-from lm_profiler.report.run.terminal import end_tables, summary_lines, verdict_lines
+from lm_profiler.report.run.terminal import end_tables, summary_lines
+from lm_profiler.report.run.verdict import verdict_lines
 from lm_profiler.report.tables.terminal import lines
 
 NEVER = TimeSummary(

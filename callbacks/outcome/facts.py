@@ -1,0 +1,74 @@
+"""What the recorder says of module, memory, energy and slack, of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import Trainer
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.analysis.why.slack import held_in, slack
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.record.quantities import MEMORY
+from lm_profiler.record.run import MemoryFacts, MemoryReading, ModelFacts, Slack, Telemetry
+from lm_profiler.record.steps import Peaks, StepRow, largest
+
+
+def model_facts(trainer: Trainer) -> ModelFacts:
+    """Size, precision and optimizers of its module."""
+    module = trainer.lightning_module
+    parameters = list(module.parameters())
+    embeddings = {id(m.weight) for m in module.modules() if type(m).__name__ == "Embedding"}
+    total = sum(p.numel() for p in parameters)
+    return ModelFacts(
+        class_path=f"{type(module).__module__}.{type(module).__qualname__}",
+        parameters=total,
+        parameters_without_embedding=total - sum(p.numel() for p in parameters if id(p) in embeddings),
+        trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
+        bytes=sum(t.numel() * t.element_size() for t in (*parameters, *module.buffers())),
+        precision=str(trainer.precision),
+        optimizers=[type(optimizer).__name__.lstrip("_") for optimizer in trainer.optimizers],
+        accumulate_grad_batches=trainer.accumulate_grad_batches,
+        compiled=is_compiled_in(module),
+    )
+
+
+def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
+    """What the delays of the ``whatif`` stage cost; None where there were none."""
+    if (of := measured.experiment) is None:
+        return None
+    steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
+    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
+    if known is None:
+        notes.append("slack unknown: the run ended before two whole rounds of delays")
+        return None
+    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
+    if never := sorted(planned.keys() - {place.place for place in known.places}):
+        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
+    return known
+
+
+def memory_facts(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
+    """Peaks of the measured steps, and what the ``memory`` stage saw."""
+    return MemoryFacts(
+        measured=_reading(largest(row.memory for row in timed)),
+        parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
+        causes=dict(measured.causes),
+        held=measured.levels,
+        allocator=measured.allocator,
+    )
+
+
+def _reading(peaks: Peaks) -> MemoryReading:
+    return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
+
+
+def telemetry_of(reading: Telemetry | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
+    """With a step's share of the energy, which goes by its time."""
+    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
+        return reading
+    mean_s = sum(row.time("step") for row in steps) / len(steps)
+    per_step = reading.energy_j * mean_s / reading.duration_s
+    shares = {"energy_per_step_j": per_step, "energy_per_token_j": per_step / tokens if tokens else None}
+    return reading.model_copy(update=shares)
