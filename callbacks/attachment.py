@@ -88,6 +88,7 @@ class Attachment:
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
         ending.afterwards = Afterwards(options.verb, options.numerics.audit)
+        Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(exchange.compare_clocks)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:

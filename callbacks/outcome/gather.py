@@ -20,7 +20,9 @@ import torch.distributed
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.outcome.clocks import with_clocks
 from lm_profiler.measure.boundary import said
+from lm_profiler.measure.collectives.alignment import ClockComparison
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, largest
@@ -43,14 +45,22 @@ class Exchange:
         rank: of this process.
         ranks: how many there are.
         patience_s: how long one rank waits for another.
+        clocks: compares those of the ranks, where there are others.
     """
 
     store: Any = None
     rank: int = 0
     ranks: int = 1
     patience_s: float = _PATIENCE_S
+    clocks: ClockComparison | None = field(default=None, init=False)
     _run: int = field(default_factory=_RUNS.__next__)
     _asked: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        if self.store is not None:
+            within = torch.distributed.PrefixStore  # type: ignore[attr-defined]  # the stubs lack it
+            own = within(f"lm_profiler/{self._run}/clocks", self.store)
+            self.clocks = ClockComparison(own, self.rank, self.ranks, self.patience_s)
 
     @staticmethod
     def of_process_group() -> Exchange:
@@ -61,6 +71,15 @@ class Exchange:
         # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
         patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)  # type: ignore[attr-defined]  # the stubs lack it
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
+
+    def compare_clocks(self) -> None:
+        """Of all ranks, which do it together.
+
+        Raises:
+            RuntimeError: rank 0 said nothing in time.
+        """
+        if self.clocks is not None:
+            self.clocks.compare()
 
     def of_first(self, what: str, find: Callable[[], Value]) -> Value:
         """What ``find`` returns on rank 0, on every rank; all ask in the same order.
@@ -99,7 +118,10 @@ class Exchange:
             except RuntimeError:
                 missing.append(f"rank {rank} sent no measurements in time: its steps are missing")
         merged = merge(everyone)
-        return replace(merged, notes=[*merged.notes, *missing])
+        if self.clocks is None:
+            return merged
+        timelines, unlike = with_clocks(merged.timelines, self.clocks)
+        return replace(merged, timelines=timelines, notes=[*merged.notes, *missing, *unlike])
 
     def _key(self, rank: int) -> str:
         return f"lm_profiler/{self._run}/measured/{rank}"

@@ -1,0 +1,27 @@
+"""The ranks' timelines with what was found out about their clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lm_profiler.analysis.ranks.timeline import ClockOffset, RankTimeline
+from lm_profiler.measure.collectives.alignment import ClockComparison
+
+
+def with_clocks(
+    timelines: Sequence[RankTimeline], clocks: ClockComparison
+) -> tuple[Sequence[RankTimeline], Sequence[str]]:
+    """``timelines``, each with its clock, and a note on those left out because theirs is unknown. On rank 0."""
+    known, unknown = [], []
+    for timeline in timelines:
+        found = clocks.of(timeline.rank, int(timeline.host_ns[-1]))
+        if found is None:
+            unknown.append(str(timeline.rank))
+        else:
+            at_ns, ahead_ns, uncertainty_ns = zip(*found, strict=True)
+            known.append(replace(timeline, clock=ClockOffset(at_ns, ahead_ns, uncertainty_ns)))
+    if not unknown:
+        return known, []
+    ranks = f"rank{'s' * (len(unknown) > 1)} {', '.join(unknown)}"
+    return known, [f"who waits for whom is not known of {ranks}, whose clock could not be compared with rank 0's"]
