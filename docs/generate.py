@@ -25,6 +25,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+import ranks_picture
+
 from lm_profiler.cli import main as program
 from lm_profiler.record.quantities import LISTS, Quantity, overview
 from lm_profiler.record.schema import schemas
@@ -43,6 +45,7 @@ def write_all(folder: Path) -> None:
     floors, imports = rooms(), imports_between_rooms()
     (folder / "rooms.md").write_text(rooms_table(floors, imports), encoding="utf-8")
     draw(floors, imports, folder / "rooms.svg")
+    ranks_picture.draw(folder / "ranks.svg")
 
 
 # -- figures ----------------------------------------------------------------------------------------------------------
