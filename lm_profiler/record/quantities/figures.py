@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lm_profiler.record.quantities import resources, slack, waterfall
+from lm_profiler.record.quantities import ranks, resources, slack, waterfall
 from lm_profiler.record.quantities.floors import FLOORS
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
@@ -15,14 +15,6 @@ from lm_profiler.record.run import RunRecord, Sync
 def _backward_over_forward(record: RunRecord) -> float | None:
     backward, forward = (TIMES[part].get(record) for part in ("backward", "forward"))
     return backward / forward if backward and forward else None
-
-
-def _apart(ranks: list[float]) -> float | None:
-    return max(ranks) / min(ranks) - 1 if min(ranks) > 0 else None
-
-
-def _of_ranks(what: Callable[[list[float]], float | None]) -> Callable[[RunRecord], float | None]:
-    return lambda record: what(record.rank_step_s) if len(record.rank_step_s) > 1 else None
 
 
 def _times_synchronized(syncs: list[Sync]) -> int:
@@ -37,7 +29,6 @@ _ERROR = "norm of the difference to float32, over its norm"
 _SHARE = "share of the step that the bottleneck takes"
 _RATIO = "median backward over median forward"
 _ODD = "measured steps far from the others"
-_APART = "median step of the slowest rank over the fastest's, less 1"
 _LINES = "lines that made the host wait for the device, in the memory stage"
 _STAGES = (
     ("warmup", "warm-up"),
@@ -76,13 +67,6 @@ _THROUGHPUT = (
     figure("throughput.tokens_per_step", "tokens/step", "count", "tokens of a step on all ranks, the median"),
     per_step("throughput.samples_per_s", "samples/s", "samples/s", "samples of a step / its time"),
     figure("throughput.samples_per_step", "samples/step", "count", "rows of a batch, times the batches of a step"),
-)
-
-_RANKS = (
-    figure("environment.world_size", "ranks", "count", "processes of the run", "world_size"),
-    computed("ranks_apart", "slowest rank longer by", "%", _APART, _of_ranks(_apart)),
-    computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _of_ranks(min)),
-    computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _of_ranks(max)),
 )
 
 _SYNCS = (
@@ -207,6 +191,9 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("flops_per_s", "FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against"),
         figure("source", "source", "text", "where that figure is from"),
     ),
+    "ranks.by_rank": ranks.RANK_ROW,
+    "ranks.by_rank[].own_by_column_s": (figure("", "own work", "ms", "of the rank in each column", "rank_own_s"),),
+    "ranks.columns": (figure("", "first step", "count", "of each column of the heat map", "ranks_column"),),
     "rank_step_s": (figure("", "median step", "ms", "median step of each rank", "rank_step_s"),),
 }
 """By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row; ``[]``
@@ -229,7 +216,8 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Other, by its owner": _OWNERS,
         "Steps": _STEPS,
         "Steadiness": _STEADINESS,
-        "Ranks": _RANKS,
+        "Ranks": ranks.RANKS,
+        "Own work and waiting by phase": ranks.RANKS_BY_PHASE,
         "GPU": resources.GPU,
         "Allocator": resources.ALLOCATOR,
         "Synchronization": _SYNCS,

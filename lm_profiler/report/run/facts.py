@@ -19,10 +19,12 @@ _LISTS_OF = {
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds",),
-    "Ranks": ("rank_step_s",),
+    "Ranks": ("rank_step_s", "ranks.by_rank"),
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = _LISTS_OF["Steps"]
+_SPARSE = (*_STEPS, "ranks.by_rank")
+"""Of these no column stands where no row has anything."""
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
@@ -83,8 +85,9 @@ def list_table(record: RunRecord, path: str) -> Table:
         items = getattr(items, key, None)
     if not items or (path == "rank_step_s" and len(items) < 2):
         return Table()
-    # Of steps only what this machine counts, and where something has a cause.
-    columns = [of for of in LISTS[path] if path not in _STEPS or any(of.get(row) is not None for row in items)]
+    # Of steps only what this machine counts, and where something has a cause; of ranks the phases that occur.
+    nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
+    columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
     rows = [[_list_cell(path, of, row) for of in columns] for row in items[:_MOST_ROWS]]
     if path == "rank_step_s":
@@ -97,7 +100,7 @@ def list_table(record: RunRecord, path: str) -> Table:
 def _list_cell(path: str, of: Quantity, row: Any) -> TableCell:
     """Of a step nothing where nothing happened to it; what is usual has no step."""
     value = of.get(row)
-    if value is None and path in _STEPS:
+    if value is None and path in _SPARSE:
         return TableCell(None, "median" if of.name == "step" else "")
     return TableCell(value, of.show(value, unit=False))
 

@@ -10,25 +10,25 @@ from lm_profiler.record.quantities import (
     GROUPS,
     MEMORY,
     MFU,
-    PARTS,
     QUANTITIES,
     TIMES,
     counted,
     with_prefix,
 )
 from lm_profiler.record.run import (
-    Floor,
     NumericsFacts,
     RunRecord,
     Utilisation,
 )
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.owners import other_lines
+from lm_profiler.report.run.phases import phase_table
+from lm_profiler.report.run.ranks import own_work_table, ranks_lines
 from lm_profiler.report.run.slack import slack_lines
 from lm_profiler.report.run.verdict import odd_lines, verdict_lines
 from lm_profiler.report.run.waterfall import why_lines
 from lm_profiler.report.tables.columns import device_of
-from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
+from lm_profiler.report.tables.table import Table, text_table
 
 
 def end_tables(record: RunRecord, folder: Path) -> list[Table]:
@@ -44,6 +44,7 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     said = [
         *failure_lines(record),
         *verdict_lines(record),
+        *ranks_lines(record.ranks),
         *why_lines(record),
         *(f"note: {note}" for note in record.notes),
     ]
@@ -56,22 +57,14 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
 
 
 def time_table(record: RunRecord) -> Table:
-    """A row for each phase that occurred, then forward + backward, and the step; below them what else is to be said."""
+    """A row for each phase that occurred, and the step; below them what else is to be said.
+
+    Of several ranks each phase's own work, and waiting: a phase that ends in a collective takes as long on all of them.
+    """
     if not record.time or not record.time["step"].n:
         return Table(below=summary_lines(record))
-    host = record.environment is not None and record.environment.device_type != "cpu"
-    titles = ["phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share", *["host (ms)"] * host]
-    floors = any(floor.seconds for floor in record.floors.values())
-    titles += ["floor (ms)", "x floor"] * floors
-    rows = []
-    for part in (*PARTS, "forward_backward", "step"):
-        # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
-        if not record.time["backward" if part == "forward_backward" else part].max and part != "step":
-            continue
-        cells = _cells(record, part, host) + _floor(record.floors.get(part)) * floors
-        rows.append([TableCell(text, text, style="bold" if part == "step" else "") for text in cells])
-    headings = [Heading(title, title, figures=title != "phase") for title in titles]
-    return Table(headings, rows, below=summary_lines(record), title=headline(record))
+    table = phase_table(record) if record.ranks is None else own_work_table(record)
+    return replace(table, title=headline(record), below=[*table.below, *summary_lines(record)])
 
 
 def headline(record: RunRecord) -> str:
@@ -85,45 +78,6 @@ def headline(record: RunRecord) -> str:
     return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
 
 
-def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
-    """The time of ``part``, at last that on the ``host``'s own clock."""
-    time = record.time[part]
-    mean_s, step_s = time.mean or 0.0, record.time["step"].mean
-    digits = _digits(mean_s)
-    # Of the typical step; of the mean one in records that do not know it.
-    share = record.shares.get(part, mean_s / step_s if step_s else None)
-
-    def show(value: float | None) -> str:
-        return TIMES[part].show(value, unit=False, digits=digits)
-
-    median = show(time.median)
-    if time.ci_low is not None:
-        median += f" [{show(time.ci_low)}, {show(time.ci_high)}]"
-    return [
-        TIMES[part].title,
-        show(time.mean) + ("" if time.std is None else f" ± {show(time.std)}"),
-        "" if time.cv is None else f"{time.cv:.1%}",
-        median,
-        show(time.p95),
-        "" if share is None else f"{share:.1%}",
-        *([show(record.host_time[part].median)] if host else []),
-    ]
-
-
-def _floor(floor: Floor | None) -> list[str]:
-    """The least that a phase could take, with what that is of, and how many times as long it took."""
-    if floor is None or not floor.seconds:
-        return ["", ""]
-    of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
-    seconds = f"{floor.seconds * 1e3:,.{_digits(floor.seconds)}f}"
-    return [seconds + of, "" if floor.times is None else f"{floor.times:,.{0 if floor.times >= 100 else 1}f}"]
-
-
-def _digits(seconds: float) -> int:
-    """Behind the point, in milliseconds: three or four figures that mean something."""
-    return 3 if seconds < 0.01 else 2 if seconds < 0.1 else 1
-
-
 def summary_lines(record: RunRecord) -> list[str]:
     """Throughput, memory, first step, notes and failure: a line each."""
     lines = []
@@ -132,6 +86,7 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines += [
         *_memory(record),
         *verdict_lines(record),
+        *ranks_lines(record.ranks),
         *why_lines(record),
         *slack_lines(record),
         *odd_lines(record),

@@ -1,0 +1,115 @@
+"""Several ranks in the table and the lines at a run's end: each phase's own work, waiting, and who waits for whom."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from lm_profiler.record.quantities import PARTS, TIMES
+from lm_profiler.record.run import Floor, RankFinding, Ranks, RankSpread, RunRecord
+from lm_profiler.report.run.phases import step_line, table_of
+from lm_profiler.report.tables.table import Table
+
+WAITING = "waiting"
+_SEEN = 0.001
+"""Of the mean step: less of a phase is in no line."""
+
+
+def own_work_table(record: RunRecord) -> Table:
+    """A row for each phase's own work, one for waiting, one for the step; of the median rank and both extremes.
+
+    Below it the measured step, whose spread no column has.
+    """
+    ranks = record.ranks
+    assert ranks is not None
+    titles = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
+    spreads = {part: spread for part in PARTS if (spread := ranks.own.get(part)) is not None and spread.largest_s}
+    if (waiting := waiting_of(ranks)) is not None:
+        spreads[WAITING] = waiting
+    rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
+    step = ["step", _ms(ranks.step_s), *[""] * (len(titles) - 2)]
+    floors = {part: _of_own(floor, spreads[part].median_s) for part, floor in record.floors.items() if part in spreads}
+    return replace(table_of(titles, [*rows, ("step", step)], floors), below=[step_line(record)])
+
+
+def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
+    """The rank with most is named where one has more than another."""
+    middle, least, most = map(_ms, (spread.median_s, spread.least_s, spread.largest_s))
+    share = f"{spread.median_s / step_s:.1%}" if step_s else ""
+    return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
+
+
+def _of_own(floor: Floor, own_s: float) -> Floor:
+    """Against own work: nobody waits faster."""
+    return floor.model_copy(update={"times": own_s / floor.seconds if floor.seconds else None})
+
+
+def waiting_of(ranks: Ranks) -> RankSpread | None:
+    """Waiting in all phases together, over the ranks that the record has."""
+    seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
+    if not seconds:
+        return None
+    middle = median(seconds.values()) if len(seconds) == ranks.world else ranks.waiting_share * ranks.step_s
+    most = max(seconds, key=lambda rank: seconds[rank])
+    return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
+
+
+def ranks_lines(ranks: Ranks | None) -> list[str]:
+    """Who waits for whom and what mending it would save; what no compute hides; what one must know of both."""
+    if ranks is None:
+        return []
+    exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
+    lines = [f"ranks: {who_waits(ranks)}"]
+    if exposed:
+        told = ", ".join(f"{part} {_ms(seconds)}" for part, seconds in exposed.items())
+        source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""
+        lines.append(f"exposed communication: {told} ms a step{source}")
+    return [*lines, *(f"note: {note}" for note in ranks.notes)]
+
+
+def who_waits(ranks: Ranks) -> str:
+    """The finding in one sentence, as far as its figures are known."""
+    finding, mean_s = ranks.finding, ranks.waiting_share * ranks.step_s
+    wait = f"the mean rank waits {_ms(mean_s)} of {_ms(ranks.step_s)} ms a step"
+    if finding.kind in ("straggler", "host") and finding.excess_s is not None:
+        return "; ".join([_slow(finding, ranks), *_waiting_for(finding), *_saved(finding), *_last(finding, ranks)])
+    told = {
+        "turns": f"slow in turns{f', in {finding.phase}' * bool(finding.phase)}: each step for another rank, {wait}",
+        "equal": f"all alike: {wait}",
+    }
+    return "; ".join([told.get(finding.kind, f"{wait}; the steps do not say for whom"), *_saved(finding)])
+
+
+def _slow(finding: RankFinding, ranks: Ranks) -> str:
+    several = len(ranks.hosts) > 1
+    who = f"the ranks of host {finding.host} are" if finding.rank is None else f"rank {finding.rank} "
+    if finding.rank is not None:
+        who += f"(host {finding.host}) is" if several and finding.host else "is"
+    of = "those of the other hosts" if finding.rank is None else "the median of the others"
+    inside = f" in {TIMES[finding.phase].title}" if finding.phase in TIMES else ""
+    return f"{who} {_ms(finding.excess_s or 0.0)} ms slower{inside} than {of}"
+
+
+def _waiting_for(finding: RankFinding) -> list[str]:
+    if finding.others_wait_s is None:
+        return []
+    whom = "them" if finding.rank is None else "it"
+    return [f"the other ranks wait {_ms(finding.others_wait_s)} ms a step for {whom}"]
+
+
+def _saved(finding: RankFinding) -> list[str]:
+    if finding.saves_s is None:
+        return []
+    ends = [finding.low_s, finding.high_s]
+    around = f" [{', '.join(_ms(end) for end in ends if end is not None)}]" * (None not in ends)
+    return [f"mending it would save {_ms(finding.saves_s)} ms a step{around}"]
+
+
+def _last(finding: RankFinding, ranks: Ranks) -> list[str]:
+    return [] if finding.last_in is None else [f"last in {finding.last_in} of {ranks.steps} steps"]
+
+
+def _ms(seconds: float) -> str:
+    """To a microsecond, or three figures."""
+    ms = seconds * 1e3
+    return f"{ms:.3f}" if abs(ms) < 1 else f"{ms:.2f}" if abs(ms) < 10 else f"{ms:,.1f}"
