@@ -1,0 +1,106 @@
+"""One case: the same loop with its delays and without them, in turns, and what was said of it."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+
+from benchmarks.known_ranks.loop import BASE_S, Delay, Sharded, Sleeper, Sleepy
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.record.run import RunRecord
+
+WARMUP = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is done to the ranks.
+
+    ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in DDP's place.
+    """
+
+    name: str
+    delays: Sequence[Delay] = ()
+    base_s: Mapping[str, float] = field(default_factory=lambda: dict(BASE_S))
+    accumulate: int = 1
+    steps: int = 20
+    noise: float = 0.0
+    seed: int = 0
+    bucket_mb: float = 25.0
+    width: int = 64
+    sharded: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of one rank and one run: mean seconds a step that it slept by phase, mean step, and on rank 0 the record."""
+
+    own_s: dict[str, float]
+    step_s: float
+    record: RunRecord | None = None
+
+    @property
+    def waiting_s(self) -> float:
+        """What of the step it did not sleep: it waited, but for some milliseconds of the loop's own."""
+        return self.step_s - sum(self.own_s.values())
+
+
+def watch(case: Case, rank: int, world: int, delayed: bool) -> Seen:
+    """The loop once, on this rank."""
+    sleeper = Sleeper(case.base_s, case.delays if delayed else (), rank, world, case.noise, case.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        profiler = TrainingProfiler(
+            StageOptions(warmup_steps=WARMUP, measure_steps=case.steps),
+            MemoryOptions(steps=0),
+            TraceOptions(steps=0),
+            actions=ActionsOptions(steps=0),
+            quiet=True,
+            log_dir=folder,
+        )
+        trainer = quiet_trainer(world, folder, case, callbacks=[profiler])
+        trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
+    batches = slice(WARMUP * case.accumulate, (WARMUP + case.steps) * case.accumulate)
+    own_s = {phase: s * case.accumulate for phase, s in sleeper.own_s(batches).items()}
+    step_s = statistics.mean(sleeper.batch_s(batches)) * case.accumulate
+    return Seen(own_s, step_s, profiler.record if rank == 0 else None)
+
+
+def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: Any) -> Trainer:
+    """Of ``world`` ranks, which writes and prints nothing of its own."""
+    case = case or Case("")
+    strategy: Any = DDPStrategy(process_group_backend="gloo", bucket_cap_mb=case.bucket_mb)
+    if case.sharded:
+        strategy = ModelParallelStrategy(process_group_backend="gloo")
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
+    return Trainer(
+        accelerator="cpu",
+        devices=world,
+        strategy=strategy,
+        max_epochs=1,
+        accumulate_grad_batches=case.accumulate,
+        default_root_dir=folder,
+        **dict.fromkeys(off, False),
+        **options,
+    )
+
+
+def compare(case: Case, rank: int, world: int) -> tuple[Seen, Seen]:
+    """With the delays and without; which comes first alternates, so that a machine that changes favours neither."""
+    order = (True, False) if case.seed % 2 else (False, True)
+    seen = {delayed: watch(case, rank, world, delayed) for delayed in order}
+    return seen[True], seen[False]
+
+
+def quieten() -> None:
+    """Lightning's own lines, and the warnings of torch and Lightning."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
