@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,11 @@ class TrainingProfiler(Callback):
         if self._last is None or self._last.recorder is None:
             raise AttributeError("the run has no folder yet")
         return self._last.recorder.folder
+
+    def write_into(self, folder: Path) -> None:
+        """The next run goes into ``folder``, which was claimed for it."""
+        launch = replace(self._options.launch or Launch(), folder=folder)
+        self._options = replace(self._options, launch=launch)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         options = self._options

@@ -8,6 +8,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
@@ -21,8 +23,8 @@ from lm_profiler.training.fits.states import Refusal
 from lm_profiler.usage_error import UsageError
 
 
-def rank() -> int:
-    """The rank of this process on its machine: 0 unless another process of this command line started it."""
+def local_rank() -> int:
+    """Of this process among those of its machine, as far as that is known before there is a Trainer."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
@@ -34,31 +36,44 @@ class Attempt:
         launch: How it was started.
         log_dir: Folder of all runs.
 
-    ``folder`` is claimed at once, by one rank of all; None on the others. ``profiler`` is the instruments' callback
-    once there is one: from its set-up on, it writes the record itself.
-
-    Raises:
-        UsageError: the folder cannot be made.
+    Until ``begin`` there is nothing of it. ``folder`` is claimed by rank 0 alone; None on the others. ``profiler`` is
+    the instruments' callback once there is one: from its set-up on, it writes the record itself.
     """
 
     def __init__(self, verb: Verb, launch: Launch, log_dir: str) -> None:
         self.verb = verb
         self.launch = launch
         self.profiler: TrainingProfiler | None = None
+        self.rank: int | None = None
         self.folder: Path | None = None
-        parent = Path(log_dir, launch.name)
-        above = (parent, *parent.parents)
-        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
-        if rank() > 0 or int(os.environ.get("NODE_RANK", 0)) > 0:
+        self._parent = Path(log_dir, launch.name)
+        self._made: list[Path] = []
+
+    def begin(self, rank: int) -> None:
+        """Claim the folder, if this is ``rank`` 0 of all processes of the run.
+
+        Raises:
+            UsageError: the folder cannot be made.
+        """
+        self.rank = rank
+        if rank > 0:
             return
+        above = (self._parent, *self._parent.parents)
+        self._made = [folder for folder in above if not os.path.exists(folder)]  # noqa: PTH110 - Path's raises for some
         try:
-            self.folder = claim_run_dir(parent)
+            self.folder = claim_run_dir(self._parent)
         except OSError as error:
             self._remove_made()
             raise UsageError(
-                f"log_dir: expected a folder that can be written to, given {parent} ({error.strerror}); "
+                f"log_dir: expected a folder that can be written to, given {self._parent} ({error.strerror}); "
                 "name another with --log_dir"
             ) from None
+
+    def _begin_late(self) -> None:
+        """Where not even a Trainer could be made, which knows the rank: the variables of whoever launched this tell."""
+        if self.rank is None:
+            with suppress(UsageError):
+                self.begin(getattr(rank_zero_only, "rank", 0) or int(os.environ.get("NODE_RANK", 0)))
 
     def discard(self) -> None:
         """Leave nothing of a run that never was; the folder of one that was recorded stays."""
@@ -86,10 +101,11 @@ class Attempt:
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""
         record = self.record
+        self._begin_late()
         # Lightning turns KeyboardInterrupt into `exit(1)`, at whatever point.
         interrupt = error if isinstance(error, KeyboardInterrupt) else error.__context__
         if isinstance(interrupt, KeyboardInterrupt):
-            if record is None and rank() == 0:
+            if record is None and not self.rank:
                 self._record("interrupted", _failure(interrupt))
                 where = f"; written to {from_here(self.folder)}" if self.folder is not None else ""
                 say(f"interrupted before the first step{where}")
@@ -99,15 +115,16 @@ class Attempt:
 
     def failed(self, error: Exception) -> int:
         """Keep the traceback beside the record, and the record too where there is none yet; returns the exit code."""
+        self._begin_late()
         record = self.record
         if record is None:
             self._record(status_of(error), _failure(error))
         if record is None or record.failure is None:  # otherwise the table has said it
-            who = f"rank {rank()} failed" if rank() else "failed" if record is not None else "failed in setup"
+            who = f"rank {self.rank} failed" if self.rank else "failed" if record is not None else "failed in setup"
             say(f"{who}: {said(error)}")
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is not None:
-            path = folder / (f"traceback.rank{rank()}.txt" if rank() else "traceback.txt")
+            path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
         return FAILED

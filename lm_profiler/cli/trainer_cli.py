@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -26,7 +26,7 @@ from lm_profiler.callbacks import (
 )
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.logger import EventsLogger
-from lm_profiler.cli.attempt import Attempt, rank
+from lm_profiler.cli.attempt import Attempt, local_rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (
     LOADERS,
@@ -133,7 +133,7 @@ class ProfilerCLI(LightningCLI):
         model, loader = self._classes.get("model"), LOADERS[cast(Verb, self.call.arguments[0])]
         own_data = isinstance(model, type) and getattr(model, loader, None) is not getattr(LightningModule, loader)
         self._leave_data = own_data and self.call.leaves_data_out()
-        for key, file, options in self.call.passed_over(self._leave_data) if rank() == 0 else ():
+        for key, file, options in self.call.passed_over(self._leave_data) if local_rank() == 0 else ():
             if self._leave_data and key == "data":
                 say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is ignored")
             elif key in self._classes and (shared := {*options} & {*signature(self._classes[key]).parameters}):
@@ -203,18 +203,34 @@ class ProfilerCLI(LightningCLI):
         check_trainer_options(given, self.verb)
         try:
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
-            return self.instantiate_trainer()
+            trainer = self.instantiate_trainer()
         except _OPTION_ERRORS as error:
             raise trainer_error(_cause(error), given) from error
+        self._begin(trainer)
+        return trainer
+
+    def _begin(self, trainer: Trainer) -> None:
+        """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
+        attempt, config = self.attempt, self._get(self.config, "trainer")
+        attempt.begin(trainer.global_rank)
+        if attempt.folder is not None and attempt.profiler is not None:
+            attempt.profiler.write_into(attempt.folder)
+        if self._logs_by_default(config):
+            log_dir = self._get(self.config, "log_dir")
+            version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
+            # Beside a default metric TensorBoard would show no other HPARAMS.
+            trainer.logger = EventsLogger(log_dir, attempt.launch.name, version, default_hp_metric=False)
+
+    @staticmethod
+    def _logs_by_default(config: Any) -> bool:
+        return config["logger"] in (None, True) and not config["fast_dev_run"]
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
         config, attempt = self._get(self.config_init, "trainer"), self.attempt
         log_dir = self._get(self.config, "log_dir")
-        if config["logger"] in (None, True) and not config["fast_dev_run"]:
-            version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
-            # Beside a default metric TensorBoard would show no other HPARAMS.
-            kwargs["logger"] = EventsLogger(log_dir, attempt.launch.name, version, default_hp_metric=False)
+        if self._logs_by_default(config):
+            kwargs["logger"] = False  # until _begin
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
@@ -222,7 +238,7 @@ class ProfilerCLI(LightningCLI):
         peak = self._get(self.config, "peak_tflops")
         expect(peak is None or 0 < peak < math.inf, "peak_tflops", "a positive number of TFLOP/s", peak)
         attempt.profiler = TrainingProfiler(
-            launch=replace(attempt.launch, folder=attempt.folder),
+            launch=attempt.launch,
             peak_flops_per_s=None if peak is None else peak * 1e12,
             verb=self.verb,
             log_dir=log_dir,

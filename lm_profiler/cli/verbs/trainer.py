@@ -5,13 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import distributed
 
-from lm_profiler.cli.attempt import rank
+from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
@@ -48,7 +49,7 @@ def run(call: Call) -> int:
             if cli.attempt.record is not None or not isinstance(error, (UsageError, MisconfigurationException)):
                 return cli.attempt.failed(error)
             cli.attempt.discard()
-            if rank() > 0:  # the process that started this one says it
+            if local_rank() > 0:  # the process that started this one says it
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:
@@ -69,9 +70,16 @@ def _end_children(trainer: Trainer | None) -> None:
     processes.clear()  # Lightning's observer kills this process too once it sees one of them fail
     try:
         for child in children:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=_PATIENCE_S)
+            _wait(child, _PATIENCE_S)
     finally:
         for child in children:
             child.kill()
-            child.wait()
+            _wait(child)
+
+
+def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
+    if isinstance(child, BaseProcess):  # of ddp_spawn, ddp_fork, ddp_notebook
+        child.join(timeout)
+        return
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout)
