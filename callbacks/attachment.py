@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
+from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -95,7 +96,7 @@ class Attachment:
             timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
         progress, keep = None, None
         if trainer.is_global_zero:
-            Guard("writing an unfinished record", self.tell).run(recorder.begin, options.steps)
+            Guard("writing an unfinished record", self.tell).run(recorder.begin, self._steps)
             keep = partial(append_steps, folder / "steps.csv")
             if not options.quiet:
                 until_sure = bool(options.stages.until_ci)
@@ -104,7 +105,7 @@ class Attachment:
         session = Session(
             timeline,
             stream,
-            StageCounter(options.steps),
+            StageCounter(self._steps),
             self._instruments(timeline, stream, folder),
             progress,
             trainer.global_rank,
@@ -192,6 +193,7 @@ class Attachment:
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 whatif,
+                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model),
                 OwnersWatch(trainer, timeline, lambda: self._phases, self.callback, trainer.profiler),  # type: ignore[attr-defined]
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
@@ -201,8 +203,19 @@ class Attachment:
             self._ranks(device, rank),
         )
 
+    @property
+    def _together(self) -> bool:
+        """Whether there are other ranks, and the marks are on the machine's own clock."""
+        return self.trainer.world_size > 1 and self.options.clock is time.perf_counter_ns
+
+    @property
+    def _steps(self) -> dict[str, int]:
+        """Of each stage: the same on all ranks, whatever becomes of the instruments of one."""
+        reduces = self.options.verb == "fit" and is_a(self.trainer.strategy, "DDPStrategy")
+        return self.options.steps(STEPS if self._together and reduces else 0)
+
     def _ranks(self, device: torch.device, rank: int) -> RanksWatch | None:
-        if self.trainer.world_size == 1 or self.options.clock is not time.perf_counter_ns:  # no clock of the machine's
+        if not self._together:
             return None
         dump = flight_recorder(device.type)
         return RanksWatch(None if dump is None else Arrivals(dump, self.options.clock), rank)
@@ -215,7 +228,7 @@ class Attachment:
         self._phases = PhaseProfiler(
             self.trainer,
             timeline,
-            sum(self.options.steps.values()),
+            sum(self._steps.values()),
             (lambda: 0) if session is None else session.step_ended,
             lambda left: following.run(self._follow, left, otherwise=left),
             partial(recording.run, self.ending.finish, "ok"),
@@ -229,7 +242,7 @@ class Attachment:
 
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""
-        steps = self.options.steps
+        steps = self._steps
         later = sum(steps.values()) - steps["warmup"] - steps["measure"]
         measured = steps["measure"] - (left - later)
         if self._stopping is None or left <= later or measured < 1:

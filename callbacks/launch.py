@@ -60,12 +60,12 @@ class ProfilingOptions:
     log_dir: Path
     whatif: WhatIfOptions
 
-    @property
-    def steps(self) -> dict[str, int]:
-        """Of each stage, in their order."""
+    def steps(self, collectives: int = 0) -> dict[str, int]:
+        """Of each stage, in their order; with ``collectives`` steps in which those are timed, where there are any."""
         return {
             "warmup": self.stages.warmup_steps,
             "measure": self.stages.planned_steps,
+            **({"collectives": collectives} if collectives else {}),
             **({"whatif": self.whatif.steps} if self.whatif.steps else {}),
             "actions": self.actions.steps,
             "memory": self.memory.steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.analysis.ranks.reducer import ReducerTimes
 from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
@@ -52,3 +53,5 @@ class Measured:
     experiment: Experiment | None = None
     timelines: Sequence[RankTimeline] = ()
     """Of each rank that knows when it came to its collectives."""
+    reducers: Sequence[ReducerTimes] = ()
+    """Of each rank where DDP trains."""

@@ -13,6 +13,7 @@ from lm_profiler.record.quantities import counted
 _NAMES = {
     "warmup": "warm-up",
     "measure": "measuring",
+    "collectives": "timing collectives",
     "whatif": "delaying places",
     "actions": "timing actions",
     "memory": "reading memory",

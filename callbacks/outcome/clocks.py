@@ -1,4 +1,4 @@
-"""The ranks' timelines with what was found out about their clocks."""
+"""The ranks' timelines with what was compared out about their clocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def with_clocks(
     """``timelines``, each with its clock, and a note on those left out because theirs is unknown. On rank 0."""
     known, unknown = [], []
     for timeline in timelines:
-        found = clocks.of(timeline.rank, int(timeline.host_ns[-1]))
-        if found is None:
+        compared = clocks.of(timeline.rank, int(timeline.host_ns[-1]))
+        if compared is None:
             unknown.append(str(timeline.rank))
         else:
-            at_ns, ahead_ns, uncertainty_ns = zip(*found, strict=True)
+            at_ns, ahead_ns, uncertainty_ns = zip(*compared, strict=True)
             known.append(replace(timeline, clock=ClockOffset(at_ns, ahead_ns, uncertainty_ns)))
     if not unknown:
         return known, []

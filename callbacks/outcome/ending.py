@@ -122,7 +122,7 @@ class Ending:
             last.run(session.finish, failure is None)
             measured = try_or_note("what was measured", session.measured, self.notes)
         if measured is None:
-            measured = Measured((), self.options.steps)
+            measured = Measured((), self.options.steps())
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:

@@ -147,6 +147,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         recompilations=sum(m.recompilations for m in measured),
         experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
+        reducers=[reducer for m in measured for reducer in m.reducers],
         notes=[*dict.fromkeys(note for m in measured for note in m.notes), *unlike],
     )
 

@@ -16,6 +16,7 @@ _KEYS = (
     *TIMES,
     "warmup",
     "measure",
+    "collectives",
     "whatif",
     "actions",
     "memory",

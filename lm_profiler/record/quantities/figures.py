@@ -33,6 +33,7 @@ _LINES = "lines that made the host wait for the device, in the memory stage"
 _STAGES = (
     ("warmup", "warm-up"),
     ("measure", "measure"),
+    ("collectives", "collectives"),
     ("whatif", "what-if"),
     ("actions", "actions"),
     ("memory", "memory"),

@@ -1,0 +1,53 @@
+"""What DistributedDataParallel times of its own reducer: when a backward's communication begins and ends.
+
+It does so in every hundredth step unless it is told to do it in each. On CUDA its reading waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch.nn.parallel import DistributedDataParallel
+
+_USUAL_RATE = 100
+"""``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``: nothing tells what rate was set."""
+
+
+class ReducerReading(NamedTuple):
+    """One backward: from the beginning of its communication to the end, and how much of that its computing hid; in
+    seconds. ``backward`` counts those of this process, the same on all ranks."""
+
+    backward: int
+    communication_s: float
+    hidden_s: float
+
+
+class ReducerTimer:
+    """Samples every backward of ``ddp`` from ``start`` to ``stop``.
+
+    DDP takes in what it timed of a backward where the next forward begins, so a reading is of the step before.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self._begun = -1
+        self.readings: list[ReducerReading] = []
+
+    def start(self) -> None:
+        """From the next step on."""
+        self._begun = self._ddp._get_ddp_logging_data().get("backward_comm_time_start", -1)
+        self._ddp._set_ddp_runtime_logging_sample_rate(1)
+
+    def read(self) -> None:
+        """Keep the last backward that is known of, if it is a new one. Not for a timed step."""
+        known = self._ddp._get_ddp_logging_data()
+        begun = known.get("backward_comm_time_start", -1)
+        if begun == self._begun:  # the one before the first
+            return
+        self._begun = begun
+        took_ns, hidden_ns = known["backward_comm_time"], known["backward_compute_comm_overlap_time"]
+        self.readings.append(ReducerReading(known["iteration"], took_ns * 1e-9, min(max(hidden_ns, 0), took_ns) * 1e-9))
+
+    def stop(self) -> None:
+        """As it was before. May be called twice."""
+        self._ddp._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
