@@ -15,6 +15,7 @@ from lm_profiler.record.collection import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.report.page import answers
 from lm_profiler.report.page.bundle import bundled
+from lm_profiler.report.page.ranks import ranks
 from lm_profiler.report.page.why import why
 from lm_profiler.report.tables.table import Table
 
@@ -57,6 +58,7 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     for number, (name, entry) in enumerate(recorded.items()):
         yield _answer("run", answers.run(name, entry, steps), name)
         yield _answer("why", why(entry), name)
+        yield _answer("ranks", ranks(entry), name)
         left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
         yield _answer("kernels", answers.kernels(entry) if number < _KERNEL_RUNS else left_out, name)
     yield from (f"<script>{script}</script>" for script in scripts)

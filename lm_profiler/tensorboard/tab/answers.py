@@ -17,6 +17,7 @@ from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import Entry, collect
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page import answers
+from lm_profiler.report.page import ranks as who_waits
 from lm_profiler.report.page import why as waterfall
 from lm_profiler.report.page.answers import TRACE_SUFFIX, Json
 from lm_profiler.report.run import comparison as compare_output
@@ -54,6 +55,11 @@ def _entry(logdir: Path, name: str) -> Entry:
 def why(logdir: Path, name: str) -> Json:
     """The run's waterfall."""
     return waterfall.why(_entry(logdir, name))
+
+
+def ranks(logdir: Path, name: str) -> Json:
+    """Who of the run's ranks works and who waits."""
+    return who_waits.ranks(_entry(logdir, name))
 
 
 def kernels(logdir: Path, name: str) -> Json:

@@ -47,6 +47,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
             "/runs": self._json(lambda root, _: answers.listing(root)),
             "/run": self._json(lambda root, request: answers.run(root, _argument(request, "run"))),
             "/why": self._json(lambda root, request: answers.why(root, _argument(request, "run"))),
+            "/ranks": self._json(lambda root, request: answers.ranks(root, _argument(request, "run"))),
             "/kernels": self._json(lambda root, request: answers.kernels(root, _argument(request, "run"))),
             "/compare": self._json(lambda root, request: answers.comparison(root, *map(request.args.getlist, "ab"))),
             "/traces": self._json(lambda root, request: answers.traces(root, _argument(request, "run"))),

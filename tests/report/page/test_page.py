@@ -108,7 +108,7 @@ def test_it_answers_what_the_tab_would_be_answered(tmp_path: Path) -> None:
     answers = Page(tmp_path / "page.html").answers
     assert folder.name == "a"
     assert answers["colours", None] == get("colours").json
-    for route in ("run", "why", "kernels"):
+    for route in ("run", "why", "ranks", "kernels"):
         for run in ("a", "b"):
             assert answers[route, f"logs/{run}"] == get(route, run=run).json
     in_tab, in_page = get("runs").json, answers["runs", None]

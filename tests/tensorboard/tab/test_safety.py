@@ -46,7 +46,7 @@ def test_no_run_lies_outside_the_log_folder(get: Get, logdir: Path, name: str) -
     outside = made_entry(logdir.parent / "outside").folder
     write_trace(outside)
     write_trace(made_entry(logdir / "a").folder)
-    for route in ("run", "why", "kernels", "traces"):
+    for route in ("run", "why", "ranks", "kernels", "traces"):
         assert get(route, run=name).status_code == 404
         assert get(route, run=str(outside)).status_code == 404
     assert get("compare", a="a", b=name).status_code == 404
@@ -100,7 +100,7 @@ def test_no_answer_holds_a_word_from_behind_a_link_out(get: Get, logdir: Path, l
     else:
         run.symlink_to(outside)
     answers = [
-        *(get(route, run="a") for route in ("run", "why", "kernels", "traces")),
+        *(get(route, run="a") for route in ("run", "why", "ranks", "kernels", "traces")),
         get("runs"),
         get("compare", a="a", b="b"),
         get("compare", a="b", b="a"),

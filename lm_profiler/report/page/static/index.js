@@ -2,6 +2,7 @@
 import * as compare from "./compare.js";
 import { el } from "./dom.js";
 import * as kernels from "./kernels.js";
+import * as ranks from "./ranks.js";
 import * as run from "./run.js";
 import { Shell } from "./shell.js";
 import { isFramedByOthers, onPlaceChange, onReload } from "./tensorboard.js";
@@ -21,7 +22,7 @@ export async function render() {
     document.body.append(el("p", { class: "error" }, "This tab is shown in TensorBoard only, not within another page."));
     return;
   }
-  const shell = new Shell([run, why, trace, kernels, compare]);
+  const shell = new Shell([run, why, ranks, trace, kernels, compare]);
   shell.mount(document.body);
   onReload(() => shell.reload());
   onPlaceChange((place) => shell.go(place));

@@ -1,6 +1,7 @@
 // The page that is one file: the tab's views of runs that the page holds. Traces and comparisons need more than it has.
 import * as compare from "./compare.js";
 import * as kernels from "./kernels.js";
+import * as ranks from "./ranks.js";
 import * as run from "./run.js";
 import { Shell } from "./shell.js";
 import { onPlaceChange } from "./tensorboard.js";
@@ -9,7 +10,7 @@ import * as why from "./why.js";
 
 document.documentElement.classList.add("alone");
 followTheme();
-const shell = new Shell([compare, run, why, kernels]);
+const shell = new Shell([compare, run, why, ranks, kernels]);
 shell.mount(document.body);
 onPlaceChange((place) => shell.go(place));
 shell.reload();

@@ -1,0 +1,92 @@
+"""The Ranks view, as plain JSON: each rank's own work by phase and step by step, waiting, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.quantities import GROUPS, PARTS, counted
+from lm_profiler.record.run import Ranks, RankTimes, RunRecord
+from lm_profiler.report.page.answers import Json, table_of
+from lm_profiler.report.run.facts import shown
+from lm_profiler.report.run.ranks import ranks_lines, who_waits
+from lm_profiler.report.tables.table import text_table
+
+
+def ranks(entry: Entry) -> Json:
+    """A row a rank: ``own`` of each of the ``phases``, how much that is ``above`` the median of the other ranks, what
+    it waits; and the same of its own work ``by_column``, of which ``columns`` are the first steps. Or ``why`` there
+    are none. In seconds of the mean step.
+    """
+    record = entry.record
+    if record is None or record.ranks is None:
+        return {"why": "No ranks: a cell that left no run." if record is None else _no_ranks(record)}
+    found = record.ranks
+    phases = [part for part in PARTS if part in found.own and found.own[part].largest_s]
+    rows = _in_order(found)
+    above = {part: _above([of.own_s.get(part, 0.0) for of in rows], found, part) for part in phases}
+    by_step = zip(*(_above(column) for column in zip(*(of.own_by_column_s for of in rows), strict=True)), strict=True)
+    columns = list(by_step) or [()] * len(rows)
+    facts = [[of.title, shown(of, record), of.meaning] for of in _KNOWN_FROM if of.get(record) is not None]
+    return {
+        "why": None,
+        "headline": f"{counted(found.world, 'rank')}, mean of {counted(found.steps, 'step')}",
+        "said": who_waits(found),
+        "lines": ranks_lines(found)[1:],
+        "step_s": found.step_s,
+        "phases": phases,
+        "columns": found.columns,
+        "rows": [_row(of, [above[part][at] for part in phases], phases, columns[at]) for at, of in enumerate(rows)],
+        "several_hosts": len(found.hosts) > 1,
+        "left_out": _left_out(found),
+        "facts": table_of(text_table(("", "", ""), facts, left=3)),
+    }
+
+
+_KNOWN_FROM = [of for of in GROUPS["Ranks"] if of.path.startswith("ranks.") and "finding" not in of.path]
+
+
+def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Sequence[float]) -> Json:
+    return {
+        **of.model_dump(include={"rank", "host"}),
+        "own": [of.own_s.get(part, 0.0) for part in phases],
+        "above": above,
+        "waiting": of.all_waiting_s,
+        "by_column": [round(seconds, 9) for seconds in by_column],
+    }
+
+
+def _in_order(found: Ranks) -> list[RankTimes]:
+    """By rank; where not all are there, those with most own work first."""
+    whole = len(found.by_rank) == found.world
+    return sorted(found.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
+
+
+def _above(seconds: Sequence[float], found: Ranks | None = None, part: str = "") -> list[float]:
+    """Each less the median of the others: of all ranks, where the record knows theirs but not each of them."""
+    if found is not None and len(found.by_rank) < found.world:
+        return [one - found.own[part].median_s for one in seconds]
+    if len(seconds) < 2:
+        return [0.0] * len(seconds)
+    ranked = sorted(seconds)
+    return [one - median(_without(ranked, one)) for one in seconds]
+
+
+def _without(ranked: list[float], one: float) -> list[float]:
+    at = ranked.index(one)
+    return ranked[:at] + ranked[at + 1 :]
+
+
+def _left_out(found: Ranks) -> str:
+    if len(found.by_rank) == found.world:
+        return ""
+    told = f"{len(found.by_rank):,} of {counted(found.world, 'rank')}"
+    return f"Drawn are {told}: rank 0, those with most own work and those with least, most first."
+
+
+def _no_ranks(record: RunRecord) -> str:
+    world = 1 if record.environment is None else record.environment.world_size
+    if world > 1:
+        return f"{world:,} ranks, but nothing says who waited for whom: see the notes of the Run view."
+    return "One rank: nobody waits for another."
