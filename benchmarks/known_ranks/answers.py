@@ -1,0 +1,97 @@
+"""What was said of a case, against what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.known_ranks.trial import Case, Seen
+from lm_profiler.record.run.ranks import RankFinding, Ranks
+
+SHARE, LEAST_S = 0.05, 2e-3
+"""What a figure may be off: this share of it, or this many seconds."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of one case: what was found, and the largest errors in seconds.
+
+    ``own_off_s`` and ``waiting_off_s`` are the largest over ranks (and phases), those within ``SHARE`` as well;
+    ``close`` whether each is within its tolerance. ``saved_s`` is how much shorter the mean step really was.
+    """
+
+    case: Case
+    world: int
+    finding: RankFinding | None
+    notes: list[str]
+    own_off_s: float
+    waiting_off_s: float
+    close: bool
+    step_s: float
+    saved_s: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the finding names what was slow, and nothing where nothing was."""
+        found = self.finding
+        if found is None:
+            return False
+        if self.case.told[0] == "equal":
+            return found.kind == "equal"
+        return (found.kind, found.rank, found.phase) == self.case.told
+
+    @property
+    def off_s(self) -> float | None:
+        """The predicted saving less the real one."""
+        if self.finding is None or self.finding.saves_s is None:
+            return None
+        return self.finding.saves_s - self.saved_s
+
+    @property
+    def foreseen(self) -> bool:
+        """Whether the predicted saving is the real one but for 5 % of it."""
+        return self.off_s is not None and abs(self.off_s) <= SHARE * abs(self.saved_s)
+
+    @property
+    def foreseen_of_step(self) -> bool:
+        """But for 5 % of the step."""
+        return self.off_s is not None and abs(self.off_s) <= SHARE * self.step_s
+
+
+def answer(case: Case, seen: Sequence[tuple[Seen, Seen]]) -> Answer:
+    """``seen`` by each rank with the delays, and mended."""
+    delayed, mended = [each for each, _ in seen], [each for _, each in seen]
+    record = delayed[0].record
+    ranks = None if record is None else record.ranks
+    # What the loop itself takes: the rank that waits least, without delays, does nothing else but sleep.
+    loop_s = min(each.waiting_s for each in mended)
+    own, waiting = _errors(delayed, ranks, loop_s)
+    return Answer(
+        case,
+        len(seen),
+        None if ranks is None else ranks.finding,
+        []
+        if record is None
+        else [n for n in record.notes if not n.startswith("ceiling")] + (ranks.notes if ranks else []),
+        max((abs(off) for off, _ in own), default=0.0),
+        max((abs(off) for off, _ in waiting), default=0.0),
+        bool(own) and all(abs(off) <= max(SHARE * truth, LEAST_S) for off, truth in [*own, *waiting]),
+        delayed[0].step_s,
+        delayed[0].step_s - mended[0].step_s,
+    )
+
+
+Errors = list[tuple[float, float]]
+"""What is off, and the truth."""
+
+
+def _errors(delayed: Sequence[Seen], ranks: Ranks | None, loop_s: float) -> tuple[Errors, Errors]:
+    own: Errors = []
+    waiting: Errors = []
+    for times, truth in zip([] if ranks is None else ranks.by_rank, delayed, strict=False):
+        for phase, slept_s in truth.own_s.items():
+            true_s = slept_s + (loop_s if phase == "other" else 0.0)
+            own.append((times.own_s.get(phase, 0.0) - true_s, true_s))
+        true_s = max(truth.waiting_s - loop_s, 0.0)
+        waiting.append((times.all_waiting_s - true_s, true_s))
+    return own, waiting
