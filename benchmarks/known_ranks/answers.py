@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.known_ranks.trial import Case, Seen
+from lm_profiler.record.run import RunRecord
 from lm_profiler.record.run.ranks import RankFinding, Ranks
 
 SHARE, LEAST_S = 0.05, 2e-3
@@ -79,6 +80,14 @@ def answer(case: Case, seen: Sequence[tuple[Seen, Seen]]) -> Answer:
         delayed[0].step_s,
         delayed[0].step_s - mended[0].step_s,
     )
+
+
+def _notes(record: RunRecord | None) -> list[str]:
+    """What the run says beside its figures, but for this machine's ceiling."""
+    if record is None:
+        return ["no record"]
+    said = [note for note in record.notes if not note.startswith("ceiling")]
+    return [*said, *(record.ranks.notes if record.ranks is not None else ["nothing is said of the ranks"])]
 
 
 Errors = list[tuple[float, float]]
