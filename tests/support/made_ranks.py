@@ -33,7 +33,9 @@ def made_ranks(world: int = 2, slow: int | None = 1, excess_ms: float = 30.0, **
             "waiting_share": sum(waiting) / world / step_s,
             "by_rank": times,
             "columns": list(range(6, 6 + STEPS)),
-            "finding": _straggler(slow, excess_ms / 1e3) if slow is not None else RankFinding(kind="equal"),
+            "finding": _straggler(slow, excess_ms / 1e3)
+            if slow is not None
+            else RankFinding(kind="equal", evidence="no rank is slower than the others"),
             "exposed_s": {"backward": 3.2e-3},
             "exposed_source": "DDP’s own timings",
             "witness": "torch’s flight recorder",
@@ -68,4 +70,9 @@ def _straggler(rank: int, excess_s: float) -> RankFinding:
         high_s=excess_s,
         last_in=STEPS,
         others_wait_s=excess_s,
+        evidence=(
+            f"rank {rank} is {excess_s * 1e3:.1f} ms slower in data than the median of the others; the other ranks wait"
+            f" {excess_s * 1e3:.1f} ms a step for it; mending it would save {excess_s * 1e3 - 1:.1f} ms a step"
+            f" [{excess_s * 1e3 - 2:.1f}, {excess_s * 1e3:.1f}]; last in {STEPS} of {STEPS} steps"
+        ),
     )

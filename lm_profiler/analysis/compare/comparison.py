@@ -98,6 +98,8 @@ class Comparison:
         unlike: Why the sides did not do the same work; empty where they may be compared.
         config, environment: What else differs; None: unknown.
         phases: Those that occur, by how much they change the step, the largest first.
+        ranks: Of several ranks own work and waiting of the mean one, by their names in the registry: a phase that ends
+            in a collective holds both. Empty where a run does not know them.
         detectable: The smallest change of the step, as a share, that runs like these can detect.
         compilation: Where one side is compiled and the other is not.
         notes: What a reader must know before using the figures.
@@ -111,6 +113,7 @@ class Comparison:
     step: PartChange
     forward_backward: PartChange
     phases: list[PartChange]
+    ranks: list[PartChange]
     tokens: RateChange | None
     memory: list[MemoryChange]
     detectable: float | None
@@ -143,6 +146,7 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
         step=step,
         forward_backward=forward_backward,
         phases=sorted(phases, key=lambda row: -abs(row.difference_s)),
+        ranks=_ranks(side_a, side_b),
         tokens=_tokens(side_a, side_b, step),
         memory=_memory(side_a, side_b),
         detectable=minimum_detectable_effect(step.interval) if step.interval is not None else None,
@@ -158,6 +162,19 @@ def _part_change(part: str, a: Side, b: Side, confidence: float) -> PartChange:
     if a.occurs(part) != b.occurs(part):
         verdict = "ONLY A" if a.occurs(part) else "ONLY B"
     return PartChange(part, a_s, b_s, b_s - a_s, (b_s - a_s) / step_s if step_s > 0 else None, interval, verdict)
+
+
+def _ranks(a: Side, b: Side) -> list[PartChange]:
+    """Means of a run's steps: how they scatter only repeats can tell."""
+    changes = []
+    for name in ("own_work_s", "waiting_s"):
+        seconds_a, seconds_b = (side.known(QUANTITIES[name]) for side in (a, b))
+        if seconds_a is not None and seconds_b is not None:
+            a_s, b_s, step_s = typical(seconds_a), typical(seconds_b), a.typical_s("step")
+            interval = repeats_interval(seconds_a, seconds_b, CONFIDENCE)
+            of_step = (b_s - a_s) / step_s if step_s > 0 else None
+            changes.append(PartChange(name, a_s, b_s, b_s - a_s, of_step, interval, change(interval)))
+    return changes
 
 
 def _compilation(a: Side, b: Side, step: PartChange) -> Compilation | None:

@@ -11,7 +11,7 @@ from typing import Any
 from lm_profiler.analysis.compare.comparison import Comparison, Compilation, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
-from lm_profiler.record.quantities import MEMORY, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
@@ -51,9 +51,10 @@ def opening(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
-    """A row for the step, each part of it, tokens/s and each peak; texts, one for each of ``HEADER``."""
+    """A row for the step, each part of it, work and waiting, tokens/s, each peak; texts, one for each of ``HEADER``."""
     parts = (comparison.step, comparison.forward_backward, *comparison.phases)
     texts = [_cells(TIMES[part.part], part.a_s, part.b_s, part) for part in parts]
+    texts += [_cells(QUANTITIES[of.part], of.a_s, of.b_s, of) for of in comparison.ranks]
     if (rate := comparison.tokens) is not None:
         texts.append(_cells(TOKENS_PER_S, rate.a_per_s, rate.b_per_s, rate))
     return texts + [_cells(MEMORY[peak.reading], peak.a_bytes, peak.b_bytes, peak) for peak in comparison.memory]

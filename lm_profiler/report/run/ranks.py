@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from lm_profiler.record.quantities import PARTS, TIMES
-from lm_profiler.record.run import Floor, RankFinding, Ranks, RankSpread, RunRecord
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import Floor, Ranks, RankSpread, RunRecord
 from lm_profiler.report.run.phases import step_line, table_of
 from lm_profiler.report.tables.table import Table
 
@@ -68,45 +68,9 @@ def ranks_lines(ranks: Ranks | None) -> list[str]:
 
 
 def who_waits(ranks: Ranks) -> str:
-    """The finding in one sentence, as far as its figures are known."""
-    finding, mean_s = ranks.finding, ranks.waiting_share * ranks.step_s
-    wait = f"the mean rank waits {_ms(mean_s)} of {_ms(ranks.step_s)} ms a step"
-    if finding.kind in ("straggler", "host") and finding.excess_s is not None:
-        return "; ".join([_slow(finding, ranks), *_waiting_for(finding), *_saved(finding), *_last(finding, ranks)])
-    told = {
-        "turns": f"slow in turns{f', in {finding.phase}' * bool(finding.phase)}: each step for another rank, {wait}",
-        "equal": f"all alike: {wait}",
-    }
-    return "; ".join([told.get(finding.kind, f"{wait}; the steps do not say for whom"), *_saved(finding)])
-
-
-def _slow(finding: RankFinding, ranks: Ranks) -> str:
-    several = len(ranks.hosts) > 1
-    who = f"the ranks of host {finding.host} are" if finding.rank is None else f"rank {finding.rank} "
-    if finding.rank is not None:
-        who += f"(host {finding.host}) is" if several and finding.host else "is"
-    of = "those of the other hosts" if finding.rank is None else "the median of the others"
-    inside = f" in {TIMES[finding.phase].title}" if finding.phase in TIMES else ""
-    return f"{who} {_ms(finding.excess_s or 0.0)} ms slower{inside} than {of}"
-
-
-def _waiting_for(finding: RankFinding) -> list[str]:
-    if finding.others_wait_s is None:
-        return []
-    whom = "them" if finding.rank is None else "it"
-    return [f"the other ranks wait {_ms(finding.others_wait_s)} ms a step for {whom}"]
-
-
-def _saved(finding: RankFinding) -> list[str]:
-    if finding.saves_s is None:
-        return []
-    ends = [finding.low_s, finding.high_s]
-    around = f" [{', '.join(_ms(end) for end in ends if end is not None)}]" * (None not in ends)
-    return [f"mending it would save {_ms(finding.saves_s)} ms a step{around}"]
-
-
-def _last(finding: RankFinding, ranks: Ranks) -> list[str]:
-    return [] if finding.last_in is None else [f"last in {finding.last_in} of {ranks.steps} steps"]
+    """For whom the others wait, as the run's own analysis says it."""
+    waits = f"the mean rank waits {_ms(ranks.waiting_share * ranks.step_s)} of {_ms(ranks.step_s)} ms a step"
+    return ranks.finding.evidence or waits
 
 
 def _ms(seconds: float) -> str:

@@ -36,31 +36,13 @@ def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> N
     assert table.below[0] == "step: 9.999 ± 0.025 ms, CV 0.2%, median 10.000 [9.970, 10.030], p95 10.030"
 
 
-def test_a_straggler_is_named_with_what_the_others_wait_and_what_mending_it_saves() -> None:
+def test_a_line_says_for_whom_the_others_wait() -> None:
     assert ranks_lines(made_ranks(world=2))[0] == (
         "ranks: rank 1 is 30.0 ms slower in data than the median of the others; the other ranks wait 30.0 ms a step "
         "for it; mending it would save 29.0 ms a step [28.0, 30.0]; last in 20 of 20 steps"
     )
-    assert ranks_lines(made_ranks(world=16, slow=9))[0].startswith("ranks: rank 9 (host node1) is 30.0 ms slower")
-
-
-WAITS = "the mean rank waits 15.0 of 95.0 ms a step"
-HOST = "the ranks of host b are 4.00 ms slower in forward than those of the other hosts"
-FOUND = {
-    f"{HOST}; the other ranks wait 3.50 ms a step for them": RankFinding(
-        kind="host", host="b", phase="forward", excess_s=4e-3, others_wait_s=3.5e-3
-    ),
-    f"slow in turns, in forward: each step for another rank, {WAITS}; mending it would save 14.0 ms a step": (
-        RankFinding(kind="turns", phase="forward", saves_s=14e-3)
-    ),
-    f"all alike: {WAITS}": RankFinding(kind="equal"),
-    f"{WAITS}; the steps do not say for whom": RankFinding(kind="unsure"),
-}
-
-
-@pytest.mark.parametrize("said, finding", FOUND.items(), ids=lambda of: getattr(of, "kind", ""))
-def test_what_else_may_be_found(said: str, finding: RankFinding) -> None:
-    assert ranks_lines(made_ranks(finding=finding))[0] == f"ranks: {said}"
+    said = ranks_lines(made_ranks(finding=RankFinding(kind="of a later version")))[0]
+    assert said == "ranks: the mean rank waits 15.0 of 95.0 ms a step"
 
 
 def test_exposed_communication_and_what_one_must_know_of_it() -> None:

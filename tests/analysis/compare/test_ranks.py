@@ -1,0 +1,46 @@
+"""Two runs of several ranks: own work and waiting stand beside the phases, and a straggler is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compared import entry, rows
+from made_ranks import made_ranks
+
+from lm_profiler.analysis.compare.comparison import compare
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import Ranks
+from lm_profiler.report.run.comparison import comparison_table
+
+
+def run(folder: str, ranks: Ranks | None, **changes: Any) -> Entry:
+    seconds = 0.095 if ranks is None else ranks.step_s
+    return entry(
+        folder, rows({"forward": [seconds * wobble for wobble in (1.0, 1.01, 0.99) * 3]}), ranks=ranks, **changes
+    )
+
+
+def test_waiting_and_own_work_are_rows_and_who_is_waited_for_is_a_note() -> None:
+    found = compare([run("a", made_ranks(world=4))], [run("b", made_ranks(world=4, slow=None))])
+    changes = {of.part: (of.a_s, of.b_s, of.of_step, of.verdict) for of in found.ranks}
+    assert changes["waiting_s"][:3] == pytest.approx((22.5e-3, 0.0, -22.5 / 95))
+    assert changes["own_work_s"][:3] == pytest.approx((72.5e-3, 65e-3, -7.5 / 95))
+    assert {word for *_, word in changes.values()} == {"UNCLEAR"}  # one run against one: nobody knows how they scatter
+    texts = [[cell.text for cell in row] for row in comparison_table(found).rows]
+    assert ["waiting", "22.500", "0.000", "-22.500", "-23.7%", "", "UNCLEAR"] in texts
+    told = [note for note in found.notes if "ranks that wait" in note]
+    assert len(told) == 1
+    assert told[0].startswith("A: a has ranks that wait: rank 1 is 30.0 ms slower in data")
+
+
+def test_repeats_say_whether_waiting_changed() -> None:
+    def side(name: str, *excess_ms: float) -> list[Entry]:
+        return [run(f"{name}{i}", made_ranks(excess_ms=ms)) for i, ms in enumerate(excess_ms)]
+
+    found = compare(side("a", 30.0, 30.5, 29.5), side("b", 10.0, 10.2, 9.9))
+    assert {of.part: of.verdict for of in found.ranks}["waiting_s"] == "FASTER"
+
+
+def test_runs_that_know_nothing_of_their_ranks_have_no_such_rows() -> None:
+    assert compare([run("a", made_ranks())], [run("b", None)]).ranks == []
