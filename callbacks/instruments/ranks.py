@@ -80,7 +80,7 @@ class RanksWatch:
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.room == 0:
-            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE at its default"
+            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
         return None
 
     def discard(self) -> None:
