@@ -22,16 +22,17 @@ class Rank:
     def __init__(self, ring_size: int) -> None:
         self.ring = Ring(ring_size)
         self.told: list[str] = []
-        self.watch = RanksWatch(self.ring.arrivals(), 5)
+        self.arrivals = arrivals = self.ring.arrivals()
+        self.watch = RanksWatch(arrivals, 5)
         self.watch.part = Guard("who waits for whom", self.told.append)
         self.read = 0
-        drain = self.watch.arrivals.drain if self.watch.arrivals is not None else pytest.fail()
+        drain = arrivals.drain
 
         def counted() -> int:
             self.read += 1
             return drain()
 
-        self.watch.arrivals.drain = counted  # type: ignore[method-assign]
+        arrivals.drain = counted  # type: ignore[method-assign]
 
     def train(self, calls: Sequence[int]) -> None:
         for before in range(30):
@@ -45,7 +46,7 @@ class Rank:
             self.watch.look(step)
             if step > WARMUP:
                 marks = [began, began + 50, began + STEP_NS - 10]
-                self.watch.keep(step, StepMarks([DATA, BACKWARD, OTHER], marks, []))
+                self.watch.keep("measure", step, StepMarks([DATA, BACKWARD, OTHER], marks, []))
         self.watch.begin("measure")
         self.watch.end("measure")
 
@@ -69,7 +70,11 @@ def test_the_marks_of_each_step_are_found_by_its_number() -> None:
     rank = Rank(100)
     rank.train([2] * 8)
     (timeline,) = rank.watch.facts["timelines"]
-    assert (timeline.rank, timeline.steps.tolist(), timeline.first.tolist()) == (5, [4, 5, 6, 7, 8], [0, 3, 6, 9, 12, 15])
+    assert (timeline.rank, timeline.steps.tolist(), timeline.first.tolist()) == (
+        5,
+        [4, 5, 6, 7, 8],
+        [0, 3, 6, 9, 12, 15],
+    )
     assert timeline.codes.dtype == np.uint8
     assert timeline.codes.tolist() == [DATA, BACKWARD, OTHER] * 5
     for place, step in enumerate(timeline.steps):
@@ -81,10 +86,8 @@ def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() 
     rank = Rank(40)
     rank.train([5, 5, 5, 5, 100, 5])
     assert rank.watch.facts == {}
-    assert rank.told == [
-        "who waits for whom is unknown: a step calls more collectives than torch's flight recorder holds; it holds"
-        " 40 calls, set TORCH_FR_BUFFER_SIZE to more"
-    ]
+    why = "a step calls more collectives than torch's flight recorder holds; it holds 40 calls"
+    assert rank.told == [f"who waits for whom is unknown: {why}, set TORCH_FR_BUFFER_SIZE to more"]
 
 
 def test_without_a_recorder_the_waiting_is_unknown() -> None:
@@ -93,16 +96,17 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
     watch.part = Guard("", told.append)
     watch.begin("measure")
     watch.look(1)
-    watch.keep(1, StepMarks([DATA, OTHER], [0, 1], []))
+    watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 1], []))
     watch.end("measure")
     assert told == ["who waits for whom is unknown: this torch has no flight recorder"]
 
 
 def test_a_recorder_that_is_off_is_told_so() -> None:
     rank = Rank(40)
-    assert rank.watch.arrivals is not None
-    rank.watch.arrivals.room = 0
-    rank.watch.arrivals.dump = list
+    rank.arrivals.room = 0
+    rank.arrivals.dump = list
     rank.train([5] * 6)
-    assert rank.told == ["who waits for whom is unknown: torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"]
+    assert rank.told == [
+        "who waits for whom is unknown: torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
+    ]
     assert rank.watch.facts == {}

@@ -7,6 +7,7 @@ from flight_ring import Ring
 
 from lm_profiler.measure.collectives.recorder import ring_size
 
+
 def test_every_call_is_kept_once_at_its_instant_on_the_clock_of_the_marks() -> None:
     ring = Ring(4)
     arrivals = ring.arrivals()
