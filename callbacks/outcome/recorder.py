@@ -35,6 +35,7 @@ from lm_profiler.callbacks.outcome.judgement import (
     why_unsure,
     workers_of,
 )
+from lm_profiler.callbacks.outcome.waiting import ranks_facts
 from lm_profiler.callbacks.outcome.why import lists_of, waterfall_of
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.device.contention import contention
@@ -132,6 +133,7 @@ class Recorder:
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
+        facts["ranks"] = try_or_note("who waits for whom", lambda: ranks_facts(trainer, measured, self._steady), notes)
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
         record = record.model_copy(

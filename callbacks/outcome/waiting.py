@@ -1,0 +1,34 @@
+"""What the recorder says of the ranks: who worked, who waited, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch import Trainer
+from torch.nn.parallel import DistributedDataParallel
+
+from lm_profiler.analysis.ranks.reducer import backward_communication
+from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import Ranks
+from lm_profiler.record.steps import StepRow
+
+
+def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow]) -> Ranks | None:
+    """In the ``steady`` steps; None where one rank trains alone, or nothing says when they came."""
+    timelines = measured.timelines
+    if len(timelines) < 2:
+        return None
+    # Of a DDP that wraps the module, gradients are reduced while backward goes on.
+    overlap = isinstance(trainer.strategy.model, DistributedDataParallel)
+    reduced = backward_communication(measured.reducers)
+    return ranks_of(
+        timelines,
+        trainer.world_size,
+        overlap,
+        steps=[row.step for row in steady],
+        witness="arrivals at collectives, from torch's flight recorder",
+        exposed_s={} if reduced is None else {"backward": reduced.exposed_s},
+        exposed_source=None if reduced is None else f"DDP's own timings of {counted(reduced.backwards, 'backward')}",
+    )

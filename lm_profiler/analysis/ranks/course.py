@@ -1,0 +1,188 @@
+"""What all ranks went through, in its order: the steps' ends, and the collectives, with who waited there for how long.
+
+A collective that all wait in releases everyone when the last rank has come: what lies between two releases, up to a
+rank's arrival, is its own work. Not all hold everyone:
+
+- Of gradients that are reduced while backward goes on (DDP), only the last bucket of a backward is waited for.
+- A broadcast is a tree (gloo/broadcast.cc): a rank has to wait for those above it, and for those right below.
+- Where ranks went on before the last one had come, nobody is held: the call returns at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.ranks.order import in_order, shared_calls
+from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
+from lm_profiler.analysis.ranks.track import BACKWARD, Track
+
+MEETING, TREE, OPEN = range(3)
+"""Whom an event holds: everybody till the last has come; as a broadcast's tree says; nobody."""
+
+_WENT_ON_NS = 200_000
+"""A rank whose next mark or call comes so much before the last rank's arrival was not held."""
+
+_MAY_GO_ON = 0.05
+"""Of the calls of one kind in one phase, as a share: more, and none of them is one that all wait in."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """Events in an order that is every rank's own; ``[E, R]`` is event x rank, instants are on rank 0's clock.
+
+    Attributes:
+        steps: numbers of the steps that all ranks have.
+        tracks: of each rank.
+        kinds: [E].
+        step: [E], index of the step that ends with the event, or that it is in; -1: what ends there is in no step.
+        members: [E, R], whose event it is.
+        arrivals_ns: [E, R], when each came; meaningless of others than members.
+        waits_ns: [E, R], how long each waited there.
+        parts: [E, R], codes of the parts in which each came.
+    """
+
+    steps: Instants
+    tracks: list[Track]
+    kinds: NDArray[np.int8]
+    step: NDArray[np.int64]
+    members: NDArray[np.bool_]
+    arrivals_ns: Instants
+    waits_ns: Instants
+    parts: NDArray[np.uint8]
+
+    def before_ns(self) -> Instants:
+        """[E, R]: when each rank went on from its event before this one; at its first event, when that came."""
+        if self.members.all():
+            left = self.arrivals_ns + self.waits_ns
+            return np.concatenate([self.arrivals_ns[:1], left[:-1]])
+        last, rows = np.zeros(len(self.tracks), dtype=np.int64), []
+        seen = np.zeros(len(self.tracks), dtype=bool)
+        for members, came, wait in zip(self.members, self.arrivals_ns, self.waits_ns, strict=True):
+            rows.append(np.where(seen, last, came))
+            last, seen = np.where(members, came + wait, last), seen | members
+        return np.array(rows)
+
+
+def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> Course:
+    """Bring ``timelines`` together.
+
+    Args:
+        timelines: of at least two ranks.
+        steps: numbers of steps that each of them has.
+        overlap: whether gradients are reduced while backward goes on.
+    """
+    tracks = [Track.of(timeline, steps) for timeline in timelines]
+    names, came, members, waited = shared_calls(timelines)
+    begin, end = np.stack([t.begin_ns for t in tracks], axis=1), np.stack([t.end_ns for t in tracks], axis=1)
+    within = _release(came, members)
+    within_run = (within >= begin[0].min()) & (within <= end[-1].max())
+    names = [name for name, keep in zip(names, within_run, strict=True) if keep]
+    came, members, waited = came[within_run], members[within_run], waited[within_run]
+    ends = np.concatenate([end, begin])
+    arrivals = np.concatenate([ends, came])
+    everyone = np.concatenate([np.ones_like(ends, dtype=bool), members])
+    order = in_order(arrivals, everyone)
+    arrivals, everyone = arrivals[order], everyone[order]
+    labels = np.array([""] * len(ends) + names)[order]
+    at = np.stack([track.at(arrivals[:, r]) for r, track in enumerate(tracks)], axis=1)
+    parts = np.stack([track.codes[at[:, r]] for r, track in enumerate(tracks)], axis=1)
+    followed = _next_event(arrivals, everyone, tracks)
+    kinds = _kinds(labels, arrivals, everyone, at, parts, followed, overlap)
+    waits = np.minimum(_left(kinds, arrivals, everyone), followed) - arrivals
+    waits = np.where(everyone, np.maximum(waits, 0), 0)
+    measured = np.concatenate([np.full(ends.shape, -1, dtype=np.int64), waited])[order]
+    waits = np.where(measured >= 0, measured, waits)
+    return Course(steps, tracks, kinds, _steps(order, len(steps)), everyone, arrivals, waits, parts)
+
+
+def _steps(order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Of each event, by where the steps' own stand among them."""
+    found, now = np.full(len(order), -1, dtype=np.int64), -1
+    for event, index in enumerate(order.tolist()):
+        if index < count:  # a step's end
+            found[event], now = index, -1
+        elif index < 2 * count:  # its begin
+            now = index - count
+        else:
+            found[event] = now
+    return found
+
+
+def _release(came: Instants, members: NDArray[np.bool_]) -> Instants:
+    least = np.iinfo(np.int64).min
+    return np.asarray(np.where(members, came, least).max(axis=1, initial=least))
+
+
+def _next_event(came: Instants, members: NDArray[np.bool_], tracks: Sequence[Track]) -> Instants:
+    """[E, R]: when each rank next made a mark or a call, which it can only if nothing holds it."""
+    found = np.full(came.shape, np.iinfo(np.int64).max)
+    for rank, track in enumerate(tracks):
+        mine = members[:, rank]
+        events = np.sort(np.concatenate([track.marks_ns, came[mine, rank]]))
+        following = np.searchsorted(events, came[mine, rank], "right")
+        found[mine, rank] = np.append(events, np.iinfo(np.int64).max)[following]
+    return found
+
+
+def _kinds(
+    labels: NDArray[np.str_],
+    came: Instants,
+    members: NDArray[np.bool_],
+    at: NDArray[np.int64],
+    parts: NDArray[np.uint8],
+    followed: Instants,
+    overlap: bool,
+) -> NDArray[np.int8]:
+    kinds = np.full(len(labels), OPEN, dtype=np.int8)
+    calls = np.flatnonzero(labels != "").tolist()
+    first = members.argmax(axis=1)
+    where = [(int(first[e]), int(at[e, first[e]]), int(parts[e, first[e]])) for e in calls]
+    for e, place, following in zip(calls, where, [*where[1:], None], strict=True):
+        kinds[e] = TREE if ":broadcast" in labels[e] else MEETING
+        if overlap and place[2] == BACKWARD and place == following:
+            kinds[e] = OPEN  # a further bucket comes in the same backward
+    release = _release(came, members)
+    free = np.asarray((members & (followed < release[:, None] - _WENT_ON_NS)).any(axis=1))
+    alike: dict[tuple[str, int], list[int]] = {}
+    for e, place in zip(calls, where, strict=True):
+        if kinds[e] == MEETING:
+            alike.setdefault((str(labels[e]), place[2]), []).append(e)
+    for events in alike.values():
+        if free[events].mean() > _MAY_GO_ON:
+            kinds[events] = OPEN
+    return kinds
+
+
+def _left(kinds: NDArray[np.int8], came: Instants, members: NDArray[np.bool_]) -> Instants:
+    """[E, R]: when each rank was let go."""
+    left = came.copy()
+    meetings = kinds == MEETING
+    left[meetings] = _release(came[meetings], members[meetings])[:, None]
+    for e in np.flatnonzero(kinds == TREE).tolist():
+        left[e, members[e]] = tree_exits(came[e, members[e]])
+    return left
+
+
+def tree_exits(came: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When each rank leaves a broadcast of gloo's from the first, to which they came at ``came``.
+
+    It is a binomial tree: above rank v stands v without its highest bit. A rank hands on what it has, once the one
+    below is there to take it (gloo/transport/tcp/pair.cc: it waits for the receiver to be ready).
+    """
+    has, left = came.copy(), came.copy()
+    width = 1
+    while width < came.size:
+        below = np.arange(width, min(2 * width, came.size))
+        has[below] = np.maximum(came[below], has[below - width])
+        width *= 2
+    left = has.copy()
+    width = 1
+    while width < came.size:
+        below = np.arange(width, min(2 * width, came.size))
+        left[below - width] = np.maximum(left[below - width], came[below])
+        width *= 2
+    return left

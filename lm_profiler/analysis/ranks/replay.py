@@ -1,0 +1,103 @@
+"""What would be, had a rank's part taken what the others' takes: the run again, event by event, with less own work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
+from lm_profiler.analysis.ranks.work import Seconds, Work
+
+Cuts = Mapping[int, Seconds]
+"""Of each rank that does less, nanoseconds less before each event."""
+
+_ASKED = 256
+"""So many other ranks say what a segment usually takes."""
+
+
+@dataclass(eq=False)
+class Replay:
+    """Replays ``course``; ``work`` is what was found in it."""
+
+    course: Course
+    work: Work
+    _parts: dict[int, Seconds] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._before = self.course.before_ns()
+        self._segments = np.where(self.course.members, self.course.arrivals_ns - self._before, 0).astype(np.float64)
+        began = self._before[self.course.members.argmax(axis=0), np.arange(len(self.course.tracks))]
+        self._began = (began - began.min()).astype(np.float64)
+        self._whole_ns = self._ends_ns({})
+
+    def saves_s(self, ranks: Iterable[int], parts: Iterable[int], others: Iterable[int]) -> float:
+        """Seconds a step that the run would be shorter, had ``ranks`` taken in ``parts`` what ``others`` take."""
+        asked = list(others)
+        cuts = {rank: np.sum([self._cut(rank, part, asked) for part in parts], axis=0) for rank in ranks}
+        return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
+
+    def evened_s(self, part: int) -> float:
+        """Seconds a step that the run would be shorter, had all ranks taken the median's time before each event.
+
+        Of an even number of ranks it is the lower one's: of two, that of the rank that was not slow.
+        """
+        in_part = self._in_part(part)
+        usual = np.quantile(in_part, 0.5, axis=1, method="lower")
+        cuts = {rank: in_part[:, rank] - usual for rank in range(in_part.shape[1])}
+        return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
+
+    def _cut(self, rank: int, part: int, others: list[int]) -> Seconds:
+        """How much less before each event: the whole of it taken off where the rank takes longer than others do."""
+        less = (self.work.own_s[rank, :, part] - _as_others(self.work.own_s[:, :, part], rank, others)) * 1e9
+        spent = self._in_part(part)
+        asked = others[:: max(len(others) // _ASKED, 1)]
+        beyond = np.maximum(spent[:, rank] - np.median(spent[:, asked], axis=1), 0.0)
+        step = self.course.step
+        inside = step >= 0
+        cut = np.zeros(len(step))
+        for weight in (beyond, spent[:, rank]):
+            total = np.bincount(step[inside], weight[inside], len(less))
+            left = less - np.bincount(step[inside], cut[inside], len(less))
+            share = np.divide(left, total, out=np.zeros_like(left), where=total > 0)
+            if weight is beyond:
+                share = np.clip(share, 0.0, 1.0)  # no more than what is beyond; the rest everywhere
+            cut[inside] += share[step[inside]] * weight[inside]
+        return cut
+
+    def _in_part(self, part: int) -> Seconds:
+        """[E, R]: nanoseconds of own work in ``part`` before each event."""
+        if part not in self._parts:
+            course, columns = self.course, []
+            for rank, track in enumerate(course.tracks):
+                until = track.in_part_until_ns(part, course.arrivals_ns[:, rank])
+                columns.append(until - track.in_part_until_ns(part, self._before[:, rank]))
+            self._parts[part] = np.where(course.members, np.stack(columns, axis=1), 0.0)
+        return self._parts[part]
+
+    def _ends_ns(self, cuts: Cuts) -> float:
+        """When the last rank is done, if each does so much less."""
+        course, segments = self.course, self._segments
+        if cuts:
+            segments = segments.copy()
+            for rank, cut in cuts.items():
+                segments[:, rank] = np.maximum(segments[:, rank] - cut, 0.0)
+        now, everyone = self._began.copy(), np.asarray(course.members.all(axis=1))
+        for event, kind in enumerate(course.kinds.tolist()):
+            now += segments[event]
+            if kind == OPEN:
+                continue
+            here = slice(None) if everyone[event] else course.members[event]
+            now[here] = now[here].max() if kind == MEETING else tree_exits(now[here])
+        return float(now.max())
+
+
+def _as_others(own_s: Seconds, rank: int, others: list[int]) -> NDArray[np.float64]:
+    """[step]: what ``rank`` would take, were it as the median of ``others``: its fastest step takes what their fastest
+    do, and so on. So it keeps its own ups and downs: a rank that equals another step by step would never wait for it.
+    """
+    usual = np.median(np.sort(own_s[others], axis=1), axis=0)
+    place = np.argsort(np.argsort(own_s[rank], kind="stable"), kind="stable")
+    return np.asarray(usual[place])

@@ -1,0 +1,81 @@
+"""Own work and waiting of each rank, by step and part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
+from lm_profiler.analysis.ranks.timeline import Instants
+from lm_profiler.analysis.ranks.track import OUTSIDE
+
+Seconds = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds: ``own_s`` and ``waiting_s`` are [rank, step, part] and add up to the step.
+
+    ``caused_s`` is [rank, step]: how long the other ranks, in the mean, waited for it; also where it had made another
+    rank late, which they waited for.
+    """
+
+    own_s: Seconds
+    waiting_s: Seconds
+    caused_s: Seconds
+
+    @property
+    def step_s(self) -> float:
+        """The mean step of all ranks."""
+        return float((self.own_s + self.waiting_s).sum(axis=2).mean())
+
+
+def work_of(course: Course) -> Work:
+    """What of ``course`` is own work: of each part's time, what was not waited."""
+    ranks = len(course.tracks)
+    waiting = np.stack([_waited_ns(course, rank) for rank in range(ranks)])
+    spent = np.stack([track.spent_ns() for track in course.tracks])
+    own = np.maximum(spent - waiting, 0.0)
+    caused = _caused_ns(course)
+    return Work(own * 1e-9, waiting * 1e-9, caused * 1e-9)
+
+
+def _waited_ns(course: Course, rank: int) -> Seconds:
+    """[step, part]."""
+    inside = (course.step >= 0) & (course.parts[:, rank] < OUTSIDE)
+    cells = course.step[inside] * OUTSIDE + course.parts[inside, rank]
+    waited = np.bincount(cells, course.waits_ns[inside, rank], len(course.steps) * OUTSIDE)
+    return np.asarray(waited.reshape(-1, OUTSIDE), dtype=np.float64)
+
+
+def _caused_ns(course: Course) -> Seconds:
+    """[rank, step]. Whoever comes last was perhaps held before, longer than who waits: that is its holder's doing."""
+    ranks = len(course.tracks)
+    caused = np.zeros((ranks, len(course.steps)))
+    held, holder = np.zeros(ranks), np.arange(ranks)  # since all met, how long each was, and by whom most of it
+    for event in np.flatnonzero(course.kinds != OPEN).tolist():
+        members = np.flatnonzero(course.members[event])
+        waits = course.waits_ns[event, members].astype(np.float64)
+        awaited = members[_awaited(int(course.kinds[event]), course.arrivals_ns[event, members])]
+        longer = np.maximum(held[awaited] - held[members], 0.0)
+        earlier = np.where(holder[awaited] == members, 0.0, np.minimum(waits, longer))
+        if course.step[event] >= 0:
+            blame = np.bincount(holder[awaited], earlier, ranks) + np.bincount(awaited, waits - earlier, ranks)
+            caused[:, course.step[event]] += blame / (ranks - 1)
+        if course.kinds[event] == MEETING and len(members) == ranks:
+            held[:] = 0.0
+            continue
+        most = np.where(earlier > waits / 2.0, holder[awaited], awaited)
+        holder[members] = np.where(waits > held[members], most, holder[members])
+        held[members] += waits
+    return caused
+
+
+def _awaited(kind: int, came: Instants) -> NDArray[np.int64]:
+    """For whom each waits: everyone leaves when some rank comes."""
+    if kind == MEETING:
+        return np.full(came.size, came.argmax())
+    order = came.argsort(kind="stable")
+    return np.asarray(order[np.searchsorted(came[order], tree_exits(came), "left")])
