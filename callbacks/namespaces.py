@@ -21,6 +21,9 @@ STEPS: dict[Verb, str] = {
 }
 """The method of a module that is the forward pass of each verb."""
 
+WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
+"""Strategies under which each rank holds the whole module, and its own optimizer."""
+
 
 def verb_of(trainer: Any) -> Verb:
     """What ``trainer`` runs."""

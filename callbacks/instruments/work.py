@@ -1,9 +1,8 @@
-"""FLOPs of a step: counted while an untimed step runs, or on a copy of the module where the step is compiled."""
+"""The work of a step: counted while an untimed step runs, or on shapes alone where none did or it is compiled."""
 
 from __future__ import annotations
 
 import gc
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,17 +12,17 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils._pytree import tree_map
 
-from lm_profiler.callbacks.namespaces import STEPS
+from lm_profiler.callbacks.namespaces import STEPS, WHOLE, nearest
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.copies.compiled_flops import MethodStep, count_apart, on_meta
+from lm_profiler.measure.copies.apart import count_apart, on_meta
+from lm_profiler.measure.copies.shapes import Loop, MethodStep, OptimizerShapes
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, Verb
-
-_MIXED = {"16-mixed": "float16", "bf16-mixed": "bfloat16"}
 
 
 def step_of(module: LightningModule, verb: Verb) -> MethodStep:
@@ -54,12 +53,12 @@ class SeenFlops:
 class StepWork:
     """Of one step: FLOPs over all ranks; of one rank by the work and by dtype.
 
-    ``forward_read_bytes`` is what one rank's forward passes read at least, where that was counted on a copy.
+    ``traffic`` is what one rank moves at least, where that was counted on shapes alone.
     """
 
     flops: Flops
     by_dtype: Mapping[str, Mapping[str, int]]
-    forward_read_bytes: int | None = None
+    traffic: StepTraffic | None = None
 
 
 def of_all_ranks(seen: Sequence[SeenFlops]) -> SeenFlops:
@@ -126,8 +125,10 @@ def _has_cuda_graphs() -> bool:
     return torch.cuda.is_initialized() and any(issubclass(type(o), torch.cuda.CUDAGraph) for o in gc.get_objects())
 
 
-def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork | None:
-    """The work of one step; None where no step was looked at.
+def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: Callable[[], Any]) -> StepWork:
+    """The work of one step: of those that were looked at, or on shapes alone.
+
+    Both find the same; what really ran costs nothing more, and another process takes seconds.
 
     Args:
         trainer: of the run.
@@ -137,23 +138,42 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
         batch: gives the first batch, ``without_data``.
 
     Raises:
-        UncountableError: they are unknown.
+        UncountableError: it is unknown.
         Exception: whatever asking for the batch raises.
     """
-    if seen.compiled:
-        module = trainer.lightning_module
-        backward = verb == "fit" and module.automatic_optimization
-        counted = count_apart(module, step_of(module, verb), batch(), backward)
-        batches = batches_per_step(trainer, verb)
-        own = batches // trainer.world_size
-        read = None if counted.read_bytes is None else own * counted.read_bytes
-        by_dtype = _each(_as_mixed(counted.by_dtype, str(trainer.precision)), own, 1)
-        return StepWork(_scaled(counted.flops, batches, 1), by_dtype, read)
-    if seen.unknown is not None:
+    if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
-    if seen.flops is None or not steps:
-        return None
-    return StepWork(_scaled(seen.flops, 1, steps), _each(seen.by_dtype, 1, steps))
+    if seen.flops is not None and steps:
+        return StepWork(_scaled(seen.flops, steps), _each(seen.by_dtype, steps))
+    module = trainer.lightning_module
+    counted = count_apart(module, step_of(module, verb), batch(), loop_of(trainer, verb))
+    by_phase: dict[str, int | None] = dict(counted.by_phase)
+    if trainer.strategy.root_device.type != "cpu" or recompilations() > 0 or is_compiled_in(module):
+        # What kernels of another device keep for backward, or a compiler chose to keep, no copy tells.
+        by_phase |= {phase: None for phase in ("forward", "backward") if phase in by_phase}
+    return StepWork(
+        _flops(lambda kind: getattr(counted.flops, kind) * trainer.world_size),
+        counted.by_dtype,
+        StepTraffic(by_phase, counted.read_bytes),
+    )
+
+
+def loop_of(trainer: Trainer, verb: Verb) -> Loop:
+    """What ``trainer`` does around a step of ``verb``.
+
+    Raises:
+        UncountableError: nobody knows how often its optimizer runs the step.
+    """
+    device, automatic = trainer.strategy.root_device, trainer.lightning_module.automatic_optimization
+    whole = nearest(trainer.strategy) in WHOLE  # elsewhere an optimizer has shards
+    optimizers = [OptimizerShapes.of(each, device) for each in trainer.optimizers] if whole and verb == "fit" else []
+    return Loop(
+        "evaluation" if verb != "fit" else "automatic" if automatic else "manual",
+        batches_per_step(trainer, verb) // trainer.world_size,
+        str(trainer.precision),
+        device.type == "cpu",
+        optimizers,
+    )
 
 
 def without_data(batch: Any) -> Any:
@@ -165,24 +185,12 @@ def without_data(batch: Any) -> Any:
     return tree_map(_shape_of, batch)
 
 
-def _scaled(flops: Flops, times: int, over: int) -> Flops:
-    return _flops(lambda kind: round(times * getattr(flops, kind) / over))
+def _scaled(flops: Flops, over: int) -> Flops:
+    return _flops(lambda kind: round(getattr(flops, kind) / over))
 
 
-def _as_mixed(by_dtype: Mapping[str, Mapping[str, int]], precision: str) -> Mapping[str, Mapping[str, int]]:
-    """What a copy multiplied in float32 the step does in autocast's dtype, which torch gives to all products."""
-    mixed = _MIXED.get(precision)
-    if mixed is None:
-        return by_dtype
-    merged: dict[str, Counter[str]] = {work: Counter() for work in by_dtype}
-    for work, of in by_dtype.items():
-        for dtype, flops in of.items():
-            merged[work][mixed if dtype == "float32" else dtype] += flops
-    return merged
-
-
-def _each(by_dtype: Mapping[str, Mapping[str, int]], times: int, over: int) -> dict[str, dict[str, int]]:
-    return {work: {dtype: round(times * n / over) for dtype, n in of.items()} for work, of in by_dtype.items()}
+def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
+    return {work: {dtype: round(n / over) for dtype, n in of.items()} for work, of in by_dtype.items()}
 
 
 def _flops(of: Callable[[str], int]) -> Flops:

@@ -122,7 +122,8 @@ class Afterwards:
         try:
             return step_work(trainer, self._verb, measured.flops, steps, self._shapes)
         except UncountableError as unknown:
-            notes.append(f"FLOPs unknown: {unknown}")
+            remedy = "" if measured.planned.get("memory") else "; --memory.steps=1 counts those of a step that runs"
+            notes.append(f"FLOPs unknown: {unknown}{remedy}")
             return None
 
 

@@ -12,36 +12,36 @@ from torch.utils._pytree import tree_leaves
 
 from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.callbacks.namespaces import nearest
+from lm_profiler.callbacks.namespaces import WHOLE, nearest
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Floor, Rates, RunRecord
-
-_WHOLE = ("SingleDeviceStrategy", "DDPStrategy")
-"""Strategies under which each rank holds the whole module, and its own optimizer."""
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
 """Strategies under which optimizers hold a rank's own shard; what is gathered of the others is unknown."""
 
 _FROM_SHARDS = ("zero_grad", "clip", "optimizer")
 
+_NOTHING = StepTraffic({}, None)
+
 
 def phase_work(
     trainer: Trainer, work: StepWork | None, traffic: StepTraffic | None, batch_bytes: int | None
 ) -> dict[str, Work]:
-    """By phase, for those that occurred in a step of the memory stage.
+    """By phase, for those that occurred in a step.
 
     Args:
         trainer: of the run.
-        work: FLOPs of a step; None is unknown.
-        traffic: bytes of a step; None where none was looked at.
+        work: of a step; None is unknown.
+        traffic: bytes of a step of the memory stage; None where none was looked at, so that those of ``work`` count.
         batch_bytes: of all batches of a step on one rank; None is unknown.
     """
-    if traffic is None:
+    on_shapes = None if work is None else work.traffic
+    if traffic is None and on_shapes is None:
         return {}
-    moved: dict[str, int | None] = dict(traffic.by_phase)
-    moved["forward"] = _forward_bytes(work, traffic, batch_bytes)
+    moved: dict[str, int | None] = dict((traffic or on_shapes or _NOTHING).by_phase)
+    moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
     strategy = nearest(trainer.strategy)
-    if strategy not in _WHOLE or _is_partitioned(trainer):
+    if strategy not in WHOLE or _is_partitioned(trainer):
         known = _FROM_SHARDS if strategy in _SHARDED else ()
         moved = {phase: count if phase in known else None for phase, count in moved.items()}
     if len(trainer.optimizers) > 1:  # which of them a step updates is not seen
@@ -65,14 +65,15 @@ def bytes_of_batch(batch: Any) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
 
 
-def _forward_bytes(work: StepWork | None, traffic: StepTraffic, batch_bytes: int | None) -> int | None:
-    written, read = traffic.by_phase.get("forward", 0), traffic.forward_read
-    if read is not None:
-        return read + written
-    if work is None or work.forward_read_bytes is None or batch_bytes is None:
-        return None
-    # Counted on a copy. What autograd saved is real, but has the batch among it, which forward did not write.
-    return work.forward_read_bytes + max(written - batch_bytes, 0)
+def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batch_bytes: int | None) -> int | None:
+    written = (seen or on_shapes or _NOTHING).by_phase.get("forward", 0)
+    read = None if seen is None else seen.forward_read
+    if seen is not None and read is None and written is not None:
+        # The step is compiled. What autograd saved is real, but has the batch among it, which forward did not write.
+        written = None if batch_bytes is None else max(written - batch_bytes, 0)
+    if read is None and on_shapes is not None:
+        read = on_shapes.forward_read
+    return None if read is None or written is None else read + written
 
 
 def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:

@@ -34,7 +34,7 @@ from lm_profiler.record.run import Flops
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"
 """Where fake tensors are defined, on which torch tries operators out."""
-_WORK = ("forward", "backward", "recomputation")
+WORK = ("forward", "backward", "recomputation")
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
 
@@ -48,6 +48,7 @@ class FlopCounter(TorchDispatchMode):
 
     Args:
         traffic: is told of all operators outside of backward passes.
+        on_shapes: whether the step itself runs on fake tensors; otherwise torch only tries operators out on them.
     """
 
     supports_higher_order_operators = True
@@ -56,8 +57,9 @@ class FlopCounter(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
 
-    def __init__(self, traffic: ForwardTraffic | None = None) -> None:
+    def __init__(self, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._on_shapes = on_shapes
         self._traffic = traffic
         self.counting = True
         self.unknown: str | None = None
@@ -75,7 +77,7 @@ class FlopCounter(TorchDispatchMode):
         """
         if self.unknown is not None:
             raise UncountableError(self.unknown)
-        forward, backward, again = (sum(self.by_dtype().get(work, {}).values()) for work in _WORK)
+        forward, backward, again = (sum(self.by_dtype().get(work, {}).values()) for work in WORK)
         return Flops(forward=forward, backward=backward, recomputation=again)
 
     def by_dtype(self) -> dict[str, dict[str, int]]:
@@ -104,7 +106,8 @@ class FlopCounter(TorchDispatchMode):
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         with around:
             result = func(*args, **kwargs)
-        if self.counting and not shapes_alone:
+        asks = func.namespace == "prim"  # of a fake tensor, where it is
+        if self.counting and not asks and shapes_alone <= self._on_shapes:
             if self.unknown is None:
                 try:
                     self._count(func, args, kwargs, result)
@@ -187,11 +190,12 @@ class StepFlops:
     Args:
         timeline: whose marks are observed.
         traffic: is told of the operators of forward passes, and when one begins.
+        on_shapes: whether the steps run on fake tensors.
     """
 
-    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None) -> None:
+    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
         self._timeline = timeline
-        self._counter = FlopCounter(traffic)
+        self._counter = FlopCounter(traffic, on_shapes)
         self._traffic = traffic
         self._entered = self._in_forward = False
 

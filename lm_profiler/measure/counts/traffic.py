@@ -84,6 +84,7 @@ class ForwardTraffic:
                 self._reads.add(tensor, self._rows(name, given, results) if tensor is given[0] else None)
         made = {_identity(tensor) for tensor in results} - shared
         self.made |= made
+        self.copies -= made  # a new storage may stand where a copy did
         if name == "_to_copy" and from_outside:
             self.copies |= made
 

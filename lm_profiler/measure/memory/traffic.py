@@ -24,10 +24,11 @@ class StepTraffic(NamedTuple):
     """Bytes of one step on one device, by phase; a phase that did not occur is not there.
 
     ``forward_read`` belongs to the forward pass beside what ``by_phase`` has of it, which is written. It is None where
-    the step is compiled, so that its operators were not seen; ``by_phase`` then counts inputs that were saved too.
+    the step is compiled, so that its operators were not seen; ``by_phase`` then counts inputs that were saved too. A
+    phase whose bytes are unknown has None.
     """
 
-    by_phase: Mapping[str, int]
+    by_phase: Mapping[str, int | None]
     forward_read: int | None
 
 
@@ -126,6 +127,7 @@ def _bytes_of(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]
     """Bytes of what ``tensors`` show of each storage on ``device``."""
     regions = Regions()
     for piece in chain.from_iterable(map(pieces, tensors)):
-        if piece.device.type == device.type and device.index in (None, piece.device.index):
+        stored = piece.untyped_storage().device
+        if stored.type == device.type and device.index in (None, stored.index):
             regions.add(piece)
     return regions.bytes_of()

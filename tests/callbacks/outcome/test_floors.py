@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,21 +13,26 @@ from known_loop import trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, SingleDeviceStrategy, Strategy
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
-from lm_profiler.callbacks.instruments.work import StepWork, step_work
+from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.instruments.work import StepWork, step_work, without_data
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.measure.copies.compiled_flops import Counted
+from lm_profiler.measure.copies.shapes import Counted, count_work
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, RunRecord
+from lm_profiler.training import LanguageModel
 
 WIDTH, ROWS = 16, 4
 WEIGHT = WIDTH * WIDTH * 4
 INPUT = ROWS * WIDTH * 4
 PRODUCT = 2 * ROWS * WIDTH * WIDTH
+TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
 
 class TwoLayers(LightningModule):
@@ -54,10 +60,10 @@ def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
 
 
-def run(folder: Path, verb: Any = "fit", **options: Any) -> RunRecord:
-    profiler = TrainingProfiler(
-        StageOptions(warmup_steps=1, measure_steps=3), launch=Launch(), verb=verb, log_dir=folder, quiet=True
-    )
+def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> RunRecord:
+    stages = StageOptions(warmup_steps=1, measure_steps=3)
+    kept = MemoryOptions(steps=memory)
+    profiler = TrainingProfiler(stages, kept, launch=Launch(), verb=verb, log_dir=folder, quiet=True)
     trainer = trainer_with([profiler], folder, **options)
     loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
     getattr(trainer, verb)(TwoLayers() if verb == "fit" else Evaluated(), loader)
@@ -101,15 +107,81 @@ def test_an_evaluation_reads_weights_and_inputs(tmp_path: Path) -> None:
     }
 
 
-def test_without_a_memory_stage_there_are_none(tmp_path: Path) -> None:
-    from lm_profiler.callbacks.instruments.memory import MemoryOptions
+def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None:
+    seen = run(tmp_path, gradient_clip_val=1.0)
+    alone = run(tmp_path, memory=0, gradient_clip_val=1.0)
+    assert work_of(alone) == work_of(seen)
+    assert alone.notes == []
 
-    stages = StageOptions(warmup_steps=1, measure_steps=3)
-    profiler = TrainingProfiler(stages, MemoryOptions(steps=0), launch=Launch(), log_dir=tmp_path, quiet=True)
-    loader = DataLoader(torch.ones(400, WIDTH), batch_size=ROWS)  # type: ignore[arg-type]
-    trainer_with([profiler], tmp_path).fit(TwoLayers(), loader)
+
+class Deep(TwoLayers):
+    """Drops out, recomputes its first layer, and is fed what it looks up; the last layer is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, WIDTH)
+        self.layers[2].requires_grad_(False)
+
+    def training_step(self, batch: Tensor, _: int) -> Tensor:
+        rows = self.table(batch.long()[:, 0]) + nn.functional.dropout(batch)
+        hidden: Tensor = checkpoint(self.layers[:2], rows, use_reentrant=False)
+        return self.layers[2](hidden).sum()  # type: ignore[no-any-return]
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+
+class ByHand(TwoLayers):
+    automatic_optimization = False
+
+    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        for part in batch.chunk(2):
+            loss = self.layers(part).sum()
+            self.log("loss", loss)
+            self.manual_backward(loss)
+        self.clip_gradients(optimizer, 1.0, "norm")
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        (TwoLayers, {"gradient_clip_val": 1.0, "accumulate_grad_batches": 3}),
+        (TwoLayers, {"precision": "bf16-mixed"}),
+        (TwoLayers, {"precision": "bf16-true"}),
+        (Deep, {}),
+        (ByHand, {}),
+        (partial(LanguageModel, activation_checkpointing=True, attention="math"), {"gradient_clip_val": 1.0}),
+        (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
+    ],
+)
+def test_shapes_alone_find_what_a_real_step_does(
+    kind: Any, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_profiler.callbacks.instruments import work
+
+    monkeypatch.setattr(work, "recompilations", lambda: 0)  # another test may have compiled something
+    monkeypatch.setattr(work, "count_apart", lambda *given: count_work(*given))  # in this process: it takes less
+    of_tokens = isinstance(kind, partial)
+    module = kind(**TINY) if of_tokens else kind()
+    rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
+    loader = DataLoader(rows, batch_size=ROWS)  # type: ignore[arg-type]
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=1), trace=TraceOptions(steps=0), log_dir=tmp_path, quiet=True
+    )
+    trainer = trainer_with([profiler], tmp_path, **options)
+    trainer.fit(module, loader)
     assert profiler.record is not None
-    assert profiler.record.floors == {}
+    batch = without_data(trainer.precision_plugin.convert_input(next(iter(loader))))
+    alone = phase_work(trainer, step_work(trainer, "fit", work.SeenFlops(), 0, lambda: batch), None, 0)
+    assert {phase: (of.flops, of.bytes) for phase, of in alone.items()} == work_of(profiler.record)
+
+
+def work_of(record: RunRecord) -> dict[str, Any]:
+    return {phase: (floor.flops, floor.bytes) for phase, floor in record.floors.items()}
 
 
 @pytest.mark.gpu
@@ -203,26 +275,18 @@ def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.Monkey
     traffic = TRAFFIC._replace(forward_read=None)
     trainer = trainer_of(SingleDeviceStrategy)
     assert known(trainer, WORK, traffic)["forward"] is None
-    counted = StepWork(WORK.flops, WORK.by_dtype, forward_read_bytes=100)
+    counted = StepWork(WORK.flops, WORK.by_dtype, StepTraffic({"forward": None}, forward_read=100))
     assert known(trainer, counted, traffic)["forward"] == 100 + 10 - 8  # the batch is saved too, and not written
 
 
-@pytest.mark.parametrize(
-    "precision, dtype", [("bf16-mixed", "bfloat16"), ("16-mixed", "float16"), ("32-true", "float32")]
-)
-def test_a_copy_multiplies_in_float32_what_autocast_does_not(
-    precision: str, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_compiler_keeps_for_backward_no_copy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_profiler.callbacks.instruments import work as module
 
-    counted = Counted(WORK.flops, {"forward": {"float32": 2, "float64": 7}}, 50)
+    counted = Counted(WORK.flops, WORK.by_dtype, 50, {"forward": 9, "backward": 8, "optimizer": 7})
     monkeypatch.setattr(module, "count_apart", lambda *_: counted)
-    lightning = TwoLayers()
-    trainer: Any = SimpleNamespace(
-        precision=precision, lightning_module=lightning, accumulate_grad_batches=3, world_size=2
-    )
-    seen = module.SeenFlops(unknown="the step is compiled", compiled=True)
-    found = step_work(trainer, "fit", seen, 1, lambda: None)
-    assert found is not None
-    assert found.by_dtype == {"forward": {dtype: 6, "float64": 21}}  # of one rank's three batches
-    assert (found.flops.forward, found.forward_read_bytes) == (12, 150)
+    monkeypatch.setattr(module, "recompilations", lambda: 1)
+    trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
+    vars(trainer).update(lightning_module=TwoLayers(), accumulate_grad_batches=3, world_size=2, precision="32-true")
+    found = step_work(trainer, "fit", module.SeenFlops(compiled=True, unknown="the step is compiled"), 0, lambda: None)
+    assert (found.flops.forward, found.by_dtype) == (2 * WORK.flops.forward, WORK.by_dtype)
+    assert found.traffic == StepTraffic({"forward": None, "backward": None, "optimizer": 7}, 50)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lm_profiler.measure.copies.compiled_flops import count_flops
+from lm_profiler.measure.copies.shapes import count_work
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.models.config import PRESETS, TransformerConfig
@@ -130,7 +130,7 @@ def test_of_a_mixed_module_each_product_is_told_in_its_own_dtype() -> None:
             return self.second(self.first(x.bfloat16()).float())
 
     product = 2 * 3 * 8 * 8
-    counted = count_flops(Mixed(), lambda m, b: m(b).sum(), ROWS)
+    counted = count_work(Mixed(), lambda m, b: m(b).sum(), ROWS)
     assert counted.by_dtype["forward"] == {"bfloat16": product, "float32": product}
     assert counted.by_dtype["backward"] == {"float32": 2 * product, "bfloat16": product}  # the input needs none
 
@@ -147,4 +147,13 @@ def transformer_work(config: TransformerConfig, dtype: torch.dtype, batch: int, 
         model = Transformer(config).to(dtype)
         tokens = torch.zeros(batch, context, dtype=torch.int64)
     loss = lambda m, b: F.cross_entropy(m(b).flatten(0, 1).float(), b.flatten())  # noqa: E731
-    return count_flops(model, loss, tokens)
+    return count_work(model, loss, tokens)
+
+
+def test_what_stands_where_a_copy_was_is_made() -> None:
+    """An allocator gives the same place again."""
+    traffic, result = ForwardTraffic(), torch.ones(3, 8)
+    place = result.untyped_storage()._cdata
+    traffic.copies.add(place)
+    traffic.see(torch.ops.aten.tanh.default, (ROWS,), {}, result)
+    assert (traffic.made, traffic.copies) == ({place}, set())
