@@ -66,7 +66,6 @@ class TrafficReader:
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
     _stepping: list[tuple[Tensor, int]] = field(default_factory=list)
-    _seen_forward: bool = False
 
     def __call__(self, code: int) -> None:
         before, self._open = self._open, frozenset(self.timeline.stack)
