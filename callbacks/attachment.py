@@ -13,12 +13,13 @@ import torch
 from lightning.pytorch import Callback, Trainer
 
 from lm_profiler.callbacks.instruments.actions import OwnersWatch
-from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch
+from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
+from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.whatif import WhatIf
@@ -193,14 +194,14 @@ class Attachment:
             Tracer(trace, device, timeline, folder, rank, lambda: trainer.lightning_module, taken),
             [
                 whatif,
-                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model),
+                CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * (device.type == "cuda")),
                 OwnersWatch(trainer, timeline, lambda: self._phases, self.callback, trainer.profiler),  # type: ignore[attr-defined]
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,
             StepWatch(StepReader(timeline.clock, partial(getattr, probe, "counts"), probe.usage), rank, sampler),
-            self._ranks(device, rank),
+            self._ranks(device, rank, stream),
         )
 
     @property
@@ -211,14 +212,17 @@ class Attachment:
     @property
     def _steps(self) -> dict[str, int]:
         """Of each stage: the same on all ranks, whatever becomes of the instruments of one."""
-        reduces = self.options.verb == "fit" and is_a(self.trainer.strategy, "DDPStrategy")
-        return self.options.steps(STEPS if self._together and reduces else 0)
+        strategy = self.trainer.strategy
+        timed = self._together and self.options.verb == "fit"
+        steps = steps_of_stage(strategy.root_device.type, is_a(strategy, "DDPStrategy")) if timed else 0
+        return self.options.steps(steps)
 
-    def _ranks(self, device: torch.device, rank: int) -> RanksWatch | None:
+    def _ranks(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
         if not self._together:
             return None
         dump = flight_recorder(device.type)
-        return RanksWatch(None if dump is None else Arrivals(dump, self.options.clock), rank)
+        arrivals = None if dump is None else Arrivals(dump, self.options.clock)
+        return RanksWatch(arrivals, rank) if stream is None else StreamRanksWatch(arrivals, rank, stream=stream)
 
     def _measured_s(self) -> list[float]:
         return [] if self.ending.session is None else self.ending.session.measured_s()

@@ -175,8 +175,9 @@ class Session:
         self._began_ns = self.timeline.clock()
 
     def _end_stage(self, stage: str) -> None:
-        if stage == "measure":
+        if stage in ("measure", "collectives"):  # what ends with these needs their steps' times
             self._read_all()
+        if stage == "measure":
             went_on = self.schedule.stage != "measure"
             if went_on and self.rank == 0:  # whose answer was everybody's
                 self.notes += self.stopping.missed(self.measured_s())
@@ -208,14 +209,14 @@ class Session:
         step, stage, tokens, memory = pending
         host = marks.host_seconds()
         seconds: tuple[float, ...] | None = host
+        if (ranks := self.instruments.ranks) is not None and alive:
+            ranks.part.run(ranks.keep, stage, step, marks)
         if self.stream is not None:
             seconds = marks.stream_seconds(self.stream) if alive else None
             self.stream.release(marks.instants)
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
-            if self.instruments.ranks is not None:
-                self.instruments.ranks.keep(step, marks)
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked
             self._idle += marks.idle

@@ -14,7 +14,13 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerTimer
 
 STEPS = 6
-"""The last of them is told of by the one that follows: it tells of no step itself."""
+"""Of the reducer's, the last is told of by the one that follows: it tells of no step itself."""
+
+
+def steps_of_stage(device_type: str, ddp: bool) -> int:
+    """How many the ``collectives`` stage has: on CUDA first those of NCCL's own durations, under DDP then those of its
+    reducer, whose reading waits for the device."""
+    return STEPS * (device_type == "cuda") + STEPS * ddp
 
 
 @dataclass(eq=False)
@@ -25,34 +31,42 @@ class CommunicationWatch:
         timeline: whose marks say where a step begins.
         rank: of this process.
         wrapped: what trains, asked for when the stage begins.
+        after: steps of the stage that others need undisturbed.
     """
 
     timeline: Timeline
     rank: int
     wrapped: Callable[[], object]
+    after: int = 0
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "collectives"
     _timer: ReducerTimer | None = None
+    _step: int = 0
     _observer: Callable[[int], None] | None = None
 
     def begin(self, stage: str) -> None:
         wrapped = self.wrapped() if stage == "collectives" else None
         if not isinstance(wrapped, DistributedDataParallel):
             return
-        self._timer = ReducerTimer(wrapped)
-        self._timer.start()
+        self._timer, self._step = ReducerTimer(wrapped), 0
         self._observer = self.part.guard(self._mark)
         self.timeline.observers += (self._observer,)
 
     def _mark(self, code: int) -> None:
-        if self._timer is not None and len(self.timeline.reading().step.codes) == 1:
+        if self._timer is None or len(self.timeline.reading().step.codes) != 1:
+            return
+        self._step += 1
+        if self._step == self.after + 1:
+            self._timer.start()
+        elif self._step > self.after:
             self._timer.read()
 
     def end(self, stage: str) -> None:
         if stage != "collectives" or (timer := self._timer) is None:
             return
-        timer.read()
+        if self._step > self.after:
+            timer.read()
         self.discard()
         exposed_s = {each.backward: each.communication_s - each.hidden_s for each in timer.readings}
         self.facts["reducers"] = [ReducerTimes(self.rank, exposed_s)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class RanksWatch:
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
+    stage: ClassVar[str] = "measure"
+    """Whose steps it keeps."""
     _steps: list[int] = field(default_factory=list)
     _marks: list[StepMarks] = field(default_factory=list)
     _since: int | None = None
@@ -44,7 +46,8 @@ class RanksWatch:
             self.arrivals.drain()  # what was before is no step's
 
     def look(self, steps: int) -> None:
-        """``steps`` have ended, measured or not: read the recorder where it could come round before the next look."""
+        """``steps`` have ended, warm-up or measured: read the recorder where it could come round before the next
+        look."""
         if self.arrivals is None or steps < self._due:
             return
         fresh = self.arrivals.drain()
@@ -52,21 +55,28 @@ class RanksWatch:
         # Half of the ring is left for steps that call more.
         self._since, self._due = steps, steps + max(int(self.arrivals.room / 2 / a_step), 1)
 
-    def keep(self, step: int, marks: StepMarks) -> None:
-        """Of a measured step."""
-        self._steps.append(step)
-        self._marks.append(marks)
+    def keep(self, stage: str, step: int, marks: StepMarks) -> None:
+        """Those of a step of ``stage``."""
+        if stage == self.stage:
+            self._steps.append(step)
+            self._marks.append(marks)
 
     def end(self, stage: str) -> None:
-        if stage != "measure" or not self._marks:
+        if stage != self.stage or not self._marks:
             return
         if self.arrivals is not None:
-            self.arrivals.drain()
+            self._drain(self.arrivals)
         if (why_not := self._why_not()) is not None:
             self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")
             return
         assert self.arrivals is not None
-        self.facts["timelines"] = [timeline_of(self.rank, self._steps, self._marks, self.arrivals)]
+        self.facts["timelines"] = [self._timeline(self.arrivals)]
+
+    def _drain(self, arrivals: Arrivals) -> None:
+        arrivals.drain()
+
+    def _timeline(self, arrivals: Arrivals) -> RankTimeline:
+        return timeline_of(self.rank, self._steps, self._marks, arrivals)
 
     def _why_not(self) -> str | None:
         arrivals = self.arrivals
@@ -80,7 +90,7 @@ class RanksWatch:
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
         if arrivals.room == 0:
-            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE at its default"
+            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
         return None
 
     def discard(self) -> None:

@@ -90,8 +90,13 @@ class Attempt:
 
     @property
     def record(self) -> RunRecord | None:
-        """What the instruments wrote; None where they did not get so far."""
-        return None if self.profiler is None else self.profiler.record
+        """What the instruments wrote, here or in a process that was started for rank 0; None if they got not so far."""
+        own = None if self.profiler is None else self.profiler.record
+        if own is not None or self.folder is None or not _is_told(self.folder):
+            return own
+        with suppress(RecordError):
+            return read_run(self.folder)
+        return None
 
     def refuse(self, why: Refusal, where: Environment) -> None:
         """Record that the run was not tried, and where."""

@@ -37,6 +37,7 @@ from lm_profiler.cli.checks import (
 )
 from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.spawned import take_over
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
@@ -212,6 +213,7 @@ class ProfilerCLI(LightningCLI):
     def _begin(self, trainer: Trainer) -> None:
         """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
         attempt, config = self.attempt, self._get(self.config, "trainer")
+        take_over(trainer)
         attempt.begin(trainer.global_rank)
         if attempt.folder is not None and attempt.profiler is not None:
             attempt.profiler.write_into(attempt.folder)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import distributed
 
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.usage_error import UsageError
@@ -39,7 +39,7 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         try:
             cli.run_verb()
-            _leave_group()
+            leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured
             return FAILED if record is not None and record.failure is not None else OK
         except (KeyboardInterrupt, SystemExit) as error:
@@ -54,12 +54,6 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
-
-
-def _leave_group() -> None:
-    """Leave the other ranks. Gloo's threads, left running, may abort a process that ends (pytorch issue 190489)."""
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _end_children(trainer: Trainer | None) -> None:

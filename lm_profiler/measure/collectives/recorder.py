@@ -105,7 +105,8 @@ class Arrivals:
     at_ns: list[int] = field(default_factory=list)
     lost: bool = False
     clock_was_set: bool = False
-    _last: int = -1
+    last: int = -1
+    """Number of the newest entry that was read."""
     _ahead: tuple[int, int] | None = None
 
     def drain(self) -> int:
@@ -113,7 +114,7 @@ class Arrivals:
         entries = self.dump()
         now, ahead_ns = self.clock(), wall_ahead_ns(self.clock, self.wall)
         was_at, was_ahead_ns = self._ahead or (now, ahead_ns)
-        first, last = self._ahead is None, self._last
+        first, last = self._ahead is None, self.last
         self._ahead = (now, ahead_ns)
         if abs(ahead_ns - was_ahead_ns) > _DRIFT * (now - was_at) + _JITTER_NS:
             self.clock_was_set = True
@@ -121,7 +122,7 @@ class Arrivals:
         if not fresh:
             return 0
         self.lost |= not first and fresh[0]["record_id"] > last + 1
-        self._last = fresh[-1]["record_id"]
+        self.last = fresh[-1]["record_id"]
         calls = list(collectives(fresh))
         self.calls += calls
         self.at_ns += [call.wall_ns - ahead_ns for call in calls]

@@ -1,0 +1,41 @@
+"""How long each of NCCL's collectives takes on its stream, from the events that NCCL keeps when it is asked to.
+
+On a GPU the host only enqueues: when it calls says nothing of when the device comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch.distributed
+
+from lm_profiler.measure.collectives.recorder import Arrivals, Dump, collectives
+
+_PATIENCE_S = 2.0
+"""NCCL's watchdog reads the events every tenth of a second."""
+
+
+def time_collectives() -> None:
+    """From now on, of all groups; two events more a collective. Nothing ends it.
+
+    Raises:
+        RuntimeError: a backend cannot.
+    """
+    for group in list(torch.distributed.distributed_c10d._world.pg_map):
+        group._enable_collectives_timing()  # type: ignore[attr-defined]  # the stubs lack it
+
+
+def drain_timed(
+    arrivals: Arrivals, sleep: Callable[[float], object] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Read the ring when the durations of what is new in it are known, or after two seconds. The device is done."""
+    until = clock() + _PATIENCE_S
+    while _untimed(arrivals.dump, arrivals.last) and clock() < until:
+        sleep(0.05)
+    arrivals.drain()
+
+
+def _untimed(dump: Dump, after: int) -> bool:
+    fresh = [entry for entry in dump() if entry["record_id"] > after]
+    return any(call.duration_ns is None for call in collectives(fresh))

@@ -1,0 +1,112 @@
+"""Marks and arrivals of a rank, from simulated steps that make a known number of collective calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from flight_ring import Ring
+
+from lm_profiler.callbacks.instruments.ranks import RanksWatch
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
+
+STEP_NS = 1_000_000
+WARMUP = 3
+
+
+class Rank:
+    """Makes ``calls[k]`` collective calls in its k-th step, evenly, and looks as the session does."""
+
+    def __init__(self, ring_size: int) -> None:
+        self.ring = Ring(ring_size)
+        self.told: list[str] = []
+        self.arrivals = arrivals = self.ring.arrivals()
+        self.watch = RanksWatch(arrivals, 5)
+        self.watch.part = Guard("who waits for whom", self.told.append)
+        self.read = 0
+        drain = arrivals.drain
+
+        def counted() -> int:
+            self.read += 1
+            return drain()
+
+        arrivals.drain = counted  # type: ignore[method-assign]
+
+    def train(self, calls: Sequence[int]) -> None:
+        for before in range(30):
+            self.ring.call(before)
+        self.watch.begin("warmup")
+        for step, count in enumerate(calls, 1):
+            began = step * STEP_NS
+            for call in range(count):
+                self.ring.call(began + 100 + call)
+            self.ring.now = began + STEP_NS - 1
+            self.watch.look(step)
+            if step > WARMUP:
+                marks = [began, began + 50, began + STEP_NS - 10]
+                self.watch.keep("measure", step, StepMarks([DATA, BACKWARD, OTHER], marks, []))
+        self.watch.begin("measure")
+        self.watch.end("measure")
+
+
+@pytest.mark.parametrize("count, ring_size", [(1, 2000), (7, 40), (19, 40), (40, 60)])
+def test_every_call_of_the_measured_steps_is_kept_and_the_ring_is_seldom_read(count: int, ring_size: int) -> None:
+    rank, steps = Rank(ring_size), 60
+    rank.train([count] * (WARMUP + steps))
+    (timeline,) = rank.watch.facts["timelines"]
+    measured = range(WARMUP + 1, WARMUP + steps + 1)
+    called = [step * STEP_NS + 100 + call for step in measured for call in range(count)]
+    assert timeline.arrivals_ns.tolist()[1:] == called  # the first is the last of the warm-up
+    assert timeline.arrivals_ns[0] == WARMUP * STEP_NS + 100 + count - 1
+    numbers = [collective.number for collective in timeline.collectives]
+    assert numbers == list(range(numbers[0], numbers[0] + len(called) + 1))
+    assert rank.told == []
+    assert rank.read <= 4 + count * (steps + WARMUP) / max(ring_size / 2 - count, count)
+
+
+def test_the_marks_of_each_step_are_found_by_its_number() -> None:
+    rank = Rank(100)
+    rank.train([2] * 8)
+    (timeline,) = rank.watch.facts["timelines"]
+    assert (timeline.rank, timeline.steps.tolist(), timeline.first.tolist()) == (
+        5,
+        [4, 5, 6, 7, 8],
+        [0, 3, 6, 9, 12, 15],
+    )
+    assert timeline.codes.dtype == np.uint8
+    assert timeline.codes.tolist() == [DATA, BACKWARD, OTHER] * 5
+    for place, step in enumerate(timeline.steps):
+        at = timeline.host_ns[timeline.first[place] : timeline.first[place + 1]]
+        assert at.tolist() == [step * STEP_NS, step * STEP_NS + 50, step * STEP_NS + STEP_NS - 10]
+
+
+def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() -> None:
+    rank = Rank(40)
+    rank.train([5, 5, 5, 5, 100, 5])
+    assert rank.watch.facts == {}
+    why = "a step calls more collectives than torch's flight recorder holds; it holds 40 calls"
+    assert rank.told == [f"who waits for whom is unknown: {why}, set TORCH_FR_BUFFER_SIZE to more"]
+
+
+def test_without_a_recorder_the_waiting_is_unknown() -> None:
+    told: list[str] = []
+    watch = RanksWatch(None, 0)
+    watch.part = Guard("", told.append)
+    watch.begin("measure")
+    watch.look(1)
+    watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 1], []))
+    watch.end("measure")
+    assert told == ["who waits for whom is unknown: this torch has no flight recorder"]
+
+
+def test_a_recorder_that_is_off_is_told_so() -> None:
+    rank = Rank(40)
+    rank.arrivals.room = 0
+    rank.arrivals.dump = list
+    rank.train([5] * 6)
+    assert rank.told == [
+        "who waits for whom is unknown: torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
+    ]
+    assert rank.watch.facts == {}

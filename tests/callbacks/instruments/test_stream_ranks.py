@@ -1,0 +1,64 @@
+"""Who waits on a device whose stream runs behind the host, with durations as NCCL has them."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from flight_ring import Ring
+
+from lm_profiler.callbacks.instruments.communication import STEPS
+from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
+from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
+from lm_profiler.measure.clocks.stream import EventStream
+
+HOST_NS, DEVICE_NS = 1_000_000, 4_000_000
+
+
+class Stream:
+    """Its events are their instants, in nanoseconds."""
+
+    def seconds(self, start: int, end: int) -> float:
+        return (end - start) * 1e-9
+
+
+def watch_of(steps: int) -> tuple[StreamRanksWatch, list[str]]:
+    """Steps of 1 ms on the host and 4 ms on the device, with a collective in the middle of backward on the host."""
+    ring, told = Ring(1000), []
+    watch = StreamRanksWatch(ring.arrivals(), 1, stream=cast("EventStream", Stream()))
+    watch.part = Guard("who waits for whom", told.append)
+    ring.call(5)
+    watch.begin("measure")
+    watch.keep("measure", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))
+    watch.end("measure")
+    watch.begin("collectives")
+    for step in range(1, steps + 1):
+        host, device = step * HOST_NS, step * DEVICE_NS
+        ring.call(host + 600_000)
+        ring.entries[-1]["duration_ms"] = 0.25 * step
+        marks = StepMarks(
+            [DATA, BACKWARD, OTHER],
+            [host, host + 400_000, host + 800_000],
+            [device, device + 1_000_000, device + 3_000_000],
+        )
+        watch.look(step)
+        watch.keep("collectives", step, marks)
+    watch.end("collectives")
+    return watch, told
+
+
+def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
+    watch, told = watch_of(2)
+    (timeline,) = watch.facts["timelines"]
+    assert told == []
+    assert timeline.steps.tolist() == [1, 2]
+    # The second step cannot begin on the stream before the first has ended there, at 4 ms.
+    assert timeline.host_ns.tolist() == [1_000_000, 2_000_000, 4_000_000, 4_000_000, 5_000_000, 7_000_000]
+    assert timeline.arrivals_ns.tolist()[-2:] == [3_000_000, 6_000_000]
+    assert timeline.waited_ns is not None
+    assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
+
+
+def test_steps_in_which_the_reducer_is_read_do_not_count() -> None:
+    (timeline,) = watch_of(2 * STEPS)[0].facts["timelines"]
+    assert timeline.steps.tolist() == list(range(1, STEPS + 1))

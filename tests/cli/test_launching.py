@@ -1,0 +1,103 @@
+"""Who of many processes makes the run's folder, and what a launched rank's end becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+
+from lm_profiler.cli.attempt import Attempt
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.spawned import Launcher, RankRaised
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.usage_error import UsageError
+
+KUBEFLOW = "lightning.fabric.plugins.environments.KubeflowEnvironment"
+MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
+SLURM = {"SLURM_NTASKS": 4, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 2, "SLURM_NODELIST": "a,b"}
+ELASTIC = {**MEET, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": 4}
+NODES: dict[str, tuple[list[str], list[dict[str, Any]]]] = {
+    "Lightning": ([], [{**MEET, "NODE_RANK": node, "LOCAL_RANK": local} for node in (0, 1) for local in (0, 1)]),
+    "torchrun": (
+        [],
+        [{**ELASTIC, "RANK": rank, "LOCAL_RANK": rank % 2, "GROUP_RANK": rank // 2} for rank in range(4)],
+    ),
+    "SLURM": (
+        [],
+        [{**SLURM, "SLURM_PROCID": rank, "SLURM_LOCALID": rank % 2, "SLURM_NODEID": rank // 2} for rank in range(4)],
+    ),
+    "Kubeflow": (
+        [f"--trainer.plugins={KUBEFLOW}", "--trainer.devices=1", "--trainer.num_nodes=4"],
+        [{**MEET, "WORLD_SIZE": 4, "RANK": rank} for rank in range(4)],
+    ),
+}
+"""Options, and the variables of each process as who launched it sets them."""
+
+
+def as_it_was(variables: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize("way", NODES)
+def test_of_all_processes_that_were_launched_one_makes_the_folder(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, processes = NODES[way]
+    monkeypatch.chdir(tmp_path)
+    two = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.num_nodes=2"]
+    cli = ProfilerCLI(Call(["fit", "--name=toy", *two, *options]))
+    folders = []
+    for variables in processes:
+        with monkeypatch.context() as patch:
+            as_it_was(variables, patch)
+            cli.attempt = Attempt("fit", cli.attempt.launch, "logs")
+            cli._build_trainer()
+            folders.append(cli.attempt.folder)
+            assert cli.attempt.rank == len(folders) - 1
+    assert folders == [Path("logs/toy/version_0"), None, None, None]
+    assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
+
+
+TRACE = """
+
+-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "spawn.py", line 96, in _wrap
+    fn(i, *args)
+{error}
+"""
+
+
+def trace(error: str) -> ProcessRaisedException:
+    return ProcessRaisedException(TRACE.format(error=error), 1, 4711)
+
+
+@pytest.mark.parametrize(
+    "end, becomes, said",
+    [
+        (trace("ValueError: first line\nsecond: line"), RankRaised, "ValueError: first line"),
+        (trace("KeyError"), RankRaised, "KeyError"),
+        (trace("lm_profiler.usage_error.UsageError: model: no"), UsageError, "model: no"),
+        (ProcessExitedException("", 1, 4711, 130), KeyboardInterrupt, ""),
+        (ProcessExitedException("", 1, 4711, 7), SystemExit, "7"),
+        (ProcessExitedException("killed", 1, 4711, -9, "SIGKILL"), ProcessExitedException, "killed"),
+    ],
+)
+def test_what_a_spawned_rank_ended_with_ends_the_call(
+    end: ProcessException, becomes: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(*_: Any) -> None:
+        raise end
+
+    monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
+    launcher = Launcher(None, "spawn")  # type: ignore[arg-type]  # no strategy: nothing is started
+    with pytest.raises(becomes) as raised:
+        launcher.launch(None)
+    assert str(raised.value) == said
