@@ -45,6 +45,7 @@ from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.measure.memory.peaks import probe_of
+from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import append_steps
 
 
@@ -95,10 +96,11 @@ class Attachment:
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
             timeline.observers += (Guard("trace.nvtx", self.tell).guard(NvtxRanges()),)
-        progress, keep = None, None
+        progress, rank = None, trainer.global_rank
+        if rank > 0:
+            Guard("writing the steps while they come", self.tell).run(begin_rows, folder, rank)
         if trainer.is_global_zero:
             Guard("writing an unfinished record", self.tell).run(recorder.begin, self._steps)
-            keep = partial(append_steps, folder / "steps.csv")
             if not options.quiet:
                 until_sure = bool(options.stages.until_ci)
                 progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)
@@ -112,7 +114,7 @@ class Attachment:
             trainer.global_rank,
             self._stopping,
             self.tell,
-            keep,
+            partial(append_steps, rank_file(folder, rank)),
         )
         ending.session = session
         self._stand_in(timeline, session)

@@ -51,6 +51,8 @@ class Measured:
     """Of each measured step, of each rank that knows."""
     flops: SeenFlops = field(default_factory=SeenFlops)
     experiment: Experiment | None = None
+    ranks: int = 1
+    """Of how many ranks the facts are; ``rows`` may be of more, whose files were found."""
     timelines: Sequence[RankTimeline] = ()
     """Of each rank that knows when it came to its collectives."""
     reducers: Sequence[ReducerTimes] = ()

@@ -14,7 +14,7 @@ from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.record.run import StepCounters
-from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow
+from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4
 """Steps whose marks stay on the device before their reading is tried: by then it has usually got there."""
@@ -156,7 +156,7 @@ class Session:
         """What there is to record, of this rank."""
         facts = self.instruments.facts()
         return Measured(
-            rows=tuple(self._rows),
+            rows=StepTable.of(self._rows),
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,7 +21,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.steps import StepTable
 from lm_profiler.usage_error import expect
 
 
@@ -40,9 +40,9 @@ class ActionsOptions:
         expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
 
 
-def beside_measured(owned: OtherByOwner | None, timed: Sequence[StepRow], cut: int) -> OtherByOwner | None:
+def beside_measured(owned: OtherByOwner | None, timed: StepTable, cut: int) -> OtherByOwner | None:
     """``owned`` with rank 0's own ``other`` in the ``timed`` steps after the first ``cut``: other ranks log nothing."""
-    own_s = [row.time("other", "host") for row in timed if row.rank == 0][cut:]
+    own_s = [row.time("other", "host") for row in timed.where(timed.rank == 0)][cut:]
     return owned.model_copy(update={"measured_s": median(own_s) if own_s else None}) if owned is not None else None
 
 

@@ -158,11 +158,10 @@ class Ending:
         self.record = record
         recorder = self._a_recorder()
         try:
-            recorder.save(recorder.folder, measured, record)
+            self.record = recorder.save(recorder.folder, measured, record)
         except OSError as error:
             second = second_place(record.name)
             text = f"the record is in {second}: {recorder.folder} cannot be written to: {said(error)}"
             record = record.model_copy(update={"notes": [*record.notes, text]})
-            recorder.save(second, measured, record)
-            self.record = record
+            self.record = recorder.save(second, measured, record)
             self.tell(text)

@@ -12,7 +12,7 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.quantities import MEMORY
 from lm_profiler.record.run import MemoryFacts, MemoryReading, ModelFacts, Slack, Telemetry
-from lm_profiler.record.steps import Peaks, StepRow, largest
+from lm_profiler.record.steps import Peaks, StepRow, StepTable
 
 
 def model_facts(trainer: Trainer) -> ModelFacts:
@@ -38,7 +38,7 @@ def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
     """What the delays of the ``whatif`` stage cost; None where there were none."""
     if (of := measured.experiment) is None:
         return None
-    steps = mean_over_ranks([row for row in measured.rows if row.stage == "whatif"])
+    steps = mean_over_ranks(StepTable.of(measured.rows).of_stages("whatif"))
     known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
     if known is None:
         notes.append("slack unknown: the run ended before two whole rounds of delays")
@@ -49,10 +49,10 @@ def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
     return known
 
 
-def memory_facts(timed: Sequence[StepRow], measured: Measured) -> MemoryFacts:
+def memory_facts(timed: StepTable, measured: Measured) -> MemoryFacts:
     """Peaks of the measured steps, and what the ``memory`` stage saw."""
     return MemoryFacts(
-        measured=_reading(largest(row.memory for row in timed)),
+        measured=_reading(timed.largest_memory),
         parts={part: _reading(peaks) for part, peaks in measured.part_peaks.items()},
         causes=dict(measured.causes),
         held=measured.levels,
@@ -64,9 +64,10 @@ def _reading(peaks: Peaks) -> MemoryReading:
     return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
 
 
-def telemetry_of(reading: Telemetry | None, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
-    """With a step's share of the energy, which goes by its time."""
-    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
+def telemetry_of(measured: Measured, world: int, steps: Sequence[StepRow], tokens: int | None) -> Telemetry | None:
+    """With a step's share of the energy, which goes by its time; unknown where not all ranks told of their GPUs."""
+    reading = measured.telemetry
+    if reading is None or reading.energy_j is None or not reading.duration_s or not steps or measured.ranks < world:
         return reading
     mean_s = sum(row.time("step") for row in steps) / len(steps)
     per_step = reading.energy_j * mean_s / reading.duration_s

@@ -25,10 +25,14 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
 from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.steps import UNKNOWN, largest
+from lm_profiler.record.steps import UNKNOWN, StepTable, largest
+from lm_profiler.record.text import ranks_text
 
 _PATIENCE_S = 60.0
 """For what another rank says: all do the same steps."""
+
+_PIECE_BYTES = 4 * 1024**2
+"""Of one value: torch's store refuses those beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
 
 _RUNS = count()
 """Of this process. Every rank begins the same runs in the same order, so that a number names the same run on all."""
@@ -109,22 +113,44 @@ class Exchange:
         if self.store is None:
             return measured
         if self.rank > 0:
-            self.store.set(self._key(self.rank), pickle.dumps(measured))
+            self._send(self._key(self.rank), pickle.dumps(measured))
             return measured
         everyone, missing, until = [measured], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             try:
-                everyone.append(pickle.loads(self._get(self._key(rank), max(until - time.monotonic(), 0.01))))
+                everyone.append(pickle.loads(self._receive(self._key(rank), until - time.monotonic())))
             except RuntimeError:
-                missing.append(f"rank {rank} sent no measurements in time: its steps are missing")
+                missing.append(rank)
         merged = merge(everyone)
+        notes = [*merged.notes, *([f"{ranks_text(missing)} sent no measurements in time"] if missing else [])]
         if self.clocks is None:
-            return merged
+            return replace(merged, notes=notes)
         timelines, unlike = with_clocks(merged.timelines, self.clocks)
-        return replace(merged, timelines=timelines, notes=[*merged.notes, *missing, *unlike])
+        return replace(merged, timelines=timelines, notes=[*notes, *unlike])
 
     def _key(self, rank: int) -> str:
         return f"lm_profiler/{self._run}/measured/{rank}"
+
+    def _send(self, key: str, content: bytes) -> None:
+        """In pieces that a store takes; how many they are comes last."""
+        pieces = [content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)]
+        for number, piece in enumerate(pieces):
+            self.store.set(f"{key}/{number}", piece)
+        self.store.set(key, str(len(pieces)))
+
+    def _receive(self, key: str, patience_s: float) -> bytes:
+        """What was sent; the store forgets it, for it may be much.
+
+        Raises:
+            RuntimeError: it did not come in time.
+        """
+        if patience_s <= 0 and not self.store.check([key]):
+            raise RuntimeError(f"{key} did not come in time")
+        keys = [f"{key}/{number}" for number in range(int(self._get(key, max(patience_s, 0.01))))]
+        content = b"".join(self.store.get(piece) for piece in keys)
+        for piece in keys:
+            self.store.delete_key(piece)
+        return content
 
     def _get(self, key: str, patience_s: float) -> bytes:
         self.store.wait([key], timedelta(seconds=patience_s))
@@ -138,7 +164,8 @@ def merge(measured: Sequence[Measured]) -> Measured:
     experiment, unlike = _delays(measured)
     return replace(
         measured[0],
-        rows=sorted((row for m in measured for row in m.rows), key=lambda row: (row.step, row.rank)),
+        rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
+        ranks=sum(m.ranks for m in measured),
         part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],

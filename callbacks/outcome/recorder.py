@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 
@@ -54,7 +55,8 @@ from lm_profiler.record.run import (
     Verdict,
     Waterfall,
 )
-from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.record.step_files import begin_rows, write_rows
+from lm_profiler.record.steps import StepRow, StepTable
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
 
@@ -75,13 +77,15 @@ class Recorder:
         """Write a record with the status ``unfinished`` and no steps: what a killed process leaves."""
         if self.launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", self.launch.config_yaml)
-        write_steps(self.folder / "steps.csv", ())
+        begin_rows(self.folder, 0)
         self.bare(Measured((), planned), "unfinished", None).write(self.folder / "run.json")
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
         """The record of what was measured; ``complete`` adds what module, drivers and git say."""
-        timed = [row for row in measured.rows if row.stage == "measure" and row.seconds is not None]
-        steps = self._steps = mean_over_ranks(timed)
+        rows, world = StepTable.of(measured.rows), self.trainer.world_size
+        timed = rows.of_stages("measure").timed
+        timed = timed if failure is None else timed.finished_by_all()
+        steps = self._steps = mean_over_ranks(timed, world)
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
         steady = self._steady = steps if level is None else steps[level.cut :]
         notes = list(measured.notes)
@@ -95,28 +99,30 @@ class Recorder:
             failure,
             **figures,
             step_counters=counters,
-            steps={stage: len({r.step for r in measured.rows if r.stage == stage}) for stage in measured.planned},
-            first_step_s=max((row.time("step", "host") for row in measured.rows if row.step == 1), default=None),
+            steps={stage: len(np.unique(rows.of_stages(stage).step)) for stage in measured.planned},
+            first_step_s=max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
             between_steps_s=measured.between_steps_s,
             rank_step_s=rank_medians(timed),
             memory=memory_facts(timed, measured),
             steadiness=level,
-            telemetry=telemetry_of(measured.telemetry, steady, figures["throughput"].tokens_per_step),
+            telemetry=telemetry_of(measured, world, steady, figures["throughput"].tokens_per_step),
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
             slack=try_or_note("slack", lambda: slack_of(measured, notes), notes),
             other_by_owner=beside_measured(measured.other_by_owner, timed, len(steps) - len(steady)),
         )
 
-    def save(self, folder: Path, measured: Measured, record: RunRecord) -> None:
-        """Write steps.csv and run.json into ``folder``, which is the run's from then on.
+    def save(self, folder: Path, measured: Measured, record: RunRecord) -> RunRecord:
+        """Write the steps and run.json into ``folder``, which is the run's from then on.
 
         Raises:
             OSError: it cannot be written to.
         """
-        write_steps(folder / "steps.csv", measured.rows)
+        notes = write_rows(folder, measured.rows, all_ended=record.failure is None)
+        record = record.model_copy(update={"notes": [*record.notes, *notes]})
         record.write(folder / "run.json")
         self.folder = folder
+        return record
 
     def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
         """``record`` with what was determined since; written again, also for TensorBoard."""

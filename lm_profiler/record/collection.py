@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
-from lm_profiler.record.steps import StepRow, read_steps
+from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE, read_rows
+from lm_profiler.record.steps import StepTable
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, read_outcomes, read_plan
 
 UNFINISHED = "it is still running, or its process was killed"
 """Why a run that calls itself unfinished does so."""
 
-_LEFT_BY_A_RUN = ("steps.csv", "config.yaml")
+_LEFT_BY_A_RUN = (STEPS_FILE, COLUMNS_FILE, "config.yaml")
 
 
 @dataclass(frozen=True)
@@ -121,13 +122,15 @@ class Entry:
         return self.status in ("ok", "unfinished") and self.record is not None and bool(self.record.time)
 
     @cached_property
-    def rows(self) -> list[StepRow]:
-        """The rows of its ``steps.csv``, all ranks and stages.
+    def rows(self) -> StepTable:
+        """Its steps' rows, all ranks and stages; of a run that was cut short, the steps that all its ranks finished.
 
         Raises:
             RecordError: it cannot be read.
         """
-        return read_steps(self.folder / "steps.csv", self.record is not None and self.record.status == "unfinished")
+        status = None if self.record is None else self.record.status
+        rows = read_rows(self.folder, status == "unfinished")
+        return rows if status == "ok" else rows.finished_by_all()
 
 
 def _at(config: Mapping[str, Any], path: str) -> Any:

@@ -1,14 +1,19 @@
-"""``steps.csv``: a row a step, warm-up included."""
+"""The rows of steps, and ``steps.csv``: a row a step and rank, warm-up included."""
 
 from __future__ import annotations
 
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
@@ -18,6 +23,10 @@ Peaks = tuple[int | None, ...]
 """A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""
 
 UNKNOWN: Peaks = (None,) * len(MEMORY)
+
+
+_AT_ONCE = 4096
+"""Rows that are read before they become columns, which take a third of the memory."""
 
 
 def largest(readings: Iterable[Peaks]) -> Peaks:
@@ -57,6 +66,96 @@ class StepRow:
         return seconds[TIMED.index(part)]
 
 
+@dataclass(frozen=True, eq=False)
+class StepTable(Sequence[StepRow]):
+    """Rows as columns, of any number of ranks: a sequence of ``StepRow`` that takes a third of the memory.
+
+    A column has the name of the field of ``StepRow``; times and bytes are float64 with a further axis for ``TIMED`` and
+    ``MEMORY``, and NaN where a value is unknown.
+    """
+
+    step: NDArray[np.int64]
+    stage: NDArray[np.str_]
+    seconds: NDArray[np.float64]
+    host_seconds: NDArray[np.float64]
+    tokens: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    rank: NDArray[np.int64]
+
+    @staticmethod
+    def of(rows: Iterable[StepRow]) -> StepTable:
+        """``rows`` as columns; of those that are already, themselves."""
+        if isinstance(rows, StepTable):
+            return rows
+        rows = list(rows)
+        nowhere = (None,) * len(TIMED)
+        return StepTable(
+            np.array([row.step for row in rows], np.int64),
+            np.array([row.stage for row in rows], np.str_),
+            np.array([row.seconds or nowhere for row in rows], np.float64).reshape(-1, len(TIMED)),
+            np.array([row.host_seconds for row in rows], np.float64).reshape(-1, len(TIMED)),
+            np.array([row.tokens for row in rows], np.float64),
+            np.array([row.memory for row in rows], np.float64).reshape(-1, len(MEMORY)),
+            np.array([row.rank for row in rows], np.int64),
+        )
+
+    @staticmethod
+    def joined(tables: Iterable[StepTable]) -> StepTable:
+        """All their rows, by step and then by rank."""
+        parts = [StepTable.of(()), *tables]
+        whole = StepTable(*(np.concatenate([getattr(part, of.name) for part in parts]) for of in fields(StepTable)))
+        return whole.where(np.lexsort((whole.rank, whole.step)))
+
+    def where(self, chosen: Any) -> StepTable:
+        """The rows that ``chosen`` picks: a mask, indices or a slice."""
+        return StepTable(*(getattr(self, of.name)[chosen] for of in fields(self)))
+
+    def of_stages(self, *stages: str) -> StepTable:
+        """The rows of these stages."""
+        return self.where(np.isin(self.stage, stages))
+
+    @property
+    def timed(self) -> StepTable:
+        """Those whose time on the device is known."""
+        return self.where(~np.isnan(self.seconds[:, -1]))
+
+    def finished_by_all(self) -> StepTable:
+        """Up to the last step that every rank with rows finished: of a run that was cut short."""
+        whole = StepTable.joined([self])
+        last = dict(zip(whole.rank.tolist(), whole.step.tolist(), strict=True))  # in order of the steps
+        return whole.where(whole.step <= min(last.values(), default=0))
+
+    @property
+    def largest_memory(self) -> Peaks:
+        """The largest of each reading; None only where none is known."""
+        if not len(self):
+            return UNKNOWN
+        return tuple(None if np.isnan(value) else int(value) for value in np.fmax.reduce(self.memory))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def __iter__(self) -> Iterator[StepRow]:
+        columns = (getattr(self, of.name).tolist() for of in fields(self))
+        for step, stage, seconds, host_seconds, tokens, memory, rank in zip(*columns, strict=True):
+            yield StepRow(
+                step,
+                sys.intern(stage),
+                tuple(seconds) if seconds[-1] == seconds[-1] else None,  # NaN is unlike itself
+                tuple(host_seconds),
+                int(tokens) if tokens == tokens else None,
+                tuple([int(value) if value == value else None for value in memory]),
+                rank,
+            )
+
+    @overload
+    def __getitem__(self, at: int) -> StepRow: ...
+    @overload
+    def __getitem__(self, at: slice) -> StepTable: ...
+    def __getitem__(self, at: int | slice) -> StepRow | StepTable:
+        return self.where(at) if isinstance(at, slice) else next(iter(self.where([at])))
+
+
 def write_steps(path: Path, rows: Iterable[StepRow]) -> None:
     """Write ``rows`` as ``steps.csv``; an unknown value is an empty field. ``append_steps`` adds more."""
     write_whole(path, _text((STEP_COLUMNS, *map(_fields, rows))))
@@ -81,7 +180,7 @@ def _text(lines: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
-def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
+def read_steps(path: Path, growing: bool = False) -> StepTable:
     """Read ``steps.csv`` back; of one that is ``growing``, without the line that is being written.
 
     Columns that a later version may have added are passed over.
@@ -96,7 +195,8 @@ def read_steps(path: Path, growing: bool = False) -> list[StepRow]:
         header = tuple(next(reader, ()))
         if set(STEP_COLUMNS) <= set(header):
             known = itemgetter(*map(header.index, STEP_COLUMNS))
-            return [_row(known(_whole(fields, len(header)))) for fields in reader]
+            rows = (_row(known(_whole(fields, len(header)))) for fields in reader)
+            return StepTable.joined(StepTable.of(some) for some in iter(lambda: list(islice(rows, _AT_ONCE)), []))
     except UnicodeDecodeError:
         raise RecordError(f"{path}: is not text") from None
     except (ValueError, IndexError, csv.Error) as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def printable(text: str, keep: str = "\n\t") -> str:
     """``text`` with everything that a terminal would obey spelled out: ``\\x1b`` for the escape character.
@@ -17,3 +19,15 @@ def printable(text: str, keep: str = "\n\t") -> str:
 def shortened(name: str, most: int = 48) -> str:
     """Labels of any length would leave no room for a picture; its end tells most of one."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """``rank 3``, or ``ranks 0, 2–5``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    said = ", ".join("–".join(map(str, run)) for run in runs)
+    return f"ranks {said}" if len(runs) > 1 or len(runs[:1] and runs[0]) > 1 else f"rank {said}"

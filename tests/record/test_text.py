@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.record.text import printable
+from lm_profiler.record.text import printable, ranks_text
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,11 @@ from lm_profiler.record.text import printable
 )
 def test_controls_are_spelled_out_and_letters_stay(given: str, shown: str) -> None:
     assert printable(given) == shown
+
+
+@pytest.mark.parametrize(
+    "ranks, said",
+    [([3], "rank 3"), ([1, 0], "ranks 0–1"), ([7, 2, 4, 3, 5, 0], "ranks 0, 2–5, 7"), (range(16384), "ranks 0–16383")],
+)
+def test_many_ranks_are_named_in_a_few_words(ranks: list[int], said: str) -> None:
+    assert ranks_text(ranks) == said

@@ -19,7 +19,7 @@ from lm_profiler.record.run import (
     Steadiness,
     Throughput,
 )
-from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.record.steps import StepRow, StepTable, write_steps
 
 ENVIRONMENT = Environment(
     versions={"torch": "2.13.0"}, platform="Linux", cpu="EPYC", cpu_count=2, threads=2, device_type="cuda",
@@ -67,7 +67,7 @@ def record(**changes: Any) -> RunRecord:
 def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> Entry:
     """A run that is on no disk."""
     found = Entry(Path(folder), record(steps=counts(measured), **changes))
-    found.__dict__["rows"] = list(measured)  # where the cached property would keep what it read
+    found.__dict__["rows"] = StepTable.of(measured)  # where the cached property would keep what it read
     return found
 
 

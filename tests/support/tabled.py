@@ -13,7 +13,7 @@ from lm_profiler.models.config import PRESETS
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure
-from lm_profiler.record.steps import StepRow, write_steps
+from lm_profiler.record.steps import StepRow, StepTable, write_steps
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 
 Steps = Sequence[tuple[float, float]]
@@ -74,7 +74,9 @@ def facts(measured: Steps = (), warmup: Steps = (), device: tuple[str, str] = ("
 def run(folder: str, measured: Steps = (), warmup: Steps = (), **options: Any) -> Entry:
     """A run that is on no disk; see ``facts``."""
     found = Entry(Path(folder), record(**facts(measured, warmup, **options)))
-    found.__dict__["rows"] = step_rows(measured, warmup)  # where the cached property would keep what it read
+    found.__dict__["rows"] = StepTable.of(
+        step_rows(measured, warmup)
+    )  # where the cached property would keep what it read
     return found
 
 

@@ -105,13 +105,13 @@ def _steady_steps(entry: Entry) -> list[StepRow]:
     """Measured steps from where the run was level, the mean over its ranks, with the device's time."""
     if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
         return []
-    steps = mean_over_ranks([row for row in entry.rows if row.stage == "measure"])
+    steps = mean_over_ranks(entry.rows.of_stages("measure"))
     return [row for row in steps[entry.record.steps_left_out :] if row.seconds is not None]
 
 
 def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
     typical_s = median(row.time("step", "host") for row in steps)
-    before = mean_over_ranks([row for row in entry.rows if row.step < steps[0].step])
+    before = mean_over_ranks(entry.rows.where(entry.rows.step < steps[0].step))
     return sum(row.time("step", "host") - typical_s for row in before)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.quantities import TIMED, counted, duration_text
 from lm_profiler.record.run import OddStep, StepCounters
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.steps import StepRow, StepTable
 
 EXPLAINED = 0.5
 """Of what a step took beyond the median: what explains less is not called its cause."""
@@ -78,16 +79,25 @@ def with_causes(
         counters: of the measured steps of all ranks that know.
         workers: processes of the loader; None where it does not say.
     """
-    ranks = {rank: _rank(rank, rows, counters) for rank in sorted({each.rank for each in counters})}
+    ranks = _by_rank(StepTable.of(rows), counters)
     told = [_explained(step, ranks, workers) for step in odd]
     named = sorted({step.rank for step in told if step.rank is not None})
     own = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]
     return told, [*(ranks[rank].usual for rank in named), *own]
 
 
-def _rank(rank: int, rows: Sequence[StepRow], counters: Sequence[StepCounters]) -> _Rank:
-    own = [each for each in counters if each.rank == rank]
-    data_s = {row.step: row.time("data", "host") for row in rows if row.rank == rank}
+def _by_rank(table: StepTable, counters: Sequence[StepCounters]) -> dict[int, _Rank]:
+    data_s: dict[int, dict[int, float]] = defaultdict(dict)
+    waited_s = table.host_seconds[:, TIMED.index("data")].tolist()
+    for rank, step, seconds in zip(table.rank.tolist(), table.step.tolist(), waited_s, strict=True):
+        data_s[rank][step] = seconds
+    own: dict[int, list[StepCounters]] = defaultdict(list)
+    for each in counters:
+        own[each.rank].append(each)
+    return {rank: _rank(rank, data_s[rank], own[rank]) for rank in sorted(own)}
+
+
+def _rank(rank: int, data_s: dict[int, float], own: Sequence[StepCounters]) -> _Rank:
     return _Rank({each.step: each for each in own if each.step is not None}, _usual(rank, own), data_s)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures, summaries
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures, summaries, world_of
 from lm_profiler.record.collection import Cut, Entry
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
@@ -47,7 +47,7 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
 
 
 def _recorded(entry: Entry) -> list[StepRow]:
-    return mean_over_ranks([row for row in entry.rows if row.stage in _STAGES and row.seconds is not None])
+    return mean_over_ranks(entry.rows.of_stages(*_STAGES).timed, world_of(entry.record))
 
 
 def cut_anew(

@@ -2,42 +2,45 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.typical import odd, shares, typical
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMED, TIMES, TOKENS_PER_S, Quantity
 from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
-from lm_profiler.record.steps import StepRow, largest
+from lm_profiler.record.steps import StepRow, StepTable
 
 
-def mean_over_ranks(rows: Sequence[StepRow]) -> list[StepRow]:
-    """One row a step: times averaged over the ranks (so that parts still add up), tokens summed, the largest peaks."""
-    by_step: dict[int, list[StepRow]] = {}
-    for row in rows:
-        by_step.setdefault(row.step, []).append(row)
-    return [_merge(by_step[step]) for step in sorted(by_step)]
+def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[StepRow]:
+    """One row a step: times averaged over the ranks (so that parts still add up), tokens summed, the largest peaks.
 
-
-def _merge(rows: Sequence[StepRow]) -> StepRow:
-    if len(rows) == 1:
-        return rows[0]
-    tokens = [row.tokens for row in rows]
-    device = [row.seconds for row in rows]
-    return dataclasses.replace(
-        rows[0],
-        seconds=None if None in device else _means([s for s in device if s is not None]),
-        host_seconds=_means([row.host_seconds for row in rows]),
-        tokens=None if None in tokens else sum(t for t in tokens if t is not None),
-        memory=largest(row.memory for row in rows),
+    Tokens are unknown of a step of which not all ``world`` ranks (those that there are) left a row.
+    """
+    table = StepTable.of(rows)
+    ranks = max(len(np.unique(table.rank)), world or 0)
+    if ranks <= 1:
+        return list(table)
+    table = StepTable.joined([table])
+    steps, first, count = np.unique(table.step, return_index=True, return_counts=True)
+    means = StepTable(
+        step=steps,
+        stage=table.stage[first],
+        seconds=np.add.reduceat(table.seconds, first) / count[:, None],
+        host_seconds=np.add.reduceat(table.host_seconds, first) / count[:, None],
+        tokens=np.where(count == ranks, np.add.reduceat(table.tokens, first), np.nan),
+        memory=np.fmax.reduceat(table.memory, first),
+        rank=table.rank[first],
     )
+    return list(means)
 
 
-def _means(values: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    return tuple(sum(column) / len(values) for column in zip(*values, strict=True))
+def world_of(record: RunRecord | None) -> int | None:
+    """How many ranks the run had; None where it does not say."""
+    return None if record is None or record.environment is None else record.environment.world_size
 
 
 def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
@@ -48,9 +51,11 @@ def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
 
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Median step time of each rank, in seconds."""
-    ranks = sorted({row.rank for row in rows})
-    medians = (summarise([r.time("step", "host") for r in rows if r.rank == rank]).median for rank in ranks)
-    return [median for median in medians if median is not None]
+    table = StepTable.of(rows)
+    by_rank = np.argsort(table.rank, kind="stable")
+    first = np.unique(table.rank[by_rank], return_index=True)[1]
+    each = np.split(table.host_seconds[by_rank, TIMED.index("step")], first[1:]) if len(table) else []
+    return [float(np.median(step_s)) for step_s in each]
 
 
 def ideal_step_s(record: RunRecord) -> float | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures
+import numpy as np
+
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures, world_of
 from lm_profiler.record.collection import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.steps import StepTable
+from lm_profiler.record.text import ranks_text
 
 
 def with_unfinished(runs: Collection) -> Collection:
@@ -26,12 +28,12 @@ def with_unfinished(runs: Collection) -> Collection:
     return Collection(entries, problems)
 
 
-def as_far_as_it_came(record: RunRecord, rows: Sequence[StepRow]) -> RunRecord:
+def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     """``record``, which says nothing of its steps yet, with the figures of those in ``rows``.
 
     Nobody has looked for warm-up beyond what the options say, nor whether the steps were steady.
     """
-    steps = mean_over_ranks(rows)
+    steps, ranks = mean_over_ranks(rows, world_of(record)), np.unique(rows.rank).tolist()
     timed = [row for row in steps if row.seconds is not None]
     measured = [row for row in timed if row.stage == "measure"]
     facts: dict[str, Any] = {"steps": dict(Counter(row.stage for row in steps))}
@@ -39,5 +41,7 @@ def as_far_as_it_came(record: RunRecord, rows: Sequence[StepRow]) -> RunRecord:
         facts["first_step_s"] = timed[0].time("step")
     if measured:
         facts |= step_figures(measured)
-    note = f"unfinished: {UNFINISHED}; figures are of the {counted(len(measured), 'measured step')} that it finished"
+    whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
+    finished = f"the {counted(len(measured), 'measured step')} that it finished{whose}"
+    note = f"unfinished: {UNFINISHED}; figures are of {finished}"
     return record.model_copy(update={**facts, "notes": [*record.notes, note]})

@@ -12,6 +12,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.facts import sections
@@ -80,7 +81,7 @@ def _listed(name: str, entry: Entry, columns: list[Column]) -> Json:
 
 def _stamp(folder: Path) -> str:
     """Another one as soon as there is something new to be shown of the run."""
-    shown = (folder / name for name in ("run.json", "steps.csv", "trace"))
+    shown = (folder / name for name in ("run.json", STEPS_FILE, COLUMNS_FILE, "trace"))
     return " ".join(str(path.stat().st_mtime_ns) for path in shown if path.exists())
 
 
@@ -155,9 +156,9 @@ def _steps(entry: Entry, most: int) -> Json:
     if record is None or not record.steps:  # it never began a step
         return {"step": []}
     try:
-        timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
+        timed = entry.rows.of_stages("warmup", "measure")
     except RecordError as error:
-        return {"error": f"steps.csv: {error}"}
+        return {"error": f"the steps: {error}"}
     steps = mean_over_ranks(timed)
     every = math.ceil(len(steps) / most) or 1
     rows = steps[::every]

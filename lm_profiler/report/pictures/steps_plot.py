@@ -62,7 +62,7 @@ def _series(entry: Entry) -> list[StepRow]:
     A device that died never said how long its last steps took: those are left out.
     """
     try:
-        timed = [row for row in entry.rows if row.stage in ("warmup", "measure")]
+        timed = entry.rows.of_stages("warmup", "measure")
     except RecordError:
         return []
     return [row for row in mean_over_ranks(timed) if row.seconds is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+import numpy as np
 import pytest
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, scalars, summaries, throughput
@@ -18,6 +19,20 @@ def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options:
     seconds.append(sum(seconds))
     host = tuple(s / 10 for s in seconds)
     return StepRow(step, **{"stage": "measure", "seconds": tuple(seconds), "host_seconds": host, **options})
+
+
+def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_leaves_tokens_unknown():
+    rng = np.random.default_rng(0)
+    rows = [
+        row(step, float(rng.uniform(1, 9)), rank=rank, tokens=10 + rank) for rank in (2, 0, 1) for step in (1, 2, 3)
+    ]
+    del rows[5]  # rank 0's third step
+    for mean in mean_over_ranks(rows):
+        own = [each for each in rows if each.step == mean.step]
+        assert mean.time("forward") == pytest.approx(sum(each.time("forward") for each in own) / len(own))
+        assert mean.time("step", "host") == pytest.approx(sum(each.time("step", "host") for each in own) / len(own))
+        assert mean.tokens == (33 if mean.step < 3 else None)
+    assert [mean.tokens for mean in mean_over_ranks(rows, world=4)] == [None] * 3
 
 
 def test_a_summary_is_that_of_the_parts_values() -> None:

@@ -1,0 +1,141 @@
+"""Every rank's rows as they come, one file of all in the end, and nothing lost on the way from one to the other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
+from lm_profiler.record.reading import RecordError
+from lm_profiler.record.step_files import FEW_RANKS, FEW_ROWS, begin_rows, rank_file, read_rows, write_rows
+from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable, append_steps, write_steps
+
+pytest.importorskip("pyarrow")
+
+
+def row(step: int, rank: int, **options: Any) -> StepRow:
+    seconds = tuple((part + step + 10 * rank) / 1000 for part in range(len(TIMED)))
+    values: dict[str, Any] = {"stage": "measure", "seconds": seconds, "host_seconds": seconds, "tokens": 7}
+    return StepRow(step, **{**values, **options}, rank=rank)
+
+
+def many(ranks: int = FEW_RANKS + 1) -> list[StepRow]:
+    """Just as many as are too many for text."""
+    steps = FEW_ROWS // ranks + 1
+    return [row(step, rank) for step in range(1, steps + 1) for rank in range(ranks)]
+
+
+def test_what_every_rank_wrote_so_far_is_read_together(tmp_path: Path) -> None:
+    for rank in (0, 1, 12):
+        begin_rows(tmp_path / "run", rank)
+        append_steps(rank_file(tmp_path / "run", rank), [row(1, rank), row(2, rank)])
+    with rank_file(tmp_path / "run", 12).open("a") as file:
+        file.write("3,measure,0.0")  # killed amid a row
+    rows = list(read_rows(tmp_path / "run", growing=True))
+    assert rows == [row(step, rank) for step in (1, 2) for rank in (0, 1, 12)]
+
+
+def test_one_file_of_all_ranks_takes_the_place_of_theirs_once_all_have_ended(tmp_path: Path) -> None:
+    rows = [row(step, rank) for step in (1, 2) for rank in (0, 1)]
+    begin_rows(tmp_path, 0)
+    for rank in (1, 2):  # nobody heard of rank 2 again
+        begin_rows(tmp_path, rank)
+        append_steps(rank_file(tmp_path, rank), [row(1, rank)])
+    assert write_rows(tmp_path, rows, all_ended=False) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.csv", "steps.rank1.csv", "steps.rank2.csv"]
+    assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]  # each once
+    write_rows(tmp_path, rows, all_ended=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.csv", "steps.rank2.csv"]
+    assert list(read_rows(tmp_path)) == [*rows[:2], row(1, 2), *rows[2:]]
+
+
+def test_a_long_run_of_few_ranks_and_a_short_one_of_many_are_text(tmp_path: Path) -> None:
+    for name, rows in (("few", many(FEW_RANKS)), ("short", [row(1, rank) for rank in range(100)])):
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name, rows, all_ended=True)
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["steps.csv"]
+
+
+def test_of_many_rows_of_many_ranks_every_reader_of_parquet_finds_the_columns(tmp_path: Path) -> None:
+    from pyarrow import parquet
+
+    rows = many()
+    rows[0] = row(1, 0, stage="warmup", seconds=None, tokens=None, memory=(1 << 40, None, 5))
+    begin_rows(tmp_path, 0)
+    begin_rows(tmp_path, 3)
+    assert write_rows(tmp_path, rows, all_ended=True) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.parquet"]
+    table = parquet.read_table(tmp_path / "steps.parquet")
+    assert tuple(table.column_names) == STEP_COLUMNS
+    first = table.slice(0, 1).to_pylist()[0]
+    assert (first["stage"], first["rank"], first["tokens"], first["forward_s"]) == ("warmup", 0, None, None)
+    assert (first["allocated_peak_bytes"], first["reserved_peak_bytes"]) == (1 << 40, None)
+    assert (tmp_path / "steps.parquet").stat().st_size < 100 * len(rows)
+
+    back = read_rows(tmp_path)
+    assert len(back) == len(rows)
+    for written, read in zip(rows[::997], list(back)[::997], strict=True):
+        known = (written.step, written.stage, written.tokens, written.memory, written.rank)
+        assert (read.step, read.stage, read.tokens, read.memory, read.rank) == known
+        assert read.host_seconds == pytest.approx(written.host_seconds, rel=1e-7)
+        assert (read.seconds is None) is (written.seconds is None)
+
+
+def test_without_pyarrow_many_rows_are_text_and_a_line_says_what_would_be_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = many()
+    (tmp_path / "columns").mkdir()
+    write_rows(tmp_path / "columns", rows, all_ended=True)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    (note,) = write_rows(tmp_path, rows, all_ended=True)
+    wish = "expected pyarrow, which is not installed; pip install 'lm_profiler[parquet]'"
+    assert note == f"{len(rows):,} rows of steps are in steps.csv, which is slow to read: {wish}"
+    assert len(read_rows(tmp_path)) == len(rows)
+    with pytest.raises(RecordError, match=r"steps\.parquet: expected pyarrow, which is not installed"):
+        read_rows(tmp_path / "columns")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"step,stage\n"])
+def test_what_is_no_parquet_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.parquet").write_bytes(content)
+    with pytest.raises(RecordError, match=f"^{tmp_path / 'steps.parquet'}: is damaged"):
+        read_rows(tmp_path)
+
+
+def test_a_parquet_file_of_something_else_is_refused_by_name(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"step": [1], "stage": ["measure"]}), tmp_path / "steps.parquet")
+    with pytest.raises(RecordError, match=r"steps.parquet: expected the columns of steps.csv too, given no \w+"):
+        read_rows(tmp_path)
+
+
+def test_columns_are_rows_and_rows_are_columns() -> None:
+    rows = [row(1, 0, stage="warmup"), row(2, 3, seconds=None, tokens=None), row(3, 1, memory=(1, None, 2**50))]
+    table = StepTable.of(rows)
+    assert list(table) == rows
+    assert table[1] == rows[1]
+    assert table[-1] == rows[-1]
+    assert list(table[1:]) == rows[1:]
+    assert StepTable.of(table) is table
+    assert list(table.of_stages("measure").timed) == [rows[2]]
+    assert table.largest_memory == (1, None, 2**50)
+    assert list(StepTable.of([])) == []
+    assert StepTable.of([]).largest_memory == UNKNOWN
+    assert np.isnan(table.tokens[1])
+
+
+def test_of_a_run_that_was_cut_short_the_steps_count_that_all_ranks_finished(tmp_path: Path) -> None:
+    rows = StepTable.of([row(step, rank) for rank, last in ((0, 9), (1, 7), (2, 8)) for step in range(1, last + 1)])
+    assert {(each.step, each.rank) for each in rows.finished_by_all()} == {
+        (step, rank) for step in range(1, 8) for rank in range(3)
+    }
+    assert len(StepTable.of([]).finished_by_all()) == 0
+    write_steps(tmp_path / "steps.csv", rows)
+    assert len(read_rows(tmp_path)) == 24
