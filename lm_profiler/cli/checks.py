@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,10 +10,12 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.prose import wrong_call
+from lm_profiler.measure.boundary import say
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
@@ -57,6 +60,32 @@ def trainer_error(error: Exception, options: Mapping[str, Any]) -> UsageError:
     named = [name for name in options if re.search(rf"\b{name}\b", message)]
     given = ", ".join(f"{name}={options[name]!r}" for name in named if name != "logger")
     return UsageError(f"trainer: {message[:300].rstrip('.')}" + (f"; given {given}" if given else ""))
+
+
+def check_launch(trainer: Trainer) -> None:
+    """Raise UsageError where more or fewer processes were launched than this Trainer knows of.
+
+    Lightning does not ask in time: each of two processes under torchrun that is told of one device is a run of its own.
+    """
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    if environment is None and TorchElasticEnvironment.detect():
+        environment = TorchElasticEnvironment()
+    if isinstance(environment, TorchElasticEnvironment):
+        _check_torchrun(environment.world_size(), trainer)
+    elif environment is not None:
+        environment.validate_settings(num_devices=trainer.num_devices, num_nodes=trainer.num_nodes)
+    elif int(os.environ.get("SLURM_NTASKS", 1)) > 1 and os.environ.get("SLURM_PROCID") == "0":
+        tasks = os.environ["SLURM_NTASKS"]
+        say(f"SLURM has {tasks} tasks: each is a run of its own, for --trainer.devices and --trainer.num_nodes are 1")
+
+
+def _check_torchrun(started: int, trainer: Trainer) -> None:
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    if started != devices * nodes:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+        remedy = f"add --trainer.devices={here} --trainer.num_nodes={started // here}"
+        expected = f"the {started} processes that torchrun started"
+        raise UsageError(f"trainer.devices: expected {expected}, given {devices} x {nodes} (num_nodes); {remedy}")
 
 
 def check_together(model: LightningModule, data: object, trainer: Trainer, verb: Verb) -> None:

@@ -30,6 +30,7 @@ from lm_profiler.cli.attempt import Attempt, local_rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import (
     LOADERS,
+    check_launch,
     check_together,
     check_trainer_options,
     memory_refusal,
@@ -205,8 +206,13 @@ class ProfilerCLI(LightningCLI):
         try:
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             trainer = self.instantiate_trainer()
+            check_launch(trainer)
         except _OPTION_ERRORS as error:
             raise trainer_error(_cause(error), given) from error
+        except RuntimeError as error:
+            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
+                raise
+            raise trainer_error(error, given) from error
         self._begin(trainer)
         return trainer
 

@@ -65,6 +65,66 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
 
 
+@pytest.mark.parametrize(
+    "variables, options, said",
+    [
+        (
+            ELASTIC | {"RANK": 0, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2},
+            [],
+            (
+                "trainer.devices: expected the 4 processes that torchrun started, given 1 x 1 (num_nodes); "
+                "add --trainer.devices=2 --trainer.num_nodes=2"
+            ),
+        ),
+        (
+            ELASTIC | {"RANK": 0, "LOCAL_RANK": 0},
+            ["--trainer.strategy=ddp"],
+            (
+                "trainer.devices: expected the 4 processes that torchrun started, given 1 x 1 (num_nodes); "
+                "add --trainer.devices=4 --trainer.num_nodes=1"
+            ),
+        ),
+        (
+            SLURM | {"SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0},
+            ["--trainer.strategy=ddp", "--trainer.devices=4"],
+            (
+                "trainer: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM "
+                "`--ntasks-per-node=2` does not match. HINT: Set `devices=2`; given devices='4'"
+            ),
+        ),
+        (
+            {"SLURM_NTASKS": 2, "SLURM_PROCID": 0},
+            ["--trainer.strategy=ddp"],
+            (
+                "trainer: You set `--ntasks=2` in your SLURM bash script, but this variable is not supported. HINT: "
+                "Use `--ntasks-per-node=2` instead"
+            ),
+        ),
+    ],
+)
+def test_processes_of_which_the_trainer_does_not_know_are_refused(
+    variables: dict[str, Any], options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    as_it_was(variables, monkeypatch)
+    cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
+    with pytest.raises(UsageError) as refused:
+        cli._build_trainer()
+    assert str(refused.value) == said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for task in range(2):
+        as_it_was(SLURM | {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NODEID": 0}, monkeypatch)
+        ProfilerCLI(Call(["fit", "--name=toy", "--trainer.accelerator=cpu"]))._build_trainer()
+    assert capsys.readouterr().err.count("SLURM has 4 tasks: each is a run of its own") == 1
+    assert sorted(path.name for path in Path("logs/toy").iterdir()) == ["version_0", "version_1"]
+
+
 TRACE = """
 
 -- Process 1 terminated with the following error:
