@@ -16,7 +16,7 @@ from lm_profiler.analysis.hardware.peaks import matmul_dtype
 from lm_profiler.analysis.hardware.rates import rates_of
 from lm_profiler.analysis.steps.causes import with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.analysis.steps.summaries import ideal_step_s, mean_over_ranks, rank_medians, scalars, step_figures
+from lm_profiler.analysis.steps.summaries import ideal_step_s, lag, mean_over_ranks, rank_medians, scalars, step_figures
 from lm_profiler.analysis.steps.typical import typical
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.actions import beside_measured
@@ -89,7 +89,8 @@ class Recorder:
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
         steady = self._steady = steps if level is None else steps[level.cut :]
         notes = list(measured.notes)
-        figures = step_figures(steady)
+        rank_step_s = rank_medians(timed)
+        figures = step_figures(steady, lag=lag(self.verb, rank_step_s))
         causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))
         told = try_or_note("causes of odd steps", causes, notes)
         figures["odd_steps"], counters = told or (figures["odd_steps"], [])
@@ -102,7 +103,7 @@ class Recorder:
             steps={stage: len(np.unique(rows.of_stages(stage).step)) for stage in measured.planned},
             first_step_s=max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
             between_steps_s=measured.between_steps_s,
-            rank_step_s=rank_medians(timed),
+            rank_step_s=rank_step_s,
             memory=memory_facts(timed, measured),
             steadiness=level,
             telemetry=telemetry_of(measured, world, steady, figures["throughput"].tokens_per_step),
@@ -135,7 +136,7 @@ class Recorder:
             "model": try_or_note("model", lambda: model_facts(trainer), notes),
             "environment": try_or_note("environment", lambda: environment(device, trainer.world_size), notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
-            **step_figures(self._steady, late.samples),
+            **step_figures(self._steady, late.samples, lag(self.verb, record.rank_step_s)),
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }

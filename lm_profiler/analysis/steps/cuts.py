@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures, summaries, world_of
+from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, step_figures, summaries, world_of
 from lm_profiler.record.collection import Cut, Entry
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
@@ -78,7 +78,7 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     samples = record.throughput.samples_per_step if record.throughput is not None else None
     facts = {
         "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
-        **step_figures(steps.rows, samples),
+        **step_figures(steps.rows, samples, lag(record.verb, record.rank_step_s)),
         "utilisation": _scaled(record, steps.times),
         "steadiness": None,  # what was said of the run's own cut
         "verdict": None,

@@ -11,7 +11,7 @@ from lm_profiler.analysis.hardware.utilisation import per_second
 from lm_profiler.analysis.steps.statistics import summarise
 from lm_profiler.analysis.steps.typical import odd, shares, typical
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMED, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.record.run import RunRecord, Throughput, TimeSummary
+from lm_profiler.record.run import RunRecord, Throughput, TimeSummary, Verb
 from lm_profiler.record.steps import StepRow, StepTable
 
 
@@ -77,23 +77,37 @@ def scalars(row: StepRow, ideal_s: float | None = None) -> dict[str, float]:
     return {str(of.tag): value * of.scale for of, value in values if value is not None}
 
 
-def step_figures(steps: Sequence[StepRow], samples: int | None = None) -> dict[str, Any]:
-    """What a record says of ``steps`` of ``samples`` each, by its fields."""
+def lag(verb: Verb, rank_step_s: Sequence[float]) -> float:
+    """The slowest rank's step over the mean of all ranks' steps, at the median: what has to be waited for at the end.
+
+    1 in a fit, whose ranks wait for each other within every step.
+    """
+    return max(rank_step_s) * len(rank_step_s) / sum(rank_step_s) if verb != "fit" and any(rank_step_s) else 1.0
+
+
+def step_figures(steps: Sequence[StepRow], samples: int | None = None, lag: float = 1.0) -> dict[str, Any]:
+    """What a record says of ``steps`` of ``samples`` each, by its fields; ``lag`` as above."""
     times = summaries(steps, "device")
     return {
         "time": times,
         "host_time": summaries(steps, "host"),
         "shares": shares(typical(steps)),
         "odd_steps": odd(steps),
-        "throughput": throughput(steps, times, samples),
+        "throughput": throughput(steps, times, samples, lag),
     }
 
 
-def throughput(steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None) -> Throughput:
-    """Tokens and ``samples`` of a step over the median step time; unknown where they are for one of the steps."""
+def throughput(
+    steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None, lag: float = 1.0
+) -> Throughput:
+    """Tokens and ``samples`` of a step over the median step time; unknown where they are for one of the steps.
+
+    Where ranks do not wait for each other, the step of the slowest counts, ``lag`` times the mean: all have as many.
+    """
     counts = [row.tokens for row in steps if row.tokens is not None]
     tokens = summarise(counts).median if len(counts) == len(steps) else None
-    step_s = times["step"].median or None
+    median_s = times["step"].median
+    step_s = median_s * lag if median_s else None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),

@@ -118,7 +118,12 @@ TOKENS = Quantity("tokens", "tokens", *UNITS["count"], "tokens trained on in the
 """Of a step, in ``steps.csv``; of a run ``tokens_per_step``."""
 
 TOKENS_PER_S = per_step(
-    *("throughput.tokens_per_s", "tokens/s", "tokens/s", "tokens of a step / its time"),
+    *(
+        "throughput.tokens_per_s",
+        "tokens/s",
+        "tokens/s",
+        "tokens of a step / its time; of an evaluation, the slowest rank's",
+    ),
     tag="throughput/tokens_per_s",
     place=Place.HEADLINE,
     run_tag="tokens_per_s",

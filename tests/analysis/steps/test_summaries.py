@@ -7,8 +7,9 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, rank_medians, scalars, summaries, throughput
+from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, rank_medians, scalars, summaries, throughput
 from lm_profiler.record.quantities import PARTS, TIMED
+from lm_profiler.record.run import Verb
 from lm_profiler.record.steps import UNKNOWN, StepRow
 
 
@@ -104,6 +105,15 @@ def test_throughput_is_tokens_over_the_median_step() -> None:
     found = throughput(rows, summaries(rows, "device"))
     assert found.tokens_per_step == 100
     assert found.tokens_per_s == pytest.approx(100 / 10e-3)
+
+
+@pytest.mark.parametrize("verb, until_s", [("validate", 3 * 20e-3), ("fit", 3 * 15e-3)])
+def test_ranks_that_do_not_wait_for_each_other_are_done_when_the_slowest_is(verb: Verb, until_s: float) -> None:
+    """Three steps of two ranks, 10 and 20 ms. In a fit such steps would have been equal; there the mean counts."""
+    rows = [row(step, ms, tokens=100, rank=rank) for step in (1, 2, 3) for rank, ms in enumerate((3.0, 13.0))]
+    steps = mean_over_ranks(rows)
+    known = throughput(steps, summaries(steps, "device"), None, lag(verb, rank_medians(rows)))
+    assert known.tokens_per_s == pytest.approx(3 * 2 * 100 / until_s)
 
 
 def test_unknown_tokens_have_no_throughput() -> None:
