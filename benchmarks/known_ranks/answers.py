@@ -64,9 +64,7 @@ def answer(case: Case, seen: Sequence[tuple[Seen, Seen]]) -> Answer:
     delayed, mended = [each for each, _ in seen], [each for _, each in seen]
     record = delayed[0].record
     ranks = None if record is None else record.ranks
-    # What the loop itself takes: the rank that waits least, without delays, does nothing else but sleep.
-    loop_s = min(each.waiting_s for each in mended)
-    own, waiting = _errors(delayed, ranks, loop_s)
+    own, waiting = _errors(delayed, mended, ranks)
     return Answer(
         case,
         len(seen),
@@ -94,13 +92,22 @@ Errors = list[tuple[float, float]]
 """What is off, and the truth."""
 
 
-def _errors(delayed: Sequence[Seen], ranks: Ranks | None, loop_s: float) -> tuple[Errors, Errors]:
+def _errors(delayed: Sequence[Seen], mended: Sequence[Seen], ranks: Ranks | None) -> tuple[Errors, Errors]:
+    """Of own work by phase, and of all waiting.
+
+    What a rank did not sleep is the loop's own, what collectives take when nobody is late, and waiting. Nobody is late
+    for the rank that is held shortest in the mended run.
+    """
     own: Errors = []
     waiting: Errors = []
+    talking_s = min(each.held_s or 0.0 for each in mended)
+    loop_s = min(each.unslept_s for each in mended) - talking_s
     for times, truth in zip([] if ranks is None else ranks.by_rank, delayed, strict=False):
-        for phase, slept_s in truth.own_s.items():
-            true_s = slept_s + (loop_s if phase == "other" else 0.0)
+        held_s = truth.unslept_s - loop_s if truth.held_s is None else truth.held_s
+        more_s = {"backward": talking_s, "other": truth.unslept_s - held_s}
+        for phase, slept_s in truth.slept_s.items():
+            true_s = slept_s + more_s.get(phase, 0.0)
             own.append((times.own_s.get(phase, 0.0) - true_s, true_s))
-        true_s = max(truth.waiting_s - loop_s, 0.0)
-        waiting.append((times.all_waiting_s - true_s, true_s))
+        waiting_s = max(held_s - talking_s, 0.0)
+        waiting.append((times.all_waiting_s - waiting_s, waiting_s))
     return own, waiting

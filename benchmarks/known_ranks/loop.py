@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -47,7 +49,8 @@ class Sleeper:
         noise: standard deviation of every sleep, as a share of it.
         seed: of the noise, which differs from rank to rank.
 
-    ``slept_s`` holds the seconds of each batch in each phase, ``began_ns`` when each batch was asked for.
+    ``slept_s`` holds the seconds of each batch in each phase, ``held_s`` those in which collectives held it, on this
+    rank's own clock; ``began_ns`` when each batch was asked for.
     """
 
     base_s: Mapping[str, float]
@@ -58,7 +61,9 @@ class Sleeper:
     seed: int = 0
     batch: int = -1
     slept_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    held_s: list[float] = field(default_factory=list)
     began_ns: list[int] = field(default_factory=list)
+    woke: float = 0.0
 
     def __post_init__(self) -> None:
         self._random = random.Random(1000 * self.seed + self.rank)
@@ -67,6 +72,7 @@ class Sleeper:
         """One is asked for."""
         self.batch += 1
         self.began_ns.append(time.perf_counter_ns())
+        self.held_s.append(0.0)
         for phase in self.base_s:
             self.slept_s[phase].append(0.0)
 
@@ -79,15 +85,36 @@ class Sleeper:
             time.sleep(wanted_s - _SPUN_S)
         while time.perf_counter() < began + wanted_s:
             pass
-        self.slept_s[phase][self.batch] += time.perf_counter() - began
+        self.woke = time.perf_counter()
+        self.slept_s[phase][self.batch] += self.woke - began
 
-    def own_s(self, batches: slice) -> dict[str, float]:
-        """Mean seconds a batch by phase."""
-        return {phase: sum(each[batches]) / len(each[batches]) for phase, each in self.slept_s.items()}
+    def held_since(self, began: float) -> None:
+        """A collective has let this rank go."""
+        if self.batch >= 0:
+            self.held_s[self.batch] += time.perf_counter() - began
 
-    def batch_s(self, batches: slice) -> list[float]:
-        """Seconds from batch to batch."""
-        return [(b - a) * 1e-9 for a, b in pairwise(self.began_ns)][batches]
+    @contextmanager
+    def hears_broadcasts(self) -> Iterator[None]:
+        """Lightning sends a flag before every batch."""
+        whole = torch.distributed.broadcast
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            sent = whole(*args, **kwargs)
+            self.held_since(began)
+            return sent
+
+        torch.distributed.broadcast = timed
+        try:
+            yield
+        finally:
+            torch.distributed.broadcast = whole
+
+    def seconds(self, batches: slice) -> tuple[dict[str, float], float, float]:
+        """Means of ``batches``: slept by phase, held by collectives, and from batch to batch."""
+        slept_s = {phase: statistics.mean(each[batches]) for phase, each in self.slept_s.items()}
+        apart_s = [(b - a) * 1e-9 for a, b in pairwise(self.began_ns)]
+        return slept_s, statistics.mean(self.held_s[batches]), statistics.mean(apart_s[batches])
 
 
 class Batches:
@@ -135,6 +162,9 @@ class Sleepy(LightningModule):
         for layer in self.net:
             x = _Asleep.apply(layer(x), self.sleeper)
         return x.sum()
+
+    def on_after_backward(self) -> None:
+        self.sleeper.held_since(self.sleeper.woke)  # the first layer, which is the last here, has nothing left to do
 
     def train_dataloader(self) -> Batches:
         return Batches(self.sleeper, self.width)

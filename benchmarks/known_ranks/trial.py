@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 import tempfile
 import warnings
 from collections.abc import Mapping, Sequence
@@ -50,16 +49,20 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one rank and one run: mean seconds a step that it slept by phase, mean step, and on rank 0 the record."""
+    """Of one rank and one run, mean seconds a step: slept by phase, held by collectives, in all; on rank 0 the record.
 
-    own_s: dict[str, float]
+    ``held_s`` is None where nobody sees when collectives hold it.
+    """
+
+    slept_s: dict[str, float]
+    held_s: float | None
     step_s: float
     record: RunRecord | None = None
 
     @property
-    def waiting_s(self) -> float:
-        """What of the step it did not sleep: it waited, but for some milliseconds of the loop's own."""
-        return self.step_s - sum(self.own_s.values())
+    def unslept_s(self) -> float:
+        """It waited, or the loop was at work."""
+        return self.step_s - sum(self.slept_s.values())
 
 
 def watch(case: Case, rank: int, world: int, delayed: bool) -> Seen:
@@ -75,11 +78,16 @@ def watch(case: Case, rank: int, world: int, delayed: bool) -> Seen:
             log_dir=folder,
         )
         trainer = quiet_trainer(world, folder, case, callbacks=[profiler])
-        trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
-    batches = slice(WARMUP * case.accumulate, (WARMUP + case.steps) * case.accumulate)
-    own_s = {phase: s * case.accumulate for phase, s in sleeper.own_s(batches).items()}
-    step_s = statistics.mean(sleeper.batch_s(batches)) * case.accumulate
-    return Seen(own_s, step_s, profiler.record if rank == 0 else None)
+        with sleeper.hears_broadcasts():
+            trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
+    n = case.accumulate
+    slept_s, held_s, batch_s = sleeper.seconds(slice(WARMUP * n, (WARMUP + case.steps) * n))
+    return Seen(
+        {phase: s * n for phase, s in slept_s.items()},
+        None if case.sharded else held_s * n,
+        batch_s * n,
+        profiler.record if rank == 0 else None,
+    )
 
 
 def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: Any) -> Trainer:
