@@ -10,6 +10,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ WAYS: dict[str, Way] = {
     "DDP, accumulating under no_sync": (Dropping, DDPStrategy, {"accumulate_grad_batches": 4}),
     "DDP, no_sync by hand": (Manual, DDPStrategy, {}),
     "DDP, a communication hook": (Hooked, DDPStrategy, {}),
-    "FSDP2": (Sharded, ModelParallelStrategy, {}),
+    "FSDP2": (Sharded, partial(ModelParallelStrategy, 2, 1), {}),
 }
 
 
