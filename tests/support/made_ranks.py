@@ -33,7 +33,7 @@ def made_ranks(world: int = 2, slow: int | None = 1, excess_ms: float = 30.0, **
             "waiting_share": sum(waiting) / world / step_s,
             "by_rank": times,
             "columns": list(range(6, 6 + STEPS)),
-            "finding": _straggler(slow, excess_ms / 1e3)
+            "finding": _straggler(slow, excess_ms / 1e3, len(hosts) > 1)
             if slow is not None
             else RankFinding(kind="equal", evidence="no rank is slower than the others"),
             "exposed_s": {"backward": 3.2e-3},
@@ -58,11 +58,17 @@ def _spread(seconds: list[float]) -> RankSpread:
     return RankSpread(least_s=min(seconds), median_s=median(seconds), largest_s=seconds[most], slowest=most)
 
 
-def _straggler(rank: int, excess_s: float) -> RankFinding:
+def _straggler(rank: int, excess_s: float, several_hosts: bool) -> RankFinding:
+    host, ms = f"node{rank // 8}", excess_s * 1e3
+    evidence = (
+        f"rank {rank}{f' (host {host})' * several_hosts} is {ms:.1f} ms slower in data than the median of the others;"
+        f" the other ranks wait {ms:.1f} ms a step for it; mending it would save {ms - 1:.1f} ms a step"
+        f" [{ms - 2:.1f}, {ms:.1f}]; last in {STEPS} of {STEPS} steps"
+    )
     return RankFinding(
         kind="straggler",
         rank=rank,
-        host=f"node{rank // 8}",
+        host=host,
         phase="data",
         excess_s=excess_s,
         saves_s=excess_s - 1e-3,
@@ -70,9 +76,5 @@ def _straggler(rank: int, excess_s: float) -> RankFinding:
         high_s=excess_s,
         last_in=STEPS,
         others_wait_s=excess_s,
-        evidence=(
-            f"rank {rank} is {excess_s * 1e3:.1f} ms slower in data than the median of the others; the other ranks wait"
-            f" {excess_s * 1e3:.1f} ms a step for it; mending it would save {excess_s * 1e3 - 1:.1f} ms a step"
-            f" [{excess_s * 1e3 - 2:.1f}, {excess_s * 1e3:.1f}]; last in {STEPS} of {STEPS} steps"
-        ),
+        evidence=evidence,
     )

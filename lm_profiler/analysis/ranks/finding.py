@@ -130,7 +130,8 @@ def _told(
     rest = np.delete(work.caused_s, list(mend.ranks), axis=0).max(axis=0)
     last_in, wait_s = int(np.count_nonzero(caused > rest)), float(caused.mean())
     part = PARTS[mend.parts[0]] if len(mend.parts) == 1 else None
-    who = f"rank {named[mend.ranks[0]]} is" if one else f"the ranks of host {mend.host} are"
+    on_host = f" (host {hosts[mend.ranks[0]]})" if len(set(hosts)) > 1 else ""
+    who = f"rank {named[mend.ranks[0]]}{on_host} is" if one else f"the ranks of host {mend.host} are"
     where = "" if part is None else f" in {part}"
     if part is None:
         where = f" in {', '.join(PARTS[code] for code in sorted(mend.parts))}"

@@ -150,7 +150,8 @@ def _causes(record: RunRecord) -> Json:
 def _steps(entry: Entry, most: int) -> Json:
     """Columns of the timed stages, means over the ranks, in SI; ``error`` where a run's file is missing or damaged.
 
-    Of ``of`` steps ``every``-th one; the first ``warmup`` of these are in no summary. ``clocks`` that tell them apart.
+    Of ``of`` steps ``every``-th one; the first ``warmup`` of these are in no summary. ``clocks`` that tell them apart;
+    how many ``ranks``.
     """
     record = entry.record
     if record is None or not record.steps:  # it never began a step
@@ -168,6 +169,7 @@ def _steps(entry: Entry, most: int) -> Json:
     host = record.environment is not None and record.environment.device_type != "cpu"
     return {
         "of": len(steps),
+        "ranks": len(record.rank_step_s),
         "every": every,
         "step": [row.step for row in rows],
         "warmup": warmup,

@@ -10,7 +10,7 @@ from lm_profiler.record.quantities import GROUPS, PARTS, counted
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord
 from lm_profiler.report.page.answers import Json, table_of
 from lm_profiler.report.run.facts import shown
-from lm_profiler.report.run.ranks import ranks_lines, who_waits
+from lm_profiler.report.run.ranks import communication_lines, who_waits
 from lm_profiler.report.tables.table import text_table
 
 
@@ -33,7 +33,7 @@ def ranks(entry: Entry) -> Json:
         "why": None,
         "headline": f"{counted(found.world, 'rank')}, mean of {counted(found.steps, 'step')}",
         "said": who_waits(found),
-        "lines": ranks_lines(found)[1:],
+        "lines": communication_lines(found),
         "step_s": found.step_s,
         "phases": phases,
         "columns": found.columns,
@@ -53,7 +53,7 @@ def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Se
         "own": [of.own_s.get(part, 0.0) for part in phases],
         "above": above,
         "waiting": of.all_waiting_s,
-        "by_column": [round(seconds, 9) for seconds in by_column],
+        "by_column": [round(seconds, 7) for seconds in by_column],
     }
 
 

@@ -54,12 +54,19 @@ def waiting_of(ranks: Ranks) -> RankSpread | None:
     return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
 
 
-def ranks_lines(ranks: Ranks | None) -> list[str]:
-    """Who waits for whom and what mending it would save; what no compute hides; what one must know of both."""
-    if ranks is None:
+def ranks_lines(record: RunRecord) -> list[str]:
+    """Who waits for whom and what mending it would save, unless the verdict says so; then what else is known."""
+    if record.ranks is None:
         return []
+    said = who_waits(record.ranks)
+    told = record.verdict is not None and said in record.verdict.evidence
+    return [*[f"ranks: {said}"] * (not told), *communication_lines(record.ranks)]
+
+
+def communication_lines(ranks: Ranks) -> list[str]:
+    """What no compute hides, and what one must know of all this."""
     exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
-    lines = [f"ranks: {who_waits(ranks)}"]
+    lines = []
     if exposed:
         told = ", ".join(f"{part} {_ms(seconds)}" for part, seconds in exposed.items())
         source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""

@@ -44,7 +44,7 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     said = [
         *failure_lines(record),
         *verdict_lines(record),
-        *ranks_lines(record.ranks),
+        *ranks_lines(record),
         *why_lines(record),
         *(f"note: {note}" for note in record.notes),
     ]
@@ -86,7 +86,7 @@ def summary_lines(record: RunRecord) -> list[str]:
     lines += [
         *_memory(record),
         *verdict_lines(record),
-        *ranks_lines(record.ranks),
+        *ranks_lines(record),
         *why_lines(record),
         *slack_lines(record),
         *odd_lines(record),

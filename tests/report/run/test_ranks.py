@@ -9,9 +9,13 @@ from made_ranks import made_ranks
 from made_runs import made_record
 
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.record.run import Floor, RankFinding
+from lm_profiler.record.run import Floor, RankFinding, Ranks, Verdict
 from lm_profiler.report.run.ranks import ranks_lines
 from lm_profiler.report.run.terminal import time_table
+
+
+def lines(ranks: Ranks | None) -> list[str]:
+    return ranks_lines(made_record(ranks=ranks))
 
 
 def texts(**options: Any) -> list[list[str]]:
@@ -37,20 +41,26 @@ def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> N
 
 
 def test_a_line_says_for_whom_the_others_wait() -> None:
-    assert ranks_lines(made_ranks(world=2))[0] == (
+    assert lines(made_ranks(world=2))[0] == (
         "ranks: rank 1 is 30.0 ms slower in data than the median of the others; the other ranks wait 30.0 ms a step "
         "for it; mending it would save 29.0 ms a step [28.0, 30.0]; last in 20 of 20 steps"
     )
-    said = ranks_lines(made_ranks(finding=RankFinding(kind="of a later version")))[0]
+    said = lines(made_ranks(finding=RankFinding(kind="of a later version")))[0]
     assert said == "ranks: the mean rank waits 15.0 of 95.0 ms a step"
 
 
 def test_exposed_communication_and_what_one_must_know_of_it() -> None:
-    assert ranks_lines(made_ranks(notes=["the ring was short"]))[1:] == [
+    assert lines(made_ranks(notes=["the ring was short"]))[1:] == [
         "exposed communication: backward 3.20 ms a step (DDP’s own timings)",
         "note: the ring was short",
     ]
-    assert ranks_lines(None) == []
+    assert lines(None) == []
+
+
+def test_what_the_verdict_says_is_not_said_twice() -> None:
+    found = made_ranks(exposed_s={})
+    verdict = Verdict(bound_by=None, share=None, evidence=found.finding.evidence, advice="mend it")
+    assert ranks_lines(made_record(ranks=found, verdict=verdict)) == []
 
 
 def test_the_figures_are_columns_of_report() -> None:

@@ -68,7 +68,8 @@ function steps(steps, colours) {
   const above = others.length ? choose("Clock", clocks, first, drawn) : el("p", { class: "quiet" }, "Times on the host’s clock.");
   requestAnimationFrame(() => drawn(first));
   const thinned = steps.every > 1 ? [el("p", { class: "quiet" }, `Drawn is 1 of ${steps.every} steps; the run has ${number(steps.of)}.`)] : [];
-  return [card("Time of each step", above, ...thinned, chart)];
+  const several = steps.ranks > 1 ? [el("p", { class: "quiet" }, `Means over ${number(steps.ranks)} ranks as clocked: phases hold waiting, which the view Ranks tells apart.`)] : [];
+  return [card("Time of each step", above, ...several, ...thinned, chart)];
 }
 
 function drawSteps(chart, steps, clock, colours) {
