@@ -95,7 +95,7 @@ def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: 
     case = case or Case("")
     strategy: Any = DDPStrategy(process_group_backend="gloo", bucket_cap_mb=case.bucket_mb)
     if case.sharded:
-        strategy = ModelParallelStrategy(process_group_backend="gloo")
+        strategy = ModelParallelStrategy(world, 1, process_group_backend="gloo")
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "use_distributed_sampler")
     return Trainer(
         accelerator="cpu",

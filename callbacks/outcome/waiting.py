@@ -14,12 +14,19 @@ from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Ranks
 from lm_profiler.record.steps import StepRow
 
+_ON_HOST = "arrivals at collectives, from torch's flight recorder"
+_ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
+
 
 def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow]) -> Ranks | None:
-    """In the ``steady`` steps; None where one rank trains alone, or nothing says when they came."""
+    """In the ``steady`` steps, or those after them in which collectives were timed on the stream.
+
+    None where one rank trains alone, or nothing says when they came.
+    """
     timelines = measured.timelines
     if len(timelines) < 2:
         return None
+    on_stream = any(timeline.waited_ns is not None for timeline in timelines)
     # Of a DDP that wraps the module, gradients are reduced while backward goes on.
     overlap = isinstance(trainer.strategy.model, DistributedDataParallel)
     reduced = backward_communication(measured.reducers)
@@ -27,8 +34,8 @@ def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow])
         timelines,
         trainer.world_size,
         overlap,
-        steps=[row.step for row in steady],
-        witness="arrivals at collectives, from torch's flight recorder",
+        steps=None if on_stream else [row.step for row in steady],
+        witness=_ON_STREAM if on_stream else _ON_HOST,
         exposed_s={} if reduced is None else {"backward": reduced.exposed_s},
         exposed_source=None if reduced is None else f"DDP's own timings of {counted(reduced.backwards, 'backward')}",
     )

@@ -95,7 +95,8 @@ def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool)
     waits = np.minimum(_left(kinds, arrivals, everyone), followed) - arrivals
     waits = np.where(everyone, np.maximum(waits, 0), 0)
     measured = np.concatenate([np.full(ends.shape, -1, dtype=np.int64), waited])[order]
-    waits = np.where(measured >= 0, measured, waits)
+    held = (measured >= 0) & (kinds != OPEN)[:, None]  # what nobody waits for takes its time beside the compute
+    waits = np.where(held, measured, waits)
     return Course(steps, tracks, kinds, _steps(order, len(steps)), everyone, arrivals, waits, parts)
 
 

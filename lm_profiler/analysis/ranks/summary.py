@@ -76,7 +76,7 @@ def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
     """How the clocks of ``timelines`` were brought together."""
     offsets = [timeline.clock for timeline in timelines if timeline.clock.at_ns != (0, 0)]
     if not offsets:
-        return ClockAlignment(method="taken to be one clock")
+        return ClockAlignment(method="one clock: all ranks are of one machine", uncertainty_s=0.0)
     drift = max(abs(offset.drift) for offset in offsets)
     uncertain_ns = sorted(max(offset.uncertainty_ns) for offset in offsets)
     # Rank 0's own clock is certain; two others may be off in opposite directions.
