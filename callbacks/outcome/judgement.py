@@ -23,7 +23,7 @@ from lm_profiler.measure.device.environment import cpu_cores, matrix_units
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import PHASES, TIMED, counted
-from lm_profiler.record.run import Contention, Flops, Steadiness, Utilisation, Verdict
+from lm_profiler.record.run import Contention, Flops, Ranks, Steadiness, Utilisation, Verdict
 from lm_profiler.record.steps import StepRow
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
@@ -84,10 +84,12 @@ def judge(
     utilisation: Utilisation | None,
     settings: Settings,
     kernels: KernelTable | None = None,
+    ranks: Ranks | None = None,
 ) -> Verdict | None:
     """What binds the run whose typical ``steps`` these are; None where no step was measured.
 
-    ``kernels`` are its trace's, where there is one. ``unsure`` takes the verdict back to what is certain.
+    ``kernels`` are its trace's, where there is one; ``ranks`` says who waits for whom. ``unsure`` takes the verdict
+    back to what is certain.
     """
     device, host = (
         np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
@@ -113,6 +115,7 @@ def judge(
             memory_bound_share=None if kernels is None else kernels.memory_bound_share,
             communication_share=None if kernels is None else kernels.communication_share,
             traced=kernels is not None,
+            ranks=ranks,
             settings=settings,
         )
         return what_binds(evidence)

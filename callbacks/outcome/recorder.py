@@ -198,7 +198,7 @@ class Recorder:
         settings = replace(settings, tracing=bool(record.steps_planned.get("trace")))
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = trainer.strategy.root_device.type != "cpu"
-        return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels)
+        return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels, record.ranks)
 
     def _waterfall(self, record: RunRecord, traced: Traced | None) -> Waterfall | None:
         device = self.trainer.strategy.root_device

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lm_profiler.record.run import RankFinding
+
 _HEAVY_OPTIMIZER = 0.25
 _TF32 = "Allow TF32 products: torch.set_float32_matmul_precision('high')."
 
@@ -52,6 +54,23 @@ class Settings:
     def can_halve(self) -> bool:
         """Known to run in float32 where there is a faster precision."""
         return self.full_precision and self.half_precision is not None
+
+
+def for_straggler(found: RankFinding) -> str:
+    """One rank is slower than the others, or a host, or each in its turn."""
+    if found.kind == "turns":
+        return _first(
+            (
+                found.phase == "data",
+                "Load further ahead (prefetch_factor): one late batch then stops nobody.",
+            ),
+            (found.phase in ("forward", "backward"), "Give all ranks batches of like length (bucket or pack samples)."),
+            otherwise="Find what stops one rank at a time: logging, checkpoints, garbage collection, other programs.",
+        )
+    who = f"host {found.host}" if found.kind == "host" else f"rank {found.rank} (host {found.host})"
+    if found.phase in ("data", "transfer"):
+        return f"See what {who} reads its data from: its disk or network, the cores its loader has, its longer samples."
+    return f"See what {who} has that the others have not: other programs, a lower clock, fewer cores, longer batches."
 
 
 def for_input(s: Settings, copying: bool) -> str:

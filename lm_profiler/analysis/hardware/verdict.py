@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from lm_profiler.analysis.hardware import advice
 from lm_profiler.analysis.hardware.advice import Settings
-from lm_profiler.record.run import Bound, Verdict
+from lm_profiler.record.run import Bound, Ranks, Verdict
 
 # Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
 _INPUT, _COMMUNICATION, _MEMORY, _OTHER = 1 / 3, 0.20, 0.50, 0.30
+_STRAGGLER = 0.10  # of the step that mending it saves: what is in it for everybody, whatever else binds
 _NOTED = 0.10  # the batch's share from which it is spoken of, though it binds nothing
 _HOST = 0.50  # of the marks at which the device had finished
 _IDLE = 0.30  # of the traced steps in which the device had nothing to do
@@ -38,6 +39,7 @@ class Evidence:
         memory_bound_share: share of the step in kernels that wait for memory (from a trace).
         communication_share: share of the step in communication that nothing overlaps (from a trace).
         traced: whether there is a trace to look at.
+        ranks: who waits for whom, of several ranks.
         settings: what is switched on already, and what this machine has.
     """
 
@@ -51,6 +53,7 @@ class Evidence:
     memory_bound_share: float | None = None
     communication_share: float | None = None
     traced: bool = False
+    ranks: Ranks | None = None
     settings: Settings = field(default_factory=Settings)
 
 
@@ -58,9 +61,9 @@ def what_binds(evidence: Evidence) -> Verdict:
     """The first cause that the evidence carries, asked in the order in which one hides the next.
 
     A device that waits for data or for the host says nothing about its arithmetic, and one that communicates
-    or waits for memory is no better off with more FLOP/s.
+    or waits for memory is no better off with more FLOP/s. Ranks that wait for one of them say nothing about themselves.
     """
-    for ask in (_input, _communication, _host, _memory, _compute):
+    for ask in (_straggler, _input, _communication, _host, _memory, _compute):
         verdict = ask(evidence)
         if verdict is not None:
             return verdict
@@ -73,6 +76,16 @@ def _answer(bound_by: Bound | None, share: float | None, evidence: str, advice: 
 
 def _share(e: Evidence, *phases: str) -> float:
     return sum(e.phases_s.get(phase, 0.0) for phase in phases) / e.step_s
+
+
+def _straggler(e: Evidence) -> Verdict | None:
+    if e.ranks is None or not e.ranks.finding.saves_s or not e.ranks.step_s:
+        return None
+    found = e.ranks.finding
+    share = (found.saves_s or 0.0) / e.ranks.step_s
+    if share < _STRAGGLER:
+        return None
+    return _answer("straggler", share, found.evidence, advice.for_straggler(found))
 
 
 def _input(e: Evidence) -> Verdict | None:

@@ -91,12 +91,13 @@ def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool)
     at = np.stack([track.at(arrivals[:, r]) for r, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[at[:, r]] for r, track in enumerate(tracks)], axis=1)
     followed = _next_event(arrivals, everyone, tracks)
+    measured = np.concatenate([np.full(ends.shape, -1, dtype=np.int64), waited])[order]
+    # Of what is timed on a stream nothing is known of who came before whom.
+    followed[np.asarray((measured >= 0).any(axis=1))] = np.iinfo(np.int64).max
     kinds = _kinds(labels, arrivals, everyone, at, parts, followed, overlap)
     waits = np.minimum(_left(kinds, arrivals, everyone), followed) - arrivals
     waits = np.where(everyone, np.maximum(waits, 0), 0)
-    measured = np.concatenate([np.full(ends.shape, -1, dtype=np.int64), waited])[order]
-    held = (measured >= 0) & (kinds != OPEN)[:, None]  # what nobody waits for takes its time beside the compute
-    waits = np.where(held, measured, waits)
+    waits = np.where(measured >= 0, _timed_waits(kinds, arrivals, measured), waits)
     return Course(steps, tracks, kinds, _steps(order, len(steps)), everyone, arrivals, waits, parts)
 
 
@@ -156,6 +157,21 @@ def _kinds(
         if free[events].mean() > _MAY_GO_ON:
             kinds[events] = OPEN
     return kinds
+
+
+def _timed_waits(kinds: NDArray[np.int8], came: Instants, measured: Instants) -> Instants:
+    """[E, R]: what of the time waited in the calls themselves nothing hid.
+
+    Calls queue behind each other on a stream of their own. While one goes on that nobody waits for, the rank computes:
+    what is left of its waiting when the call comes that is waited for counts there.
+    """
+    waits, until = np.zeros_like(came), np.full(came.shape[1], np.iinfo(np.int64).min)
+    for event in np.flatnonzero((measured >= 0).any(axis=1)).tolist():
+        until = np.where(measured[event] >= 0, np.maximum(until, came[event]) + measured[event], until)
+        if kinds[event] != OPEN:
+            waits[event] = np.where(measured[event] >= 0, until - came[event], 0)
+            until[:] = np.iinfo(np.int64).min
+    return waits
 
 
 def _left(kinds: NDArray[np.int8], came: Instants, members: NDArray[np.bool_]) -> Instants:

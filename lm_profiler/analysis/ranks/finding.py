@@ -26,6 +26,9 @@ _UNEVEN = 0.20
 _CHANCE = 2.33
 """The normal quantile of one in a hundred."""
 
+_ONE = 0.8
+"""Of all waiting: whoever causes more of it does not take turns with others."""
+
 _TAIL = 0.025
 _LEAST_STEPS = 3
 _TRIED = 8
@@ -69,7 +72,7 @@ def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertai
             return _told(best, replay, named, hosts, low_s, high_s)
         if best.saves_s >= _JITTER * work.step_s and low_s > 0.0:
             return RankFinding(kind="unsure", evidence=_unsure(best, replay, named))
-    return _nobody(replay)
+    return _nobody(replay, named)
 
 
 def _mends_of_ranks(replay: Replay) -> list[_Mend]:
@@ -162,7 +165,7 @@ def _unsure(mend: _Mend, replay: Replay, named: Sequence[int]) -> str:
     return f"{who} took {_ms(mend.excess_s)} longer in {where} than the others; too few steps ({steps}) to be sure"
 
 
-def _nobody(replay: Replay) -> RankFinding:
+def _nobody(replay: Replay, named: Sequence[int]) -> RankFinding:
     """No rank is the slow one: they take turns, or do not differ."""
     work = replay.work
     uneven = [part for part in range(len(PARTS)) if _unevenness(work, part) >= _UNEVEN]
@@ -170,6 +173,11 @@ def _nobody(replay: Replay) -> RankFinding:
     part = max(saved, key=lambda each: saved[each], default=None)
     waits_s = float(work.waiting_s.sum(axis=2).mean())
     if part is not None and saved[part] >= _JITTER * work.step_s:
+        caused = work.caused_s.sum(axis=1)
+        if caused.max() > _ONE * caused.sum():
+            who, steps = f"rank {named[int(caused.argmax())]} was slow in {PARTS[part]}", len(replay.course.steps)
+            by_chance = f"{who} in some steps; too few steps ({steps}) to say whether by chance"
+            return RankFinding(kind="unsure", others_wait_s=waits_s, evidence=by_chance)
         evidence = (
             f"another rank is slow in {PARTS[part]} each time: the ranks wait {_ms(waits_s)} a step in the mean;"
             f" were all as the median rank there, a step would be {_ms(saved[part])} shorter"

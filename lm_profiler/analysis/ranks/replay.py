@@ -33,6 +33,11 @@ class Replay:
         self._began = (began - began.min()).astype(np.float64)
         self._whole_ns = self._ends_ns({})
 
+    @property
+    def whole_s(self) -> float:
+        """Seconds a step, as it was."""
+        return self._whole_ns * 1e-9 / len(self.course.steps)
+
     def saves_s(self, ranks: Iterable[int], parts: Iterable[int], others: Iterable[int]) -> float:
         """Seconds a step that the run would be shorter, had ``ranks`` taken in ``parts`` what ``others`` take."""
         asked = list(others)

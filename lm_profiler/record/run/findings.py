@@ -71,7 +71,8 @@ class NumericsFacts(Part):
     kinds: list[NumericsKind]
 
 
-Bound = Literal["input", "host", "compute", "memory bandwidth", "communication"]
+Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]
+"""``straggler``: most ranks wait for one, for those of one host, or for another one each step."""
 
 
 class Verdict(Part):

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 
 import pytest
+from made_ranks import made_ranks
 
 from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
@@ -224,3 +225,31 @@ def test_nothing_is_advised_that_is_on_already_or_may_be(case, free):
         assert advice.endswith(".")
         for text in (*REMEDIES.values(), "bf16-mixed", "TF32"):
             assert text.lower() not in advice.lower()
+
+
+def test_ranks_that_wait_for_one_of_them_are_asked_for_before_the_input():
+    """Rank 1's loader is slow: the others' data is not, but they wait."""
+    ranks = made_ranks(world=2, slow=1, excess_ms=30.0)
+    waiting = BUSY | {"data": 0.05}
+    found = what_binds(evidence(phases_s=waiting, utilisation=0.5, ranks=ranks))
+    assert found.bound_by == "straggler"
+    assert found.share == pytest.approx(ranks.finding.saves_s / ranks.step_s)
+    assert found.evidence == ranks.finding.evidence
+    assert "rank 1" in found.advice
+    assert "disk" in found.advice
+    assert what_binds(evidence(phases_s=waiting, utilisation=0.5)).bound_by == "input"
+
+
+def test_a_straggler_whose_mending_saves_little_binds_nothing():
+    ranks = made_ranks(world=2, slow=1, excess_ms=3.0)
+    assert what_binds(evidence(utilisation=0.5, ranks=ranks)).bound_by == "compute"
+    equal = made_ranks(world=2, slow=None)
+    assert what_binds(evidence(utilisation=0.5, ranks=equal)).bound_by == "compute"
+
+
+def test_ranks_that_are_slow_in_turns_are_told_what_evens_them():
+    ranks = made_ranks(world=2, slow=1, excess_ms=30.0)
+    turns = ranks.finding.model_copy(update={"kind": "turns", "rank": None, "phase": "forward"})
+    found = what_binds(evidence(utilisation=0.5, ranks=ranks.model_copy(update={"finding": turns})))
+    assert found.bound_by == "straggler"
+    assert "like length" in found.advice
