@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -33,13 +35,16 @@ from lm_profiler.callbacks.outcome.afterwards import Afterwards
 from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.folder import run_folder, snapshot_file
+from lm_profiler.callbacks.outcome.roll import Roll, codes_of
+from lm_profiler.callbacks.outcome.watch import StallWatch
+from lm_profiler.callbacks.outcome.whereabouts import place_of
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder
+from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, last_calls
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -118,8 +123,22 @@ class Attachment:
         )
         ending.session = session
         self._stand_in(timeline, session)
+        Guard("watching the ranks", self.tell).run(self._join, session)
         if options.verb == "fit":
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
+
+    def _join(self, session: Session) -> None:
+        """The ranks know of each other from here on."""
+        trainer, ending = self.trainer, self.ending
+        ending.roll = roll = Roll(ending.exchange, platform.node(), partial(codes_of, trainer))
+        if roll.alone:
+            return
+        roll.present()
+        limit = getattr(trainer.strategy, "_timeout", None) or timedelta(minutes=30)  # torch's own
+        calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
+        place = partial(place_of, session, calls)
+        ending.watch = StallWatch(roll, lambda: session.steps, place, self.tell, limit.total_seconds())
+        ending.watch.start()
 
     def tell(self, text: str) -> None:
         """Add a note to the record, and print it at once: there may be no record."""

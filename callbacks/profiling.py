@@ -29,7 +29,7 @@ from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.measure.boundary import Guard
-from lm_profiler.record.run import RunRecord, Verb
+from lm_profiler.record.run import RunRecord, Status, Verb
 
 
 class TrainingProfiler(Callback):
@@ -109,6 +109,28 @@ class TrainingProfiler(Callback):
         launch = replace(self._options.launch or Launch(), folder=folder)
         self._options = replace(self._options, launch=launch)
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the end of the run has begun."""
+        return self._last is not None and self._last.leaving
+
+    @property
+    def others_are_over(self) -> bool:
+        """Whether another rank has ended, and nothing moves here."""
+        return self._last is not None and self._last.watch is not None and self._last.watch.over
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a run has begun that has no other ranks."""
+        return self._last is not None and self._last.session is not None and self._last.roll.alone
+
+    def last_words(self, status: Status, why: str, followed: bool) -> bool:
+        """Where training is stuck, said by another thread: keep what was measured; False where no run has begun.
+
+        Only for a process that ends right after it.
+        """
+        return self._last is not None and self._last.last_words(status, why, followed)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         options = self._options
         if trainer.barebones:
@@ -120,6 +142,9 @@ class TrainingProfiler(Callback):
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
         for hook in _NO_HOOKS:
             vars(self).pop(hook, None)
+        if options.launch is not None and options.launch.is_kept:
+            # Lightning's own broadcasts inside of the handler, while the ranks are in the middle of other collectives.
+            trainer._signal_connector._sigterm_notifier_fn = _pass_over  # type: ignore[method-assign,assignment]
         run = Attachment(self, trainer, options, trainer.max_steps)
         run.part = Guard("the profiler", run.tell, run.leave)
         launch = options.launch or Launch()
@@ -200,6 +225,10 @@ class TrainingProfiler(Callback):
             self._run.detach()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
+
+
+def _pass_over(signum: int, frame: object) -> None:
+    """The handler that was there before Lightning's comes after it."""
 
 
 _NO_HOOKS = dict.fromkeys(h for h in vars(TrainingProfiler) if h.startswith("on_") and h != "on_exception")

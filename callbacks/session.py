@@ -140,6 +140,11 @@ class Session:
         """What the measured steps took, as far as that is known by now."""
         return [row.time("step") for row in self._rows if row.stage == "measure" and row.seconds is not None]
 
+    @property
+    def rows(self) -> tuple[StepRow, ...]:
+        """Those that were read by now."""
+        return tuple(self._rows)
+
     def finish(self, trace: bool = True) -> None:
         """The run is over, planned or not: end the stage that runs, and read what is still on the device."""
         tracer = self.instruments.tracer

@@ -16,13 +16,20 @@ from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_sna
 from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.recorder import Recorder
+from lm_profiler.callbacks.outcome.roll import Roll, is_of_the_group
+from lm_profiler.callbacks.outcome.watch import StallWatch
+from lm_profiler.callbacks.outcome.whereabouts import latecomers, place_of, where_they_are
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Failure, RunRecord, Status
+from lm_profiler.record.run import Failure, RankEnd, RecordError, RunRecord, Status, end_file, read_run
+from lm_profiler.record.step_files import rank_file, read_rows
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
+
+_PATIENCE_S = 8.0
+"""For how the other ranks ended: one that is stuck is ended within it."""
 
 
 @dataclass(eq=False)
@@ -38,8 +45,8 @@ class Ending:
         tell: reports a problem, and adds it to ``notes``.
         notes: what was reported so far.
 
-    ``part`` guards every call, and calls ``abandon`` on an error. ``over``: nothing is left to do. ``record`` is what
-    was written last.
+    ``part`` guards every call, and calls ``abandon`` on an error. ``leaving``: the end has begun; ``over``: nothing is
+    left to do. ``record`` is what was written last, ``end`` how this rank ended where that was not well.
     """
 
     trainer: Trainer
@@ -55,8 +62,15 @@ class Ending:
     afterwards: Afterwards | None = None
     recorder: Recorder | None = None
     record: RunRecord | None = None
+    roll: Roll = field(init=False)
+    watch: StallWatch | None = None
+    end: RankEnd | None = None
+    leaving: bool = False
     over: bool = False
     _gathered: Measured | None = None
+
+    def __post_init__(self) -> None:
+        self.roll = Roll(self.exchange)
 
     def early(self) -> None:
         """The loop ended before all stages were done."""
@@ -70,18 +84,25 @@ class Ending:
 
     def died(self, exception: BaseException, phase: str, step: int) -> None:
         """``exception`` ended the run in ``phase`` of ``step``."""
+        self.leaving = True
         device, status = self.trainer.strategy.root_device, status_of(exception)
-        failure = failure_of(exception, phase, step, device)
+        failure = self.roll.mine(failure_of(exception, phase, step, device))
+        followed = not self.roll.alone and is_of_the_group(exception)
+        self.end = RankEnd(status=status, failure=failure, at=self.roll.clock(), followed=followed)
         if status == "oom" and self.recorder is not None:
             keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
         self.finish(status, failure)
 
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
+        self.leaving = True
+        if self.watch is not None:
+            self.watch.end()
         self.take_out()
         trainer, session = self.trainer, self.session
         measured = self._measured(failure)
         if failure is None:
+            self.roll.done()
             Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(self.exchange.compare_clocks)
             measured = self._gathered = self.exchange.gather(measured)
             if self.core.error is not None:
@@ -91,9 +112,13 @@ class Ending:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
             # The other ranks may not answer any more, so each saves its own steps.
-            write_steps(self._a_recorder().folder / f"steps.rank{trainer.global_rank}.csv", measured.rows)
+            write_steps(rank_file(self._a_recorder().folder, trainer.global_rank), measured.rows)
+        if failure is not None and self.end is not None and self.recorder is not None:
+            self.roll.tell(self.end, self.recorder.folder)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
+        elif self.end is not None:
+            self._stand_in(measured)
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
             try_or_note("kernels", lambda: tracer.kernels(tracer.packed()), [])  # only rank 0 writes notes
@@ -131,6 +156,8 @@ class Ending:
         record = try_or_note("figures", lambda: recorder.first(measured, status, failure), notes)
         self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))
         self.over = True
+        if self.end is not None and not self.roll.alone:
+            try_or_note("how the ranks ended", lambda: self._settle(measured), self.notes)
         if record is not None and self.record is not None:
             late = LateFacts()
             if failure is None and measured.rows and self.session is not None and self.afterwards is not None:
@@ -138,6 +165,60 @@ class Ending:
             self.record = recorder.complete(measured, self.record, late)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
+
+    def _settle(self, measured: Measured) -> None:
+        """Record the run again with what every rank left: its steps, and of all ends the cause."""
+        assert self.end is not None
+        recorder = self._a_recorder()
+        folder, patience_s = recorder.folder, _PATIENCE_S if self.end.followed or self.launch.is_kept else 0.0
+        ends, silent = self.roll.others(folder, patience_s)
+        cause = self.roll.cause(self.end, ends, silent)
+        rows = read_rows(folder, growing=True)
+        measured = replace(measured, rows=rows)
+        if late := latecomers(places := self.roll.places()):
+            measured = replace(measured, notes=[*measured.notes, f"at the end {where_they_are(places, late)}"])
+        missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
+        if missing and len(rows):
+            measured = replace(measured, notes=[*measured.notes, f"no steps of rank {', '.join(map(str, missing))}"])
+        self._save(measured, recorder.first(measured, cause.status, cause.failure))
+
+    def _stand_in(self, measured: Measured) -> None:
+        """Record the run where rank 0 is gone and has not: one of the others does."""
+        recorder = self._a_recorder()
+        if self.end is None or self.roll.is_there():
+            return
+        lost = self.roll.cause(self.end.model_copy(update={"followed": True}), {}, [0])
+        try:
+            with (recorder.folder / end_file(0)).open("x", encoding="utf-8") as file:
+                file.write(lost.model_dump_json(indent=1) + "\n")
+            if read_run(recorder.folder).status == "unfinished":
+                self._settle(measured)
+        except (OSError, RecordError):  # another rank does, or rank 0 had; or this node does not see the folder
+            return
+
+    def last_words(self, status: Status, why: str, followed: bool) -> bool:
+        """From another thread, where training is stuck: keep this rank's steps, and tell how it ended.
+
+        Nothing is done after it. False where the run had not begun.
+        """
+        session, recorder = self.session, self.recorder
+        if session is None or recorder is None or self.over:
+            return recorder is not None
+        self.over = self.leaving = True
+        there = place_of(session)
+        failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
+        self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)
+        session.keep()
+        measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
+        rank = self.exchange.rank
+        self.roll.tell(self.end, recorder.folder)
+        if rank > 0:
+            self._stand_in(measured)
+            return True
+        self._save(measured, recorder.first(measured, status, self.end.failure))
+        if not self.roll.alone:
+            self._settle(measured)
+        return True
 
     def _show(self) -> None:
         """Print the table in one go."""

@@ -131,6 +131,10 @@ class Exchange:
     def _key(self, rank: int) -> str:
         return f"lm_profiler/{self._run}/measured/{rank}"
 
+    def key(self, *what: object) -> str:
+        """In the store, of this run alone."""
+        return "/".join(("lm_profiler", str(self._run), *map(str, what)))
+
     def _send(self, key: str, content: bytes) -> None:
         """In pieces that a store takes; how many they are comes last."""
         pieces = [content[at : at + _PIECE_BYTES] for at in range(0, len(content), _PIECE_BYTES)]

@@ -18,6 +18,7 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run
+from lm_profiler.report.run.terminal import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.training.fits.states import Refusal
 from lm_profiler.usage_error import UsageError
@@ -132,7 +133,24 @@ class Attempt:
             path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
-        return FAILED
+        return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
+
+    def last_words(self, why: str, number: int) -> int:
+        """Where the main thread is stuck, said by another: keep what there is; returns the exit code.
+
+        Args:
+            why: what has happened.
+            number: of the signal that it was; 0 for none.
+        """
+        status: Status = "interrupted" if number else "failed"
+        if self.profiler is None or not self.profiler.last_words(status, why, followed=not number):
+            self._record(status, Failure(phase="setup", step=None, type="Stuck", message=why))
+            if self.folder is not None:
+                say(f"{status} in setup: {why}; written to {from_here(self.folder)}")
+        elif (record := self.record) is not None:
+            status = record.status
+            say(f"{failure_lines(record)[0]}; written to {from_here(self.profiler.folder)}")
+        return INTERRUPTED if status == "interrupted" else FAILED
 
     def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
         folder, launch = self.folder, self.launch

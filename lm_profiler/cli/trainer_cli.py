@@ -176,6 +176,7 @@ class ProfilerCLI(LightningCLI):
             overrides=self.call.overrides,
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
+            kept=True,
         )
 
     # -- building and running -----------------------------------------------------------------------------------

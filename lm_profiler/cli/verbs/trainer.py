@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.keeper import Keeper, kept
 from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.spawned import leave_group
@@ -38,8 +40,9 @@ def run(call: Call) -> int:
         except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
             raise wrong_call(error) from error
         try:
-            cli.run_verb()
-            leave_group()
+            with kept(Keeper(cli.attempt, partial(_children, cli))):
+                cli.run_verb()
+                leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured
             return FAILED if record is not None and record.failure is not None else OK
         except (KeyboardInterrupt, SystemExit) as error:
@@ -54,6 +57,12 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         finally:
             _end_children(getattr(cli, "trainer", None))
+
+
+def _children(cli: ProfilerCLI) -> list[subprocess.Popen[bytes]]:
+    """The ranks that Lightning started as commands of their own."""
+    launcher = cli.trainer.strategy.launcher if hasattr(cli, "trainer") else None
+    return [child for child in getattr(launcher, "procs", []) if isinstance(child, subprocess.Popen)]
 
 
 def _end_children(trainer: Trainer | None) -> None:

@@ -136,6 +136,12 @@ class Timeline:
             tape[:count] = [known]  # in one go: an interrupt finds marks that were read, or were not
         return known
 
+    def peek(self) -> TapeReading:
+        """What the tape says by now, read by another thread: the tape stays as it is."""
+        tape = self._tape[:]
+        known: TapeReading = tape[0]
+        return known.after(tape[1:])
+
     @property
     def live(self) -> bool:
         """Whether a step is open and the loop is inside of it, so that marks are taken."""

@@ -75,6 +75,11 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
             )
 
 
+def last_calls(dump: Dump | None) -> dict[str, int]:
+    """The number of the last collective that this process called, by group."""
+    return {call.group: call.number for call in collectives(dump() if dump is not None else ())}
+
+
 def wall_ahead_ns(clock: Callable[[], int], wall: Callable[[], int] = time.time_ns) -> int:
     """The wall clock less ``clock``, as the closest of several readings has it."""
     readings = ((clock(), wall(), clock()) for _ in range(_TRIES))

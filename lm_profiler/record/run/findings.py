@@ -26,7 +26,8 @@ class Failure(Part):
     """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
 
     In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a refused run are
-    options to add, each alternative enough by itself.
+    options to add, each alternative enough by itself. ``rank`` and ``host`` are whose failure it was, of several ranks:
+    the one that the others' ends followed from. None in a run of one process.
     """
 
     phase: str
@@ -35,11 +36,15 @@ class Failure(Part):
     message: str
     out_of_memory: OutOfMemory | None = None
     remedies: tuple[str, ...] = ()
+    rank: int | None = None
+    host: str | None = None
 
     @property
     def where(self) -> str:
-        """``backward of step 5``; the phase alone where no step is known."""
-        return self.phase + (f" of step {self.step}" if self.step is not None else "")
+        """``backward of step 5 on rank 1 (its host)``; the phase alone where no more is known."""
+        host = f" ({self.host})" if self.host else ""
+        rank = f" on rank {self.rank}{host}" if self.rank is not None else ""
+        return self.phase + (f" of step {self.step}" if self.step is not None else "") + rank
 
 
 class NumericsKind(Part):
