@@ -33,6 +33,10 @@ def check_trainer_options(options: Mapping[str, Any], verb: Verb) -> None:
     """Raise UsageError for a Trainer that cannot be had here, where Lightning's own words would not help."""
     if options["barebones"]:
         raise UsageError("trainer.barebones: expected false, given true; without hooks there is nothing to measure")
+    strategy = options["strategy"]
+    if isinstance(strategy, str) and "." in strategy:
+        expected = f"the name of a strategy, given {strategy}; a class is --trainer.strategy.class_path={strategy}"
+        raise UsageError(f"trainer.strategy: expected {expected}")
     batches = options["accumulate_grad_batches"]
     expect(batches >= 1, "trainer.accumulate_grad_batches", "1 or more", batches)
     devices = str(options["devices"])

@@ -93,6 +93,23 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
             ),
         ),
         (
+            {},
+            ["--trainer.strategy=mine.Strategy"],
+            (
+                "trainer.strategy: expected the name of a strategy, given mine.Strategy; "
+                "a class is --trainer.strategy.class_path=mine.Strategy"
+            ),
+        ),
+        (
+            {},
+            ["--trainer.strategy=fsdp"],
+            (
+                "trainer: The strategy `fsdp` requires a GPU accelerator, but received `accelerator='cpu'`. Please set "
+                "`accelerator='cuda'`, `accelerator='gpu'`, or pass a `CUDAAccelerator()` instance to use FSDP; given "
+                "accelerator='cpu', strategy='fsdp'"
+            ),
+        ),
+        (
             {"SLURM_NTASKS": 2, "SLURM_PROCID": 0},
             ["--trainer.strategy=ddp"],
             (
@@ -102,7 +119,7 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
         ),
     ],
 )
-def test_processes_of_which_the_trainer_does_not_know_are_refused(
+def test_what_cannot_be_one_training_is_refused_in_a_line(
     variables: dict[str, Any], options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
