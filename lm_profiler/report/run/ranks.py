@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import median
 
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, Ranks, RankSpread, RunRecord
-from lm_profiler.report.run.phases import step_line, table_of
+from lm_profiler.report.run.phases import table_of
 from lm_profiler.report.tables.table import Table
 
 WAITING = "waiting"
@@ -16,10 +15,7 @@ _SEEN = 0.001
 
 
 def own_work_table(record: RunRecord) -> Table:
-    """A row for each phase's own work, one for waiting, one for the step; of the median rank and both extremes.
-
-    Below it the measured step, whose spread no column has.
-    """
+    """A row for each phase's own work, one for waiting, one for the step; of the median rank and both extremes."""
     ranks = record.ranks
     assert ranks is not None
     titles = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
@@ -29,7 +25,7 @@ def own_work_table(record: RunRecord) -> Table:
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
     step = ["step", _ms(ranks.step_s), *[""] * (len(titles) - 2)]
     floors = {part: _of_own(floor, spreads[part].median_s) for part, floor in record.floors.items() if part in spreads}
-    return replace(table_of(titles, [*rows, ("step", step)], floors), below=[step_line(record)])
+    return table_of(titles, [*rows, ("step", step)], floors)
 
 
 def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:

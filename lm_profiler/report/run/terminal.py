@@ -22,7 +22,7 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.owners import other_lines
-from lm_profiler.report.run.phases import phase_table
+from lm_profiler.report.run.phases import phase_table, step_line
 from lm_profiler.report.run.ranks import own_work_table, ranks_lines
 from lm_profiler.report.run.slack import slack_lines
 from lm_profiler.report.run.verdict import odd_lines, verdict_lines
@@ -64,7 +64,7 @@ def time_table(record: RunRecord) -> Table:
     if not record.time or not record.time["step"].n:
         return Table(below=summary_lines(record))
     table = phase_table(record) if record.ranks is None else own_work_table(record)
-    return replace(table, title=headline(record), below=[*table.below, *summary_lines(record)])
+    return replace(table, title=headline(record), below=summary_lines(record))
 
 
 def headline(record: RunRecord) -> str:
@@ -79,8 +79,8 @@ def headline(record: RunRecord) -> str:
 
 
 def summary_lines(record: RunRecord) -> list[str]:
-    """Throughput, memory, first step, notes and failure: a line each."""
-    lines = []
+    """Throughput, memory, first step, notes and failure: a line each. The step, where its table has no room for it."""
+    lines = [step_line(record)] if record.ranks is not None and record.time else []
     if rates := [*_rates(record), *_utilisation(record.utilisation)]:
         lines.append(", ".join(rates))
     lines += [

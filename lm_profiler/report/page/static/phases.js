@@ -14,7 +14,8 @@ export function phases({ parts }, colours) {
     const timed = runs.filter(({ values }) => Object.values(parts).some((name) => values[name]));
     const shown = timed.slice(0, MOST);
     const left = timed.length > MOST ? ` The first ${MOST} of the table’s ${number(timed.length)} runs.` : "";
-    note.textContent = `Medians of the phases, scaled so that they add up to the median step.${left}`;
+    const waits = shown.some(({ values }) => values.waiting_s) ? " Of several ranks they hold waiting: the view Ranks tells it apart." : "";
+    note.textContent = `Medians of the phases, scaled so that they add up to the median step.${waits}${left}`;
     element.hidden = !shown.length;
     const height = 110 + 28 * shown.length;
     chart.style.height = `${height}px`;

@@ -22,16 +22,17 @@ export async function show(root, { run, colours }) {
   const quiet = (text) => el("p", { class: "quiet" }, text);
   root.append(
     card(`Who works, who waits: ${found.headline}`, el("p", { class: "verdict" }, `${found.said[0].toUpperCase()}${found.said.slice(1)}.`), ...[...found.lines, found.left_out].filter(Boolean).map(quiet)),
-    el("div", { class: "beside" }, byPhase(found, more, waits, colours), ...bySteps(found, more)),
+    el("div", { class: "beside" }, byPhase(found, more, waits), ...bySteps(found, more)),
     card("What this is known from", sheet(found.facts, colours.parts)),
   );
 }
 
 const legend = (more, waits) => el("p", { class: "legend" }, el("span", {}, swatch(more), "more than the median of the others"), el("span", {}, swatch(waits), "waiting"));
 
-function byPhase({ phases, rows, step_s, several_hosts }, more, waits, colours) {
+// Its colours say what stands out, and so not which phase is which.
+function byPhase({ phases, rows, step_s, several_hosts }, more, waits) {
   const full = Math.max(FULL * step_s, ...rows.flatMap(({ above, waiting }) => [...above, waiting]));
-  const head = [...(several_hosts ? ["host"] : []), "rank", ...phases.map((part) => el("span", {}, swatch(colours.parts[part]), part)), "waiting"];
+  const head = [...(several_hosts ? ["host"] : []), "rank", ...phases, "waiting"];
   const lines = rows.map((row, i) => {
     const begins = several_hosts && row.host !== rows[i - 1]?.host;
     const named = [...(several_hosts ? [begins ? row.host : ""] : []), String(row.rank)].map((text) => el("th", {}, text));
