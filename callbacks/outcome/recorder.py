@@ -140,7 +140,8 @@ class Recorder:
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
-        facts["ranks"] = try_or_note("who waits for whom", lambda: ranks_facts(trainer, measured, self._steady), notes)
+        waits = partial(ranks_facts, trainer, measured, self._steady, late.traced)
+        facts["ranks"] = try_or_note("who waits for whom", waits, notes)
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
         record = record.model_copy(

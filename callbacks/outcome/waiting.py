@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from lightning.pytorch import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.analysis.ranks.reducer import backward_communication
+from lm_profiler.analysis.ranks.exposed import exposed_communication
 from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Ranks
 from lm_profiler.record.steps import StepRow
 
@@ -18,7 +18,7 @@ _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
 
 
-def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow]) -> Ranks | None:
+def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow], traced: Traced | None) -> Ranks | None:
     """In the ``steady`` steps, or those after them in which collectives were timed on the stream.
 
     None where one rank trains alone, or nothing says when they came.
@@ -29,13 +29,13 @@ def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow])
     on_stream = any(timeline.waited_ns is not None for timeline in timelines)
     # Of a DDP that wraps the module, gradients are reduced while backward goes on.
     overlap = isinstance(trainer.strategy.model, DistributedDataParallel)
-    reduced = backward_communication(measured.reducers)
+    exposed = exposed_communication(measured.reducers, traced)
     return ranks_of(
         timelines,
         trainer.world_size,
         overlap,
         steps=None if on_stream else [row.step for row in steady],
         witness=_ON_STREAM if on_stream else _ON_HOST,
-        exposed_s={} if reduced is None else {"backward": reduced.exposed_s},
-        exposed_source=None if reduced is None else f"DDP's own timings of {counted(reduced.backwards, 'backward')}",
+        exposed_s=exposed.seconds,
+        exposed_source=exposed.source,
     )

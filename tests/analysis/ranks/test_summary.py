@@ -86,4 +86,4 @@ def test_how_the_clocks_were_brought_together() -> None:
     alike = [replace(timeline, clock=ClockOffset()) for timeline in simulate(usual(2, 3), clocks_wrong=False).timelines]
     one = ranks_of(alike, 2, overlap=True)
     assert one is not None
-    assert one.clocks.uncertainty_s is None
+    assert one.clocks.uncertainty_s == 0.0
