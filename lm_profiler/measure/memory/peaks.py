@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -103,8 +103,24 @@ class ProcessProbe:
         return None
 
 
-Probe = DeviceProbe | ProcessProbe
-"""Reads the most memory held since the last reset, and what tensors hold now, where somebody counts it."""
+class Probe(Protocol):
+    """Reads the most memory held since the last reset, and what tensors hold now, where somebody counts it."""
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Retries and segments, where there are any."""
+
+    def usage(self) -> Any:
+        """The process's, as getrusage(2) has it."""
+
+    def reset(self) -> None:
+        """Peaks count from here on."""
+
+    def peaks(self) -> Peaks:
+        """The most since the last reset, for each of ``MEMORY``."""
+
+    def held(self) -> int | None:
+        """Bytes that tensors hold now."""
 
 
 def probe_of(device: torch.device) -> Probe:

@@ -1,0 +1,141 @@
+"""A run's steps on fake tensors: what memory each phase would take, told without taking it.
+
+The very loop runs, with the module's own hooks, its precision, its clipping and its accumulation; only the tensors
+have no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.marks.batches import samples_in
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.fake.world import FakeWorld
+from lm_profiler.record.run import MemoryCauses
+
+CPU, META = torch.device("cpu"), torch.device("meta")  # the storages of fake tensors
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a batch: by what its rows and its columns are multiplied. Columns only where they are a context."""
+
+    batch: float = 1.0
+    context: float = 1.0
+
+    def __call__(self, shape: Sequence[int]) -> Sequence[int]:
+        """``shape``, resized."""
+        factors = (self.batch, self.context, *[1.0] * len(shape))
+        return [max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
+
+
+@dataclass(frozen=True)
+class RehearsedStep:
+    """Bytes of one step on one device: the peak and its causes, by phase."""
+
+    peaks: Mapping[str, int]
+    causes: Mapping[str, MemoryCauses]
+
+
+Sizes = Generator[Size, RehearsedStep, None]
+"""Gives the size of the next step's batch, and is sent what that step took."""
+
+
+class FakeStrategy(SingleDeviceStrategy):
+    """One device whose tensors are fake."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        super().__init__(device=CPU)
+        self._world = world
+        self.size = Size()
+        self.samples: int | None = None
+        """Of a batch as it comes; None where that is unknown."""
+
+    def model_to_device(self) -> None:
+        """It is where it is."""
+
+    def tensor_init_context(self, empty_init: bool | None = None) -> Any:
+        """Modules that the strategy sees made are fake too."""
+        stack = ExitStack()
+        stack.enter_context(super().tensor_init_context(empty_init))
+        stack.enter_context(self._world.inside())
+        return stack
+
+    def teardown(self) -> None:
+        """Nothing was moved."""
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        self.samples = samples_in(batch, combined=False)
+        return self._world.faked(batch, self.size)
+
+
+@dataclass(eq=False)
+class Rehearsal(Callback):
+    """Runs steps of the sizes that ``sizes`` asks for, after one that makes what lasts: gradients, optimizer states.
+
+    Args:
+        world: in which the module was made.
+        sizes: what is rehearsed.
+    """
+
+    world: FakeWorld
+    sizes: Sizes
+    _inside: ExitStack = field(default_factory=ExitStack)
+    _undo: ExitStack = field(default_factory=ExitStack)
+    _begun: bool = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(trainer.strategy, FakeStrategy)
+        self._strategy = trainer.strategy
+        timeline = Timeline()
+        self._reader = MemoryReader(self.world.live, timeline, META, lambda: (pl_module, trainer.optimizers))
+        trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
+            trainer, timeline, _MOST, self._step_ended, lambda left: left, _nothing, True, _nothing, self
+        )
+        OptimizerMarks(timeline, self._undo).attach(trainer, pl_module)
+        self.world.live.see([*pl_module.parameters(), *pl_module.buffers()])
+        self._reader.begin("memory")
+
+    @property
+    def samples(self) -> int | None:
+        """Of a batch as it comes; None where that is unknown."""
+        return self._strategy.samples
+
+    def _step_ended(self) -> int:
+        reader = self._reader
+        reader.step_peaks()
+        reader.end("memory")
+        peaks = {phase: of[0] or 0 for phase, of in reader.facts["part_peaks"].items()}
+        try:
+            if self._begun:
+                self._strategy.size = self.sizes.send(RehearsedStep(peaks, reader.facts["causes"]))
+            else:
+                self._strategy.size, self._begun = next(self.sizes), True
+        except StopIteration:
+            return 0
+        reader.begin("memory")
+        return 1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._inside.enter_context(self.world.inside())
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self._inside.close()
+
+
+_MOST = 1 << 20
+"""Steps; the sizes end before."""
+
+
+def _nothing(*_: object) -> None:
+    """Nobody has to be told."""

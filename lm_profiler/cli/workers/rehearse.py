@@ -1,0 +1,149 @@
+"""A run rehearsed on fake tensors: what each phase of its step would need, without needing it.
+
+A program of its own, since it replaces code of torch: ``python -m lm_profiler.cli.workers.rehearse gpu batch 8e10 fit``
+with the options of a run prints JSON: ``Planned`` by its fields, or why there is none. ``cpu`` in the place of ``gpu``
+counts as the CPU does; ``batch``, ``context`` or ``nothing`` is what it looks for, within so many bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from traceback import walk_tb
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lm_profiler.analysis.plan.planned import Planned, largest_that_fits
+from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedStep, Size, Sizes
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.checks import check_together
+from lm_profiler.cli.quiet import quiet, quiet_libraries
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.measure.boundary import said
+from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.training.fake_tokens import FakeTokens
+from lm_profiler.usage_error import UsageError
+
+_KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
+"""What of the Trainer's options a step on one device depends on, beside its precision."""
+
+_AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
+"""Lightning refuses float16 on the CPU, for its scaler of gradients."""
+
+
+class RehearsalCLI(ProfilerCLI):
+    """Reads a call of ``fit``, and builds it of fake tensors."""
+
+    def __init__(self, call: Call, world: FakeWorld) -> None:
+        self.world = world
+        super().__init__(call)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """One that does of the user's what a step on one device depends on."""
+        given = self._get(self.config_init, "trainer")
+        precision = str(given["precision"] or "32-true")
+        off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        return Trainer(
+            accelerator="cpu",
+            strategy=FakeStrategy(self.world),
+            precision=_AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
+            max_epochs=-1,
+            limit_val_batches=0,
+            **dict.fromkeys(off, False),  # type: ignore[arg-type]
+            **{name: given[name] for name in _KEPT if given[name] is not None},
+        )
+
+
+@dataclass
+class LargestSize:
+    """Rehearses the run as it is, then other sizes of its batch: of the ``what`` there is, within ``room`` bytes."""
+
+    what: str
+    room: float
+    samples: Callable[[], int | None]
+    context: int | None
+    step: RehearsedStep | None = None
+    largest: int | None = None
+
+    def steps(self) -> Sizes:
+        """The sizes, one after the other."""
+        self.step = yield Size()
+        begin = {"batch": self.samples(), "context": self.context}.get(self.what)
+        if not begin:
+            return
+        unit = _UNIT if self.what == "context" and begin % _UNIT == 0 else 1
+        search = largest_that_fits(begin // unit, max(self.step.peaks.values()), self.room)
+        try:
+            n = next(search)
+            while True:
+                step = yield Size(**{self.what: n * unit / begin})
+                n = search.send(max(step.peaks.values()))
+        except StopIteration as done:
+            self.largest = done.value * unit
+
+
+_UNIT = 64
+"""Contexts are told to a multiple of it, if they are one."""
+
+
+def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
+    """What ``call`` would need; and the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
+
+    Raises:
+        UsageError: a wrong call.
+        Exception: whatever the module raises, also where fake tensors are not enough for it.
+    """
+    world = FakeWorld(gpu)
+    cli = RehearsalCLI(call, world)
+    trainer = cli.trainer = cli._build_trainer()
+    data = cli.datamodule = cli.build("data")
+    with world.inside():
+        model = cli.model = cli.build("model")
+    check_together(model, data, trainer, "fit")
+    context = data.context_length if isinstance(data, FakeTokens) else None
+    search = LargestSize(what, room, lambda: rehearsal.samples, context)
+    rehearsal = Rehearsal(world, search.steps())
+    trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
+    trainer.fit(model, datamodule=data)
+    if search.step is None:
+        raise UsageError("data: expected batches for two steps, given fewer")
+    compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
+    return Planned(search.step.peaks, search.step.causes, rehearsal.samples, context, search.largest, compiled)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the answer to a call, as JSON in a line of its own."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the module prints
+    device, what, room, *rest = arguments
+    quiet_libraries()
+    prepare(device == "gpu")
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        try:
+            planned = rehearse(Call([*rest, f"--log_dir={folder}"]), device == "gpu", what, float(room))
+            answer = {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
+        except UsageError as error:
+            answer = {"wrong": str(error)}
+        except Exception as error:
+            answer = {"unknown": _reason(error)}
+    with answers:
+        json.dump(answer, answers)
+
+
+def _reason(error: Exception) -> str:
+    """Why it cannot be planned, and where."""
+    frames = [f for f, _ in walk_tb(error.__traceback__) if "site-packages" not in f.f_code.co_filename]
+    where = f" ({os.path.basename(frames[-1].f_code.co_filename)}, line {frames[-1].f_lineno})" if frames else ""  # noqa: PTH119
+    if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+        return f"what it does depends on values, which are not known without running it{where}"
+    return f"{said(error)}{where}"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,84 @@
+"""The bytes that tensors hold, counted as their storages come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lm_profiler.measure.memory.causes import pieces
+from lm_profiler.record.steps import Peaks
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts every storage from the operator that made it until nobody holds it; a ``Probe`` of tensors without memory.
+
+    What an operator allocates and frees inside of itself (workspaces) is not seen, nor is what was made before it was
+    entered, unless ``see`` is told.
+
+    Args:
+        block: sizes are rounded up to a multiple of it, as an allocator does: torch's on CUDA hands out 512 bytes
+            (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
+    """
+
+    counts: Sequence[int] = ()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # so that torch does not import its compiler to keep it away
+
+    def __init__(self, block: int = 1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._block = block
+        self._held: dict[int, tuple[ref[Any], int]] = {}
+        self._now = self._peak = 0
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.see(made)
+        return made
+
+    def see(self, value: Any) -> None:
+        """Count the storages of all tensors in ``value`` that are not counted yet."""
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, Tensor):
+                for piece in pieces(leaf):
+                    self._add(piece.untyped_storage())
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._held:
+            return
+        size += -size % self._block
+
+        def gone(_: object) -> None:
+            del self._held[key]
+            self._now -= size
+
+        self._held[key] = ref(storage, gone), size
+        self._now += size
+        self._peak = max(self._peak, self._now)
+
+    def reset(self) -> None:
+        """Peaks count from here on."""
+        self._peak = self._now
+
+    def peaks(self) -> Peaks:
+        """The most since the last reset, for each of ``MEMORY``: what an allocator calls allocated."""
+        return self._peak, None, None
+
+    def held(self) -> int:
+        """Bytes that tensors hold now."""
+        return self._now
+
+    def usage(self) -> Any:
+        """The process's, as getrusage(2) has it."""
+        return getrusage(RUSAGE_SELF)

@@ -1,0 +1,124 @@
+"""Where a module's code runs on fake tensors: its weights are never filled, its products never computed.
+
+On fake CPU tensors: a backward pass of fake CUDA ones aborts a process without CUDA, and meta tensors take other
+kernels of attention. What a GPU would do otherwise is imitated (``like_a_gpu``). For a process of its own: code of
+torch is replaced in it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_map
+
+from lm_profiler.measure.fake.live import LiveBytes
+
+CUDA_BLOCK = 512
+
+_IN_FLOAT32 = frozenset({
+    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
+    "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
+    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss",
+    "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "norm", "normalize", "pdist",
+    "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh", "smooth_l1_loss",
+    "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss", "__pow__", "__rdiv__",
+    "__rpow__", "__rtruediv__",
+})  # fmt: skip
+"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: "CUDA Ops that can autocast to float32"
+in torch's documentation of torch.amp."""
+
+
+class FakeWorld:
+    """Fake tensors, and the bytes they would hold.
+
+    Args:
+        gpu: whether to count as on a GPU; otherwise as on the CPU.
+    """
+
+    def __init__(self, gpu: bool) -> None:
+        self.gpu = gpu
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.live = LiveBytes(CUDA_BLOCK if gpu else 1)
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What is made meanwhile is fake, and counted."""
+        with self.mode, self.live:
+            if self.gpu:
+                with _AutocastOfCuda():
+                    yield
+            else:
+                yield
+
+    def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:
+        """``value`` with fake tensors in the place of its real ones, of the shape that ``resize`` makes of theirs."""
+
+        def fake(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            with self.mode:
+                return torch.empty(tuple(resize(leaf.shape)), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+
+        made = tree_map(fake, value)
+        self.live.see(made)
+        return made
+
+
+def prepare(gpu: bool) -> None:
+    """Make this process ready; of no use for anything else from then on.
+
+    Weights keep the values they happen to have: some of torch's methods that fill them look at these. Optimizers and
+    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or not.
+    """
+    for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
+        if name.endswith("_") and not name.startswith("_"):
+            setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
+    nn.Module._apply = _apply  # type: ignore[method-assign]
+    _foreach_utils._foreach_supported_types.append(FakeTensor)
+    optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
+    optimizer["_foreach_supported_types"].append(FakeTensor)
+    if gpu:
+        devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
+        optimizer["_get_foreach_kernels_supported_devices"] = lambda: devices
+
+
+def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """In the place of ``nn.Module._apply``, which swaps fake tensors in place and fails: to others, tied ones once."""
+    made: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
+    for part in module.modules() if recurse else [module]:
+        for key, weight in part._parameters.items():
+            if weight is not None and id(weight) not in made:
+                changed = change(weight.detach())
+                made[id(weight)] = weight, nn.Parameter(changed, weight.requires_grad and changed.is_floating_point())
+            if weight is not None:
+                part._parameters[key] = cast(nn.Parameter, made[id(weight)][1])
+        for key, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[key] = made.setdefault(id(buffer), (buffer, change(buffer)))[1]
+    return module
+
+
+class _AutocastOfCuda(TorchFunctionMode):
+    """Under autocast, does in float32 what CUDA's does in it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in _IN_FLOAT32:
+            args, kwargs = tree_map(_float32, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _float32(value: Any) -> Any:
+    low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if low else value

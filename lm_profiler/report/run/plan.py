@@ -1,0 +1,36 @@
+"""The table of a plan: what each phase would hold, and the largest run that fits."""
+
+from __future__ import annotations
+
+from lm_profiler.analysis.plan.capacities import Capacity
+from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.record.quantities import PARTS, bytes_text
+from lm_profiler.report.tables.table import Table, text_table
+
+_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
+_TITLES = ("phase", "peak", "parameters", "gradients", "optimizer states", "buffers", "activations and rest")
+
+
+def plan_table(planned: Planned, context: int | None, device: Capacity, room: float) -> Table:
+    """Of ``planned``, and of the largest ``context`` that fits into ``room`` bytes of ``device``."""
+    rows = []
+    for phase in (part for part in PARTS if part in planned.peaks):
+        causes = planned.causes.get(phase)
+        values = [planned.peaks[phase], *(getattr(causes, cause, None) for cause in _CAUSES)]
+        rows.append([phase, *("" if value is None else bytes_text(value) for value in values)])
+    fits = planned.peak <= room
+    verdict = "fits" if fits else "does not fit"
+    of_device = f"{ROOM:.0%} of {device.name}'s {bytes_text(device.bytes)}"
+    below = [f"peak {bytes_text(planned.peak)}, in {planned.phase}: {verdict} into {bytes_text(room)}, {of_device}"]
+    largest = []
+    if planned.largest is not None:
+        of = "" if planned.context is None else f" of {planned.context:,} tokens"
+        largest.append(f"batch {planned.largest:,}{of}" if planned.largest else "not even a batch of 1")
+    if context is not None:
+        largest.append(f"context {context:,} in batches of {planned.batch:,}" if context else "not even a context of 1")
+    if largest:
+        below.append(f"the largest that fits: {', or '.join(largest)}")
+    if planned.compiled:
+        below.append("compiled: unknown; these are the figures of the same step without torch.compile")
+    below.append("without workspaces of libraries, the driver's context and gaps between blocks")
+    return text_table(_TITLES, rows, below=below)

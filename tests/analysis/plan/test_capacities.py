@@ -1,0 +1,33 @@
+"""GPUs by the names that people use."""
+
+from __future__ import annotations
+
+import pytest
+
+from lm_profiler.analysis.plan.capacities import UnknownDevice, capacity
+
+
+@pytest.mark.parametrize(
+    "given, name, gib",
+    [
+        ("H100", "NVIDIA H100 80GB HBM3", 80),
+        ("h100 pcie", "NVIDIA H100 PCIe", 80),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 40),
+        ("A100 80GB", "NVIDIA A100-SXM4-80GB", 80),
+        ("4090", "NVIDIA GeForce RTX 4090", 24),
+        ("L40", "NVIDIA L40", 48),
+        ("H200", "NVIDIA H200", 141),
+    ],
+)
+def test_a_name_that_people_use(given: str, name: str, gib: int) -> None:
+    assert (capacity(given).name, capacity(given).bytes) == (name, gib << 30)
+
+
+def test_an_unknown_name_has_near_ones() -> None:
+    with pytest.raises(UnknownDevice) as error:
+        capacity("H1000")
+    assert error.value.near
+    assert all("H100" in name for name in error.value.near)
+    with pytest.raises(UnknownDevice) as error:
+        capacity("potato")
+    assert error.value.near == []

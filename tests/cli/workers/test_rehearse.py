@@ -1,0 +1,65 @@
+"""Rehearsed steps against real ones, whose every allocation torch's profiler tells."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Trainer
+
+from lm_profiler.training import FakeTokens, LanguageModel
+
+SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
+BATCH, CONTEXT = 4, 64
+
+
+def rehearse(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "lm_profiler.cli.workers.rehearse", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def options(precision: str, **model: Any) -> list[str]:
+    given = {f"model.{key}": value for key, value in (SMALL | model).items()}
+    given |= {"trainer.precision": precision, "data.batch_size": BATCH, "data.context_length": CONTEXT}
+    return [f"--{key}={str(value).lower()}" for key, value in given.items()]
+
+
+def real_peak(folder: Path, precision: str, **model: Any) -> int:
+    """Most bytes that CPU tensors held at one time in two steps, from nothing on."""
+    from torch.profiler import ProfilerActivity, profile
+
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        precision=precision,
+        max_steps=2,
+        default_root_dir=folder,
+        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            trainer.fit(LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT))
+    profiler.export_chrome_trace(str(folder / "trace.json"))
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    held = most = 0
+    for event in sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"]):
+        held += event["args"]["Bytes"]
+        most = max(most, held)
+    return most
+
+
+@pytest.mark.parametrize(
+    "precision, model",
+    [("bf16-mixed", {"attention": "math"}), ("bf16-true", {"activation_checkpointing": True})],
+)
+def test_a_rehearsed_step_holds_what_a_real_one_does(tmp_path: Path, precision: str, model: dict[str, Any]) -> None:
+    planned = rehearse("cpu", "nothing", "0", "fit", *options(precision, **model))
+    assert max(planned["peaks"].values()) == pytest.approx(real_peak(tmp_path, precision, **model), rel=0.01)
