@@ -40,6 +40,12 @@ class Ends(LightningModule):
         self.way, self.who, self.batches, self.fewer = way, who, batches, fewer
         self.layer = nn.Linear(8, 8)
         self.done = 0
+        if way.startswith("build_") and int(os.environ.get("LOCAL_RANK", 0)) == who:
+            getattr(self, f"_{way.removeprefix('build_')}")()
+
+    def setup(self, stage: str) -> None:
+        if self.way.startswith("setup_") and self.global_rank == self.who:
+            getattr(self, f"_{self.way.removeprefix('setup_')}")()
 
     def train_dataloader(self) -> DataLoader[Any]:
         count = self.batches - self.fewer * (self.global_rank == 1)
@@ -94,6 +100,10 @@ _LIMIT = (
 )
 CASES: dict[str, Case] = {
     **{f"rank {who} raises": Case("raise", who) for who in (0, 1)},
+    "rank 1 raises while it is built": Case("build_raise", 1),
+    "kill -9 rank 1 while it is built": Case("build_kill", 1),
+    **{f"rank {who} raises in setup": Case("setup_raise", who) for who in (0, 1)},
+    **{f"kill -9 rank {who} in setup": Case("setup_kill", who) for who in (0, 1)},
     **{f"rank {who} sys.exit(3)": Case("exit", who) for who in (0, 1)},
     **{f"kill -9 rank {who}": Case("kill", who) for who in (0, 1)},
     **{f"rank {who} hangs, limit 20 s": Case("hang", who, options=_LIMIT) for who in (0, 1)},

@@ -20,6 +20,9 @@ from lm_profiler.callbacks.outcome.whereabouts import Whereabouts, latecomers, w
 from lm_profiler.measure.boundary import message_of
 from lm_profiler.record.run import Failure, RankEnd, cause_of, end_file, read_as
 
+RANK_LOST = "RankLost"
+"""The type of the failure where a rank left no word of its own."""
+
 _LOOK_S = 0.1
 
 _GROUP_FAILED = re.compile(
@@ -142,13 +145,13 @@ class Roll:
         )
         return own.model_copy(update={"failure": failure})
 
-    def place(self, place: Whereabouts, store: Any) -> None:
-        """Tell where this rank is, in whose step nothing moves; by a connection of the caller's own.
+    def place(self, place: Whereabouts | None, store: Any) -> None:
+        """Tell where this rank is while nothing moves; None: it does again. By a connection of the caller's own.
 
         Raises:
             Exception: the store is gone.
         """
-        store.set(self._key("place", self.exchange.rank), place.packed())
+        store.set(self._key("place", self.exchange.rank), "" if place is None else place.packed())
 
     def places(self, store: Any = None) -> dict[int, Whereabouts | None]:
         """Where each rank said that it is; None of one that said nothing."""
@@ -156,8 +159,8 @@ class Roll:
         places: dict[int, Whereabouts | None] = dict.fromkeys(range(self.exchange.ranks))
         for rank in places:
             with suppress(Exception):
-                if store.check([key := self._key("place", rank)]):
-                    places[rank] = Whereabouts.unpacked(store.get(key))
+                if store.check([key := self._key("place", rank)]) and (text := store.get(key)):
+                    places[rank] = Whereabouts.unpacked(text)
         return places
 
     def _gone(self, silent: list[int], own: RankEnd) -> RankEnd:
@@ -170,7 +173,7 @@ class Roll:
         failure = Failure(
             phase=own.failure.phase if place is None else place.phase,
             step=own.failure.step if place is None else place.step,
-            type="RankLost",
+            type=RANK_LOST,
             message=f"{how}{more}",
             rank=rank,
             host=self.host_of(rank),

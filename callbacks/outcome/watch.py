@@ -53,6 +53,7 @@ class StallWatch:
     _seen: int = -1
     _moved_s: float = 0.0
     _longest_s: float = 0.0
+    _told: bool = False
     _said: bool = False
     _store: Any = None
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -81,6 +82,9 @@ class StallWatch:
             if self._seen > 0:
                 self._longest_s = max(self._longest_s, now - self._moved_s)
             self._seen, self._moved_s, self._said = steps, now, False
+            if self._told:
+                self._told = False
+                self.roll.place(None, self._store)
             return
         still_s = now - self._moved_s
         if still_s < _ASK_S:
@@ -90,6 +94,7 @@ class StallWatch:
         if self.roll.is_over(self._store):
             self.over = True
         elif still_s >= max(min(_TELL_S, self.limit_s / 4), _TELL_STEPS * self._longest_s):
+            self._told = True
             self.roll.place(self.place(), self._store)
             if still_s >= min(_SAY_S, self.limit_s / 2) and self.roll.exchange.rank == 0 and not self._said:
                 self._tell()

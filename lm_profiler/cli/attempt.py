@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import traceback
 from contextlib import suppress
@@ -13,6 +14,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
+from lm_profiler.callbacks.outcome.roll import RANK_LOST
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
@@ -135,18 +137,23 @@ class Attempt:
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
-    def last_words(self, why: str, number: int) -> int:
+    def last_words(self, why: str, number: int, lost: int) -> int:
         """Where the main thread is stuck, said by another: keep what there is; returns the exit code.
 
         Args:
             why: what has happened.
             number: of the signal that it was; 0 for none.
+            lost: which of the ranks that this process started has ended, counted from 1; 0 for none.
         """
         status: Status = "interrupted" if number else "failed"
         if self.profiler is None or not self.profiler.last_words(status, why, followed=not number):
-            self._record(status, Failure(phase="setup", step=None, type="Stuck", message=why))
+            failure = Failure(phase="setup", step=None, type="Stuck", message=why)
+            if lost:  # it knew of no folder yet
+                rank, host = (self.rank or 0) + lost, platform.node()
+                failure = failure.model_copy(update={"type": RANK_LOST, "rank": rank, "host": host})
+            self._record(status, failure)
             if self.folder is not None:
-                say(f"{status} in setup: {why}; written to {from_here(self.folder)}")
+                say(f"{status} in {failure.where}: {why}; written to {from_here(self.folder)}")
         elif (record := self.record) is not None:
             status = record.status
             say(f"{failure_lines(record)[0]}; written to {from_here(self.profiler.folder)}")

@@ -43,8 +43,10 @@ class Why(NamedTuple):
     """What has happened that this process cannot outlive, and how long its main thread has to notice."""
 
     text: str
-    grace_s: float = _GRACE_S
+    grace_s: float
     signal: int = 0
+    lost: int = 0
+    """Which of the ranks that this process started has ended, from 1."""
 
 
 @dataclass(eq=False)
@@ -86,24 +88,24 @@ class Keeper:
 
     def _happened(self) -> Why | None:
         if self._signal:
-            return Why(signal.Signals(self._signal).name, signal=self._signal)
+            return Why(signal.Signals(self._signal).name, _GRACE_S, self._signal)
         if self._is_leaving:  # in whatever way, it ends
             return None
         if self.attempt.profiler is not None and self.attempt.profiler.others_are_over:
             return Why("another rank had ended", _FOLLOW_S)
         if int(os.environ.get("LOCAL_RANK", 0)) > 0 and os.getppid() != self._parent:
-            return Why("the process that started this rank is gone")
+            return Why("the process that started this rank is gone", _GRACE_S)
         if children := self.children():
             _call_off_observer()
         codes = {n: child.poll() for n, child in enumerate(children, 1)}
-        return next((Why(f"rank {n} {how_it_ended(code)}") for n, code in codes.items() if code), None)
+        return next((Why(how_it_ended(code), _GRACE_S, lost=n) for n, code in codes.items() if code), None)
 
     def end(self) -> None:
         """Keep what there is, and end this process with its children."""
         assert self._why is not None
         code = FAILED
         with suppress(BaseException):
-            code = self.attempt.last_words(self._why.text, self._why.signal)
+            code = self.attempt.last_words(self._why.text, self._why.signal, self._why.lost)
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
             with suppress(Exception):
