@@ -48,7 +48,7 @@ RANKS: tuple[Quantity, ...] = (
     computed("ranks_apart", "slowest rank longer by", "%", _APART, _of_steps(_apart)),
     computed("fastest_rank_s", "fastest rank's step", "ms", "shortest median step of a rank", _of_steps(min)),
     computed("slowest_rank_s", "slowest rank's step", "ms", "longest median step of a rank", _of_steps(max)),
-    replace(_WAITING, place=Place.TABLE),
+    replace(_WAITING, place=Place.TABLE, run_tag="waiting_ms"),
     figure("ranks.waiting_share", "waiting share", "%", "share of the mean step in which the mean rank waits"),
     computed("own_work_s", "own work", "ms", "how long the mean rank works itself in a step", _working),
     *figures_of(
