@@ -12,6 +12,7 @@ from cuda_trace import cuda_step
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.compile import from_compiled
+from made_ranks import made_ranks
 from recorded import FLOPS, LEVEL, lines, recorded
 from torch import nn
 
@@ -200,6 +201,14 @@ def test_idle_time_of_the_trace_is_the_hosts_evidence(tmp_path: Path) -> None:
     found = judge([StepRow(1, "measure", seconds, seconds)], None, True, 0.9, None, Settings(), table)
     assert found is not None
     assert (found.bound_by, found.share) == ("host", pytest.approx(54 / 170))
+
+
+def test_ranks_that_wait_for_one_of_them_are_its_evidence() -> None:
+    seconds = (0.005, 0.0, 0.02, 0.0, 0.06, 0.0, 0.01, 0.0, 0.095)
+    ranks = made_ranks(world=2, slow=1, excess_ms=30.0)
+    found = judge([StepRow(1, "measure", seconds, seconds)], None, False, None, None, Settings(), None, ranks)
+    assert found is not None
+    assert (found.bound_by, found.evidence) == ("straggler", ranks.finding.evidence)
 
 
 def test_unknown_work_has_no_utilisation() -> None:

@@ -13,6 +13,7 @@ import pytest
 from ranks_witnessed import STEPS
 from scripts import SUPPORT
 
+from lm_profiler.analysis.ranks.summary import ranks_of
 from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.record.parts import PARTS
 
@@ -70,6 +71,16 @@ def test_collectives_are_called_in_the_parts_that_need_them(ranks: list[RankTime
         parts.setdefault(call.name, set()).add([*PARTS, "outside"][part])
     assert parts["gloo:all_reduce"] == {"backward"}
     assert parts.get("gloo:all_gather", {"forward"}) <= {"forward", "backward"}
+
+
+def test_own_work_and_waiting_of_real_ranks_make_up_their_steps(said: Any, ranks: list[RankTimeline]) -> None:
+    of = ranks_of(ranks, 2, overlap=ranks[0] is said["DDP"]["timelines"][0])
+    assert of is not None
+    assert of.steps == STEPS
+    for each, times in zip(ranks, of.by_rank, strict=True):
+        step_ns = each.host_ns[each.first[1:] - 1] - each.host_ns[each.first[:-1]]
+        assert times.all_own_s + times.all_waiting_s == pytest.approx(step_ns.mean() * 1e-9)
+    assert 0.0 < of.waiting_share < 1.0
 
 
 def test_ddp_tells_of_its_own_communication_and_sharded_weights_have_none(said: Any) -> None:
