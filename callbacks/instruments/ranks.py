@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,9 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.collectives.recorder import Arrivals
 from lm_profiler.record.quantities import counted
+
+MOST_CALLS = 20_000
+"""Collectives whose arrivals go to rank 0, at 25 bytes each: 1,024 ranks then send half a gigabyte at the most."""
 
 UNKNOWN_WAITS = "who waits for whom is unknown"
 
@@ -98,20 +102,21 @@ class RanksWatch:
 
 
 def timeline_of(rank: int, steps: Sequence[int], marks: Sequence[StepMarks], arrivals: Arrivals) -> RankTimeline:
-    """What ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them."""
-    first = np.concatenate([[0], np.cumsum([len(each.codes) for each in marks])]).astype(np.int64)
-    host_ns = np.array([at for each in marks for at in each.host_ns], dtype=np.int64)
+    """What ``rank`` did in ``steps``, with its ``arrivals`` from the last one before them; of many, the last steps."""
     at_ns = np.array(arrivals.at_ns, dtype=np.int64)
-    since = max(int(np.searchsorted(at_ns, host_ns[0])) - 1, 0)
-    until = int(np.searchsorted(at_ns, host_ns[-1], "right"))
+    until = int(np.searchsorted(at_ns, marks[-1].host_ns[-1], "right"))
+    before = np.searchsorted(at_ns, [each.host_ns[0] for each in marks])
+    few = min(int(np.searchsorted(before, until - MOST_CALLS)), len(marks) - 1)
+    since, marks = max(int(before[few]) - 1, 0), marks[few:]
     return RankTimeline(
         rank,
         socket.gethostname(),
-        np.array(steps, dtype=np.int64),
-        first,
+        np.array(steps[few:], dtype=np.int64),
+        np.cumsum([0, *(len(each.codes) for each in marks)], dtype=np.int64),
         np.array([code for each in marks for code in each.codes], dtype=np.uint8),
-        host_ns,
+        np.array([at for each in marks for at in each.host_ns], dtype=np.int64),
         at_ns[since:until],
-        [Collective(call.group, call.number, call.name) for call in arrivals.calls[since:until]],
+        # One string of each: a pickle then refers to it.
+        [Collective(intern(call.group), call.number, intern(call.name)) for call in arrivals.calls[since:until]],
         ClockOffset(),
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from flight_ring import Ring
 
+from lm_profiler.callbacks.instruments import ranks
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
@@ -80,6 +82,25 @@ def test_the_marks_of_each_step_are_found_by_its_number() -> None:
     for place, step in enumerate(timeline.steps):
         at = timeline.host_ns[timeline.first[place] : timeline.first[place + 1]]
         assert at.tolist() == [step * STEP_NS, step * STEP_NS + 50, step * STEP_NS + STEP_NS - 10]
+
+
+def test_of_very_many_calls_those_of_the_last_steps_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "MOST_CALLS", 100)
+    rank = Rank(400)
+    rank.train([30] * 20)
+    (timeline,) = rank.watch.facts["timelines"]
+    assert timeline.steps.tolist() == [18, 19, 20]
+    assert timeline.first.tolist() == [0, 3, 6, 9]
+    assert timeline.host_ns[0] == 18 * STEP_NS
+    assert len(timeline.arrivals_ns) == len(timeline.collectives) == 1 + 3 * 30
+    assert timeline.collectives[-1].number == rank.ring.made
+
+
+def test_what_is_sent_of_a_call_is_small() -> None:
+    rank = Rank(400)
+    rank.train([100] * 53)
+    sent = pickle.dumps(rank.watch.facts["timelines"])
+    assert len(sent) / (50 * 100) < 30
 
 
 def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() -> None:
