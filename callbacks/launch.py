@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -33,11 +32,6 @@ class Launch:
     kept: bool = False
     """The process has somebody who ends it where a signal comes, or another rank ends, while it is stuck."""
     started: float = field(default_factory=time.time)
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether ``kept`` is true of this process, which may have been started by the one that it was said of."""
-        return self.kept and multiprocessing.parent_process() is None
 
     def facts(self) -> dict[str, Any]:
         """What every record says of it; the duration is up to now."""

@@ -142,7 +142,7 @@ class TrainingProfiler(Callback):
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
         for hook in _NO_HOOKS:
             vars(self).pop(hook, None)
-        if options.launch is not None and options.launch.is_kept:
+        if options.launch is not None and options.launch.kept:
             # Lightning's own broadcasts inside of the handler, while the ranks are in the middle of other collectives.
             trainer._signal_connector._sigterm_notifier_fn = _pass_over  # type: ignore[method-assign,assignment]
         run = Attachment(self, trainer, options, trainer.max_steps)

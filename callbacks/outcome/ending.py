@@ -170,7 +170,7 @@ class Ending:
         """Record the run again with what every rank left: its steps, and of all ends the cause."""
         assert self.end is not None
         recorder = self._a_recorder()
-        folder, patience_s = recorder.folder, _PATIENCE_S if self.end.followed or self.launch.is_kept else 0.0
+        folder, patience_s = recorder.folder, _PATIENCE_S if self.end.followed or self.launch.kept else 0.0
         ends, silent = self.roll.others(folder, patience_s)
         cause = self.roll.cause(self.end, ends, silent)
         rows = read_rows(folder, growing=True)

@@ -72,6 +72,11 @@ class Attempt:
                 "name another with --log_dir"
             ) from None
 
+    def of_rank(self, rank: int) -> Attempt:
+        """The same in a process that was started for ``rank``."""
+        self.rank, self.folder = rank, None if rank else self.folder
+        return self
+
     def _begin_late(self) -> None:
         """Where not even a Trainer could be made, which knows the rank: the variables of whoever launched this tell."""
         if self.rank is None:
@@ -131,7 +136,7 @@ class Attempt:
             who = f"rank {self.rank} failed" if self.rank else "failed" if record is not None else "failed in setup"
             say(f"{who}: {said(error)}")
         folder = getattr(self.profiler, "folder", None) or self.folder
-        if folder is not None:
+        if folder is not None and folder.is_dir():  # a node that shares no disk may have none
             path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
             path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
             say(f"traceback in {from_here(path)}")

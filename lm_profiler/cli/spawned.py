@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Any
+import time
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from lm_profiler.callbacks import TrainingProfiler
+from lm_profiler.cli.attempt import Attempt
+from lm_profiler.cli.endings import handled, terminate
+from lm_profiler.cli.keeper import Keeper, kept
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _WRONG_CALLS = ("UsageError", "MisconfigurationException")
+_PATIENCE_S = 20.0
+"""For all ranks that were asked to end: each keeps what it has."""
 
 
 class RankRaised(Exception):
@@ -29,6 +35,12 @@ class Launcher(_MultiProcessingLauncher):
     rank that is interrupted ends as one that went well does, so that its launcher waits for ever for its results.
     """
 
+    def __init__(
+        self, strategy: Any, start_method: Literal["spawn", "fork", "forkserver"], attempt: Attempt | None = None
+    ) -> None:
+        super().__init__(strategy, start_method)
+        self._attempt = attempt
+
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         """Run the ranks.
 
@@ -41,6 +53,9 @@ class Launcher(_MultiProcessingLauncher):
         """
         try:
             return super().launch(*args, **kwargs)
+        except KeyboardInterrupt:
+            self._ask_to_end()
+            raise
         except ProcessRaisedException as error:
             name, message = raised(str(error))
             wrong = name.rpartition(".")[2] in _WRONG_CALLS
@@ -52,13 +67,24 @@ class Launcher(_MultiProcessingLauncher):
                 raise SystemExit(error.exit_code) from error
             raise
 
+    def _ask_to_end(self) -> None:
+        self.kill(signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE_S
+        for process in self.procs:
+            process.join(max(until - time.monotonic(), 0.0))
+
     def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
-        with quiet():
+        assert self._attempt is not None
+        strategy: Any = self._strategy
+        attempt = self._attempt.of_rank(strategy.node_rank * strategy.num_processes + process_idx)
+        with quiet(), handled({signal.SIGTERM: terminate}), kept(Keeper(attempt, list)):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
-                if trainer is not None:
-                    _tell(trainer, error)
+                for number in (signal.SIGTERM, signal.SIGINT):  # others that ask this rank to end: it does
+                    signal.signal(number, signal.SIG_IGN)
+                if trainer is not None and attempt.profiler is not None:
+                    attempt.profiler.on_exception(trainer, trainer.lightning_module, error)
                 if isinstance(error, KeyboardInterrupt):
                     sys.exit(INTERRUPTED)
                 raise
@@ -66,17 +92,11 @@ class Launcher(_MultiProcessingLauncher):
                 leave_group()
 
 
-def _tell(trainer: Trainer, error: BaseException) -> None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # the stubs lack it
-        if isinstance(callback, TrainingProfiler):
-            callback.on_exception(trainer, trainer.lightning_module, error)
-
-
-def take_over(trainer: Trainer) -> None:
-    """Have ``trainer`` start its ranks by ``Launcher``, if it starts them by multiprocessing at all."""
+def take_over(trainer: Trainer, attempt: Attempt) -> None:
+    """Have ``trainer`` start the ranks of ``attempt`` by ``Launcher``, if it starts them by multiprocessing at all."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
     if type(launcher) is _MultiProcessingLauncher:
-        strategy._launcher = Launcher(launcher._strategy, launcher._start_method)
+        strategy._launcher = Launcher(launcher._strategy, launcher._start_method, attempt)
 
 
 def raised(text: str) -> tuple[str, str]:

@@ -220,7 +220,7 @@ class ProfilerCLI(LightningCLI):
     def _begin(self, trainer: Trainer) -> None:
         """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
         attempt, config = self.attempt, self._get(self.config, "trainer")
-        take_over(trainer)
+        take_over(trainer, attempt)
         attempt.begin(trainer.global_rank)
         if attempt.folder is not None and attempt.profiler is not None:
             attempt.profiler.write_into(attempt.folder)
