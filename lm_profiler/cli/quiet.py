@@ -1,4 +1,4 @@
-"""Lightning's chatter, kept out of a run's output. What the user's own code warns of, stays."""
+"""Libraries' chatter, kept out of a run's output. What the user's own code warns of, stays."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _LEVELS = {
     "lightning.pytorch": logging.ERROR,
     "lightning.fabric": logging.ERROR,
     "lightning_utilities": logging.ERROR,
+    "torch.multiprocessing.spawn": logging.ERROR,  # says which ranks it ends where one has failed
     "lightning.pytorch.profilers": logging.INFO,  # the report of a profiler that the user asked for
 }
 _ADVICE = (
