@@ -13,7 +13,7 @@ from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
-from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file
+from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file, without_steps
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.callbacks.outcome.roll import Roll, is_of_the_group
@@ -179,7 +179,7 @@ class Ending:
             measured = replace(measured, notes=[*measured.notes, f"at the end {where_they_are(places, late)}"])
         missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
-            measured = replace(measured, notes=[*measured.notes, f"no steps of rank {', '.join(map(str, missing))}"])
+            measured = replace(measured, notes=[*measured.notes, *without_steps(missing, folder, self.roll.host_of)])
         self._save(measured, recorder.first(measured, cause.status, cause.failure))
 
     def _stand_in(self, measured: Measured) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.files import claim_run_dir
+from lm_profiler.record.step_files import rank_files
+from lm_profiler.record.text import ranks_text
 
 
 def snapshot_file(folder: Path, rank: int) -> Path:
@@ -44,3 +47,15 @@ def second_place(name: str) -> Path:
         OSError: there is no other place either.
     """
     return claim_run_dir(Path(tempfile.gettempdir()) / "lm_profiler" / name)
+
+
+def without_steps(ranks: Iterable[int], folder: Path, host_of: Callable[[int], str | None]) -> list[str]:
+    """A note for each host of ``ranks``, whose steps are not known: they had none, or their files are not here."""
+    here, groups = rank_files(folder), defaultdict[tuple[bool, str | None], list[int]](list)
+    for rank in ranks:
+        groups[rank in here, host_of(rank)].append(rank)
+    return [
+        f"no steps of {ranks_text(group)}" + (f" ({host})" if host else "")
+        + ("" if seen else f": what they left is not to be seen from here, but in {folder} on their own host")
+        for (seen, host), group in groups.items()
+    ]  # fmt: skip

@@ -102,9 +102,13 @@ class StepTable(Sequence[StepRow]):
     @staticmethod
     def joined(tables: Iterable[StepTable]) -> StepTable:
         """All their rows, by step and then by rank."""
-        parts = [StepTable.of(()), *tables]
-        whole = StepTable(*(np.concatenate([getattr(part, of.name) for part in parts]) for of in fields(StepTable)))
-        return whole.where(np.lexsort((whole.rank, whole.step)))
+        parts = list(tables) or [StepTable.of(())]
+        whole = parts[0]
+        if len(parts) > 1:
+            whole = StepTable(*(np.concatenate([getattr(part, of.name) for part in parts]) for of in fields(StepTable)))
+        steps, ranks = np.diff(whole.step), np.diff(whole.rank)
+        in_order = np.all((steps > 0) | ((steps == 0) & (ranks >= 0)))
+        return whole if in_order else whole.where(np.lexsort((whole.rank, whole.step)))
 
     def where(self, chosen: Any) -> StepTable:
         """The rows that ``chosen`` picks: a mask, indices or a slice."""
@@ -112,7 +116,7 @@ class StepTable(Sequence[StepRow]):
 
     def of_stages(self, *stages: str) -> StepTable:
         """The rows of these stages."""
-        return self.where(np.isin(self.stage, stages))
+        return self.where(np.logical_or.reduce([self.stage == stage for stage in stages]))
 
     @property
     def timed(self) -> StepTable:

@@ -6,6 +6,8 @@ Each has a simulated clock of its own: what it measures is exact, however busy t
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -20,6 +22,8 @@ from lm_profiler.callbacks import WhatIfOptions
 from lm_profiler.callbacks.session import Session
 
 SLOWER_S = 30e-3
+KILLED_AT = 40
+"""The batch in which rank 1 is killed."""
 COLLECTED_S = 2.0
 
 
@@ -36,11 +40,13 @@ class Garbage:
 class Uneven(KnownModule):
     """Rank 1 does more in its forward pass."""
 
-    fails = collects = False
+    fails = collects = killed = False
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         if self.fails and batch_idx == 4 and self.global_rank == 1:
             raise ValueError("rank 1 gives up")
+        if self.killed and batch_idx == KILLED_AT and self.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.collects and batch_idx == 4 and self.global_rank == 1:
             Garbage()
             gc.collect()
@@ -78,9 +84,11 @@ def main(folder: str, fails: str) -> None:
     warnings.simplefilter("ignore")
     known_loop.CLOCK = SimulatedClock()
     module = Uneven()
-    module.fails, module.collects = fails == "fails", fails == "collects"
+    module.fails, module.collects, module.killed = (fails == way for way in ("fails", "collects", "killed"))
     delays = WhatIfOptions(steps=132 if "delays" in fails else 0)
-    profiler = instruments(1, 5, memory=1, trace=1, actions=2 if fails == "actions" else 0, whatif=delays)
+    profiler = instruments(
+        1, 100 if module.killed else 5, memory=1, trace=1, actions=2 if fails == "actions" else 0, whatif=delays
+    )
     if fails == "actions":
         slow_broadcast()
     if "breaks" in fails:

@@ -79,7 +79,7 @@ def with_causes(
         counters: of the measured steps of all ranks that know.
         workers: processes of the loader; None where it does not say.
     """
-    ranks = _by_rank(StepTable.of(rows), counters)
+    ranks = _by_rank(StepTable.of(rows), counters) if odd else {}
     told = [_explained(step, ranks, workers) for step in odd]
     named = sorted({step.rank for step in told if step.rank is not None})
     own = [ranks[step.rank].counters[step.step] for step in told if step.rank is not None]

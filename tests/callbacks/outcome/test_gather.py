@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ddp_run import COLLECTED_S, SLOWER_S
+from ddp_run import COLLECTED_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
 
@@ -23,6 +23,7 @@ from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.facts import telemetry_of
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
+from lm_profiler.record.collection import collect
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
@@ -100,6 +101,25 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     rows = read_steps(folder / "steps.rank1.csv")
     assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
+
+
+def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ranks(
+    tmp_path: Path,
+) -> None:
+    done = start(tmp_path, "killed")
+    assert done.returncode != 0
+    (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
+    step_s = sum(TRUTH_S.values()) + SLOWER_S  # on rank 1's clock, which stood still while it was killed
+    left = read_steps(folder / "steps.rank1.csv")
+    assert [(row.step, row.rank) for row in left] == [(step, 1) for step in range(1, len(left) + 1)]
+    assert 0 <= (KILLED_AT - len(left)) * step_s <= 1.0
+    (entry,) = collect([folder]).entries
+    assert entry.record is not None
+    assert entry.record.status == "failed"
+    assert {(row.step, row.rank) for row in entry.rows} == {(row.step, rank) for row in left for rank in (0, 1)}
+    assert entry.record.throughput is not None
+    assert entry.record.throughput.tokens_per_step == 10 + 11
+    assert entry.record.rank_step_s == pytest.approx([step_s - SLOWER_S, step_s])
 
 
 def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
