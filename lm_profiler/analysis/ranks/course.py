@@ -24,7 +24,8 @@ MEETING, TREE, OPEN = range(3)
 """Whom an event holds: everybody till the last has come; as a broadcast's tree says; nobody."""
 
 _WENT_ON_NS = 200_000
-"""A rank whose next mark or call comes so much before the last rank's arrival was not held."""
+"""A rank whose next mark or call comes so much before the last rank's arrival, and more than clocks may err, was not
+held."""
 
 _MAY_GO_ON = 0.05
 """Of the calls of one kind in one phase, as a share: more, and none of them is one that all wait in."""
@@ -76,29 +77,50 @@ def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool)
         overlap: whether gradients are reduced while backward goes on.
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
-    names, came, members, waited = shared_calls(timelines)
-    begin, end = np.stack([t.begin_ns for t in tracks], axis=1), np.stack([t.end_ns for t in tracks], axis=1)
-    within = _release(came, members)
-    within_run = (within >= begin[0].min()) & (within <= end[-1].max())
-    names = [name for name, keep in zip(names, within_run, strict=True) if keep]
-    came, members, waited = came[within_run], members[within_run], waited[within_run]
-    ends = np.concatenate([end, begin])
-    arrivals = np.concatenate([ends, came])
-    everyone = np.concatenate([np.ones_like(ends, dtype=bool), members])
-    order = in_order(arrivals, everyone)
-    arrivals, everyone = arrivals[order], everyone[order]
-    labels = np.array([""] * len(ends) + names)[order]
-    at = np.stack([track.at(arrivals[:, r]) for r, track in enumerate(tracks)], axis=1)
+    events, step = _events(timelines, tracks)
+    came, members, measured = events.came_ns, events.members, events.measured_ns
+    at = np.stack([track.at(came[:, r]) for r, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[at[:, r]] for r, track in enumerate(tracks)], axis=1)
-    followed = _next_event(arrivals, everyone, tracks)
-    measured = np.concatenate([np.full(ends.shape, -1, dtype=np.int64), waited])[order]
+    followed = _next_event(came, members, tracks)
     # Of what is timed on a stream nothing is known of who came before whom.
     followed[np.asarray((measured >= 0).any(axis=1))] = np.iinfo(np.int64).max
-    kinds = _kinds(labels, arrivals, everyone, at, parts, followed, overlap)
-    waits = np.minimum(_left(kinds, arrivals, everyone), followed) - arrivals
-    waits = np.where(everyone, np.maximum(waits, 0), 0)
-    waits = np.where(measured >= 0, _timed_waits(kinds, arrivals, measured), waits)
-    return Course(steps, tracks, kinds, _steps(order, len(steps)), everyone, arrivals, waits, parts)
+    wrong_ns = max(max(timeline.clock.uncertainty_ns) for timeline in timelines)
+    kinds = _kinds(events, at, parts, overlap)
+    _open_where_ranks_went_on(kinds, events, parts, followed, _WENT_ON_NS + 2 * wrong_ns)
+    waits = np.minimum(_left(kinds, came, members), followed) - came
+    waits = np.where(members, np.maximum(waits, 0), 0)
+    waits = np.where(measured >= 0, _timed_waits(kinds, came, measured), waits)
+    return Course(steps, tracks, kinds, step, members, came, waits, parts)
+
+
+@dataclass(frozen=True)
+class _Events:
+    """In order; ``labels`` are the calls' names, empty of a step's begin and end. The rest is as in ``Course``."""
+
+    labels: list[str]
+    came_ns: Instants
+    members: NDArray[np.bool_]
+    measured_ns: Instants
+
+    @property
+    def calls(self) -> list[int]:
+        return [event for event, label in enumerate(self.labels) if label]
+
+
+def _events(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> tuple[_Events, NDArray[np.int64]]:
+    """Steps' ends and begins, and the calls between the first and the last; and of each the step."""
+    end, begin = (np.stack([getattr(t, name) for t in tracks], axis=1) for name in ("end_ns", "begin_ns"))
+    names, came, members, waited = shared_calls(timelines)
+    released = _release(came, members)
+    within = (released >= begin[0].min()) & (released <= end[-1].max())
+    came = np.concatenate([end, begin, came[within]])
+    own = 2 * len(end)
+    members = np.concatenate([np.ones_like(came[:own], dtype=bool), members[within]])
+    measured = np.concatenate([np.full_like(came[:own], -1), waited[within]])
+    labels = [""] * own + [name for name, keep in zip(names, within, strict=True) if keep]
+    order = in_order(came, members)
+    events = _Events([labels[k] for k in order.tolist()], came[order], members[order], measured[order])
+    return events, _steps(order, len(end))
 
 
 def _steps(order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -130,33 +152,31 @@ def _next_event(came: Instants, members: NDArray[np.bool_], tracks: Sequence[Tra
     return found
 
 
-def _kinds(
-    labels: NDArray[np.str_],
-    came: Instants,
-    members: NDArray[np.bool_],
-    at: NDArray[np.int64],
-    parts: NDArray[np.uint8],
-    followed: Instants,
-    overlap: bool,
-) -> NDArray[np.int8]:
-    kinds = np.full(len(labels), OPEN, dtype=np.int8)
-    calls = np.flatnonzero(labels != "").tolist()
-    first = members.argmax(axis=1)
-    where = [(int(first[e]), int(at[e, first[e]]), int(parts[e, first[e]])) for e in calls]
-    for e, place, following in zip(calls, where, [*where[1:], None], strict=True):
-        kinds[e] = TREE if ":broadcast" in labels[e] else MEETING
+def _kinds(events: _Events, at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool) -> NDArray[np.int8]:
+    """By what they are: with ``overlap``, of calls amid the same backward the last alone is waited for."""
+    kinds = np.full(len(events.labels), OPEN, dtype=np.int8)
+    first = events.members.argmax(axis=1)
+    places = [(int(first[e]), int(at[e, first[e]]), int(parts[e, first[e]])) for e in events.calls]
+    for e, place, following in zip(events.calls, places, [*places[1:], None], strict=True):
+        kinds[e] = TREE if ":broadcast" in events.labels[e] else MEETING
         if overlap and place[2] == BACKWARD and place == following:
-            kinds[e] = OPEN  # a further bucket comes in the same backward
-    release = _release(came, members)
-    free = np.asarray((members & (followed < release[:, None] - _WENT_ON_NS)).any(axis=1))
-    alike: dict[tuple[str, int], list[int]] = {}
-    for e, place in zip(calls, where, strict=True):
-        if kinds[e] == MEETING:
-            alike.setdefault((str(labels[e]), place[2]), []).append(e)
-    for events in alike.values():
-        if free[events].mean() > _MAY_GO_ON:
-            kinds[events] = OPEN
+            kinds[e] = OPEN
     return kinds
+
+
+def _open_where_ranks_went_on(
+    kinds: NDArray[np.int8], events: _Events, parts: NDArray[np.uint8], followed: Instants, tolerance_ns: int
+) -> None:
+    """Calls of one name in one part are alike."""
+    release = _release(events.came_ns, events.members)
+    free = np.asarray((events.members & (followed < release[:, None] - tolerance_ns)).any(axis=1))
+    first = events.members.argmax(axis=1)
+    alike: dict[tuple[str, int], list[int]] = {}
+    for e in np.flatnonzero(kinds == MEETING).tolist():
+        alike.setdefault((events.labels[e], int(parts[e, first[e]])), []).append(e)
+    for same in alike.values():
+        if free[same].mean() > _MAY_GO_ON:
+            kinds[same] = OPEN
 
 
 def _timed_waits(kinds: NDArray[np.int8], came: Instants, measured: Instants) -> Instants:

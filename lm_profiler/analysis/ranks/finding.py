@@ -61,10 +61,9 @@ def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertai
     work = replay.work
     if len(replay.course.steps) < _LEAST_STEPS:
         return RankFinding(kind="unsure", evidence="too few steps to tell who waits for whom")
-    mends = _mends_of_ranks(replay)
-    best = max(mends, key=lambda mend: mend.saves_s, default=None)
-    whole = max(_mends_of_hosts(replay, hosts), key=lambda mend: mend.saves_s, default=None)
-    if whole is not None and whole.saves_s > _HOST * (0.0 if best is None else best.saves_s):
+    best, whole = _best(_mends_of_ranks(replay)), _best(_mends_of_hosts(replay, hosts))
+    alone_s = best.saves_s if best is not None and best.certain else 0.0
+    if whole is not None and whole.certain and whole.saves_s > _HOST * alone_s:
         best = whole
     if best is not None and best.saves_s >= _WORTH * work.step_s:
         low_s, high_s = _interval(best, len(replay.course.steps), uncertainty_s)
@@ -73,6 +72,11 @@ def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertai
         if best.saves_s >= _JITTER * work.step_s and low_s > 0.0:
             return RankFinding(kind="unsure", evidence=_unsure(best, replay, named))
     return _nobody(replay, named)
+
+
+def _best(mends: Sequence[_Mend]) -> _Mend | None:
+    """What saves most, of those that are no chance, if there are any."""
+    return max(mends, key=lambda mend: (mend.certain, mend.saves_s), default=None)
 
 
 def _mends_of_ranks(replay: Replay) -> list[_Mend]:

@@ -68,6 +68,17 @@ def test_a_call_that_a_rank_of_its_group_does_not_know_of_is_left_out() -> None:
     np.testing.assert_allclose(work.own_s[:, :2], truth.own_s[:, :2], atol=NANOSECONDS)
 
 
+def test_clocks_that_are_not_known_well_do_not_set_anybody_free() -> None:
+    """Rank 1's clock is 0.4 ms off, which its uncertainty allows for: it seems to go on before rank 0 has come."""
+    truth = simulate(usual(2, 12, noise=0.05))
+    first, second = truth.timelines
+    off = tuple(ahead + 400_000 for ahead in second.clock.ahead_ns)
+    wrong = replace(second, clock=replace(second.clock, ahead_ns=off, uncertainty_ns=(500_000, 500_000)))
+    work = work_of(course_of([first, wrong], first.steps, overlap=True))
+    np.testing.assert_allclose(work.waiting_s, truth.waiting_s, atol=4.1e-4)
+    assert work.waiting_s.sum() > 0.3 * truth.waiting_s.sum()
+
+
 def test_a_broadcast_holds_as_measured_on_gloo() -> None:
     """Four processes; one came 200 ms late: who of them waited for it (torch 2.13)."""
     waited = {0: {1, 2, 3}, 1: {0, 3}, 2: {0}, 3: {1}}
