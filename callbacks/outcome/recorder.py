@@ -55,7 +55,7 @@ from lm_profiler.record.run import (
     Verdict,
     Waterfall,
 )
-from lm_profiler.record.step_files import begin_rows, write_rows
+from lm_profiler.record.step_files import begin_rows, with_rows_left, write_rows
 from lm_profiler.record.steps import StepRow, StepTable
 from lm_profiler.tensorboard.summary import scalars_summary, write_events, write_hparams
 
@@ -82,13 +82,14 @@ class Recorder:
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
         """The record of what was measured; ``complete`` adds what module, drivers and git say."""
-        rows, world = StepTable.of(measured.rows), self.trainer.world_size
+        rows, world, notes = StepTable.of(measured.rows), self.trainer.world_size, list(measured.notes)
+        if failure is None and measured.ranks < world:  # some could not send theirs
+            rows = try_or_note("steps that ranks left", lambda: with_rows_left(rows, self.folder), notes) or rows
         timed = rows.of_stages("measure").timed
         timed = timed if failure is None else timed.finished_by_all()
         steps = self._steps = mean_over_ranks(timed, world)
         level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
         steady = self._steady = steps if level is None else steps[level.cut :]
-        notes = list(measured.notes)
         rank_step_s = rank_medians(timed)
         figures = step_figures(steady, lag=lag(self.verb, rank_step_s))
         causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from known_loop import trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.folder import without_steps
-from lm_profiler.record.step_files import begin_rows
+from lm_profiler.callbacks.outcome.recorder import Recorder
+from lm_profiler.record.quantities import TIMED
+from lm_profiler.record.step_files import begin_rows, rank_file
+from lm_profiler.record.steps import StepRow, append_steps
 
 
 def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: Path) -> None:
@@ -17,3 +26,23 @@ def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: 
         f"no steps of ranks 8–15 (b){there}",
         f"no steps of rank 16{there}",
     ]
+
+
+def rows(rank: int, step_s: float) -> list[StepRow]:
+    seconds = tuple(step_s if part in ("step", "forward") else 0.0 for part in TIMED)
+    return [StepRow(step, "measure", seconds, seconds, tokens=8, rank=rank) for step in range(1, 7)]
+
+
+def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path) -> None:
+    """Rank 2 left none either: a sum over two of three ranks is no total."""
+    trainer = trainer_with([], tmp_path)
+    trainer.strategy.connect(BoringModel())
+    trainer.strategy.world_size = 3
+    recorder = Recorder(tmp_path, Launch(), trainer, "fit")
+    begin_rows(tmp_path, 1)
+    append_steps(rank_file(tmp_path, 1), rows(1, 0.3))
+    record = recorder.first(Measured(rows(0, 0.1), {"measure": 6}), "ok", None)
+    assert record.rank_step_s == [0.1, 0.3]
+    assert record.time["step"].median == pytest.approx(0.2)
+    assert record.throughput is not None
+    assert record.throughput.tokens_per_s is None
