@@ -113,7 +113,7 @@ def judge(
             utilisation=None if reached is None else reached * faster,
             idle_share=_idle_share(kernels),
             memory_bound_share=None if kernels is None else kernels.memory_bound_share,
-            communication_share=None if kernels is None else kernels.communication_share,
+            communication_share=_exposed_share(kernels, ranks),
             traced=kernels is not None,
             ranks=ranks,
             settings=settings,
@@ -125,6 +125,13 @@ def judge(
         return verdict
     drawn = resamples(len(steps)) if unsure.resamples_tell else ()
     return _certain(verdict, [of(some) for some in drawn], unsure)
+
+
+def _exposed_share(kernels: KernelTable | None, ranks: Ranks | None) -> float | None:
+    """What no compute hides: as the ranks say it, without their waiting; else as rank 0's trace has it."""
+    if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
+        return sum(ranks.exposed_s.values()) / ranks.step_s
+    return None if kernels is None else kernels.communication_share
 
 
 def _idle_share(kernels: KernelTable | None) -> float | None:

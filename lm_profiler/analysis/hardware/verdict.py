@@ -37,7 +37,8 @@ class Evidence:
         utilisation: 0 to 1, of the machine's own ceiling, or of the datasheet.
         idle_share: share of the step in which the device had nothing to do (from a trace, which slows the host).
         memory_bound_share: share of the step in kernels that wait for memory (from a trace).
-        communication_share: share of the step in communication that nothing overlaps (from a trace).
+        communication_share: share of the step in communication that nothing overlaps (from a trace, or what
+            several ranks say).
         traced: whether there is a trace to look at.
         ranks: who waits for whom, of several ranks.
         settings: what is switched on already, and what this machine has.

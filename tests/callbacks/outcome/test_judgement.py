@@ -211,6 +211,14 @@ def test_ranks_that_wait_for_one_of_them_are_its_evidence() -> None:
     assert (found.bound_by, found.evidence) == ("straggler", ranks.finding.evidence)
 
 
+def test_of_equal_ranks_exposed_communication_is_the_figure() -> None:
+    seconds = (0.005, 0.0, 0.02, 0.0, 0.06, 0.0, 0.01, 0.0, 0.095)
+    ranks = made_ranks(world=2, slow=None).model_copy(update={"exposed_s": {"backward": 0.03}, "step_s": 0.1})
+    found = judge([StepRow(1, "measure", seconds, seconds)], None, False, None, None, Settings(), None, ranks)
+    assert found is not None
+    assert (found.bound_by, found.share) == ("communication", pytest.approx(0.3))
+
+
 def test_unknown_work_has_no_utilisation() -> None:
     assert use(flops=None) is None
     assert use(step_s=None) is None
