@@ -62,8 +62,9 @@ def waterfalls(runs: dict[str, RunRecord]) -> str:
     for at, term in enumerate(next(iter(falls.values())).terms if falls else ()):
         row = [term_title(term.name)]
         for fall in falls.values():
+            told = fall.terms[at].name not in fall.untold
             seconds = fall.terms[at].seconds
-            row += [_ms(seconds), f"{seconds / fall.step_s:.1%}"]
+            row += [_ms(seconds), f"{seconds / fall.step_s:.1%}"] if told else ["unknown", ""]
         rows.append(row)
     rows.append(["step", *(text for fall in falls.values() for text in (_ms(fall.step_s), "100.0%"))])
     return markdown(text_table(["term", *(f"{name}{what}" for name in falls for what in (" (ms)", ""))], rows))

@@ -254,7 +254,7 @@ def profiling_callbacks(
         measure_steps: steps to measure.
         trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
         memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; with 0 they are counted on
-            shapes alone when the run is over, which takes some seconds.
+            shapes alone when the run is over, which takes some seconds; without ``trace_steps`` too, they are not.
         stop_when_done: end the run then; otherwise it goes on with the instruments taken out. If not given, a fit ends
             and an evaluation goes on: cut, its results would be those of the first batches.
         name: of the run.

@@ -28,7 +28,8 @@ class MemoryOptions:
 
     Args:
         steps: Steps after the measured ones in which memory is read at every mark, and FLOPs are counted; they are not
-            timed. With 0, FLOPs are counted on shapes alone when the run is over, which takes some seconds.
+            timed. With 0, FLOPs are counted on shapes alone when the run is over, which takes some seconds; with
+            trace.steps=0 too, they are not.
         history: Record the allocator's history in those steps (CUDA), as memory_snapshot.pickle for memory_viz.
     """
 

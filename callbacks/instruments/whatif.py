@@ -19,7 +19,7 @@ from lm_profiler.measure.delays.device import DeviceDelays
 from lm_profiler.record.quantities import counted
 from lm_profiler.usage_error import expect
 
-_ON_HOST = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
+HOST_PLACES = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
 _ONCE_A_STEP = ("optimizer",)
 
 
@@ -144,7 +144,7 @@ class WhatIf:
             return
         if code == at.DATA:
             self._due = True
-        if self._due and code == _ON_HOST.get(block.place, at.FORWARD):
+        if self._due and code == HOST_PLACES.get(block.place, at.FORWARD):
             self._due = False
             self._delay(block)
 

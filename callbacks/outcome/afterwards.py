@@ -119,6 +119,8 @@ class Afterwards:
 
     def _work(self, trainer: Trainer, measured: Measured, notes: list[str]) -> StepWork | None:
         steps = len({row.step for row in measured.rows if row.stage == "memory"})
+        if not steps and (measured.planned.get("memory") or not measured.planned.get("trace")):
+            return None  # the run ended before; or nothing but times is asked for, and another process takes seconds
         try:
             return step_work(trainer, self._verb, measured.flops, steps, self._shapes)
         except UncountableError as unknown:

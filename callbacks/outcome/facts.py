@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import held_in, slack
+from lm_profiler.callbacks.instruments.whatif import HOST_PLACES
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.quantities import MEMORY
@@ -39,7 +41,9 @@ def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
     if (of := measured.experiment) is None:
         return None
     steps = mean_over_ranks(StepTable.of(measured.rows).of_stages("whatif"))
-    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers)
+    plain = [row for block in of.blocks if block.place is None for row in steps[block.kept : block.end]]
+    own_s = {place: fmean(row.time(place) for row in plain) for place in HOST_PLACES} if plain else {}
+    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers, own_s)
     if known is None:
         notes.append("slack unknown: the run ended before two whole rounds of delays")
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
@@ -13,8 +13,12 @@ from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
 from lm_profiler.record.steps import StepRow
+
+_BURSTS = 0.05
+"""Of the step: by so much more of it the mean step waits for its input, to be worth a note."""
 
 
 def waterfall_of(
@@ -42,11 +46,12 @@ def waterfall_of(
     rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
     if rate is None:
         return None
+    near = shares(near_median(steps))
     step = Step(
         step_s=times.median,
         ci_low=times.ci_low,
         ci_high=times.ci_high,
-        input_s=times.median * input_share(steps),
+        input_s=times.median * _input(near),
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -55,7 +60,9 @@ def waterfall_of(
         lists=lists,
         multiprocessors=multiprocessors,
     )
-    return waterfall(step, traced)
+    fall = waterfall(step, traced)
+    phases = {part: near[part] * times.median for part in PARTS if near.get(part)}
+    return fall.model_copy(update={"step_phases": phases, "notes": [*fall.notes, *in_bursts(record.shares, near)]})
 
 
 def input_share(steps: Sequence[StepRow]) -> float:
@@ -63,8 +70,21 @@ def input_share(steps: Sequence[StepRow]) -> float:
 
     The mean of all would not do: of a loader that gives its batches in bursts, one step in a few waits for all.
     """
-    near = shares(near_median(steps))
-    return sum(near.get(phase, 0.0) for phase in INPUT_PHASES)
+    return _input(shares(near_median(steps)))
+
+
+def in_bursts(mean: Mapping[str, float], near: Mapping[str, float]) -> list[str]:
+    """The note that the ``mean`` step waits longer for its input than the steps ``near`` the median one do."""
+    if _input(mean) - _input(near) < _BURSTS:
+        return []
+    waits = f"{_input(mean):.0%} of its time for data and transfer, the median one {_input(near):.0%}"
+    bursts = "the loader gives its batches in bursts"
+    which = "shares in the table are of the mean step, the waterfall is of the median one"
+    return [f"the mean step waits {waits}: {bursts}; {which}"]
+
+
+def _input(of: Mapping[str, float]) -> float:
+    return sum(of.get(phase, 0.0) for phase in INPUT_PHASES)
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from lm_profiler.analysis.steps.causes import EXPLAINED
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, step_figures, summaries, world_of
 from lm_profiler.record.collection import Cut, Entry
-from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import RecordError, RunRecord, TimeSummary, Utilisation
+from lm_profiler.record.quantities import counted, duration_text
+from lm_profiler.record.run import OddStep, RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow
 
 WARMUPS = (0, 1, 2, 5)
@@ -76,9 +77,11 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     if len(steps.rows) < (cut.steps or 1):
         raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
     samples = record.throughput.samples_per_step if record.throughput is not None else None
+    figures = step_figures(steps.rows, samples, lag(record.verb, record.rank_step_s))
     facts = {
         "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
-        **step_figures(steps.rows, samples, lag(record.verb, record.rank_step_s)),
+        **figures,
+        "odd_steps": _with_causes(figures["odd_steps"], record.odd_steps),
         "utilisation": _scaled(record, steps.times),
         "steadiness": None,  # what was said of the run's own cut
         "verdict": None,
@@ -86,6 +89,23 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     new = replace(entry, cut=cut, record=record.model_copy(update=facts))
     new.__dict__["rows"] = entry.rows  # read once for all settings
     return new
+
+
+def _with_causes(odd: Sequence[OddStep], told: Sequence[OddStep]) -> list[OddStep]:
+    """``odd`` with what the run itself ``told`` of the same steps; nothing was read of others, as of warm-up.
+
+    A cause that explains less than half of what the step takes beyond the new median is none any more.
+    """
+    known = {step.step: step for step in told}
+    return [_with_cause(step, known[step.step]) if step.step in known else step for step in odd]
+
+
+def _with_cause(odd: OddStep, told: OddStep) -> OddStep:
+    excess_s = odd.step_s * (1 - 1 / odd.ratio) if odd.ratio else 0.0
+    if told.cause_s is not None and told.cause_s < EXPLAINED * excess_s:
+        return odd.model_copy(update={"beside": f"{told.cause}, {duration_text(told.cause_s)}", "rank": told.rank})
+    cause_s = None if told.cause_s is None else min(told.cause_s, excess_s)
+    return odd.model_copy(update={"cause": told.cause, "cause_s": cause_s, "beside": told.beside, "rank": told.rank})
 
 
 def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:

@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_at
-from lm_profiler.analysis.trace.walk import LaunchCall, Packed, walk
+from lm_profiler.analysis.trace.walk import LaunchCall, Packed
 from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
 
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -40,7 +40,12 @@ class _DriverCall(NamedTuple):
     waits: bool
 
 
-def gaps_of(packed: Packed, pieces: Sequence[tuple[Piece, int]], idle: Sequence[tuple[int, int]]) -> Iterator[Gap]:
+def gaps_of(
+    packed: Packed,
+    launches: Sequence[LaunchCall],
+    pieces: Sequence[tuple[Piece, int]],
+    idle: Sequence[tuple[int, int]],
+) -> Iterator[Gap]:
     """What the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
     if not packed.has_device:
         for piece, own in pieces:
@@ -49,7 +54,7 @@ def gaps_of(packed: Packed, pieces: Sequence[tuple[Piece, int]], idle: Sequence[
         for begin, end in idle:
             yield from _python(packed, begin, end)
         return
-    calls = _calls(packed)
+    calls = _calls(packed, launches)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
     starts = [piece.start for piece in following]
     for begin, end in idle:
@@ -86,17 +91,14 @@ def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
         yield Gap(left, NO_PHASE, PYTHON)
 
 
-def _calls(packed: Packed) -> list[_DriverCall]:
+def _calls(packed: Packed, launches: Sequence[LaunchCall]) -> list[_DriverCall]:
     """Calls of the driver that made the host wait, or that took long, by when they end."""
     calls = []
-    for event in walk(packed):
-        if isinstance(event, LaunchCall):
-            name, operator = packed.names[event.name] or "", packed.names[event.operator]
-            if event.length > _LONG_NS or _WAITS.search(name):
-                what = name if operator is None else f"{name} in {operator}"
-                calls.append(
-                    _DriverCall(event.start, event.start + event.length, what, _WAITS.search(name) is not None)
-                )
+    for event in launches:
+        name, operator = packed.names[event.name] or "", packed.names[event.operator]
+        if event.length > _LONG_NS or _WAITS.search(name):
+            what = name if operator is None else f"{name} in {operator}"
+            calls.append(_DriverCall(event.start, event.start + event.length, what, _WAITS.search(name) is not None))
     return sorted(calls, key=attrgetter("end"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from lm_profiler.analysis.trace.intervals import phase_at
@@ -50,14 +50,19 @@ class Piece(NamedTuple):
     inputs: Inputs | None
 
 
-def pieces_of(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
-    """What was wanted between ``begin`` and ``end``: kernels, or operators where the device is the CPU."""
-    return (_kernels if packed.has_device else _operators)(packed, begin, end)
+def launches_of(packed: Packed) -> list[LaunchCall]:
+    """All calls of the driver, as they end; none where the device is the CPU."""
+    return [event for event in walk(packed) if isinstance(event, LaunchCall)] if packed.has_device else []
 
 
-def _kernels(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
+def pieces_of(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
+    """What was wanted between ``begin`` and ``end``: kernels, which ``calls`` launched, or operators of the CPU."""
+    return _kernels(packed, calls, begin, end) if packed.has_device else _operators(packed, begin, end)
+
+
+def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
     """What was launched while the steps lasted. All of a replayed CUDA graph has the one launch of the graph."""
-    launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
+    launches = {call.correlation: call for call in calls}
     for start, length, name, correlation in packed.device():
         launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
         if not begin <= launch.start <= end:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -115,8 +115,11 @@ def held_in(blocks: Sequence[DelayBlock], delays_s: Sequence[float], step_s: Seq
     ]
 
 
-def slack(held: Sequence[Held], workers: int) -> Slack | None:
+def slack(held: Sequence[Held], workers: int, own_s: Mapping[str, float] | None = None) -> Slack | None:
     """What the blocks say, None of less than two whole rounds; a place in which no delay was ever taken is left out.
+
+    ``own_s`` is what each place on the host takes of a step, more than which it cannot be faster; where it is unknown,
+    nothing is said of a faster one.
 
     Costs are differences of mean steps, with the rounds' own means taken out. Intervals are percentiles of a bootstrap
     of the residuals (Efron & Tibshirani 1993, section 9.4), which are widened for the means that were fitted.
@@ -137,7 +140,7 @@ def slack(held: Sequence[Held], workers: int) -> Slack | None:
         blocks=len(whole),
         workers=workers,
         places=[_place(place, delays[place], costs[place], unsure_s) for place in costs],
-        savings=list(_savings(delays, costs, unsure_s)) if "loader" in costs else [],
+        savings=list(_savings(delays, costs, unsure_s, own_s or {})) if "loader" in costs else [],
     )
 
 
@@ -186,12 +189,18 @@ def _place(place: str, delays: NDArray[np.float64], costs: NDArray[np.float64], 
 
 
 def _savings(
-    delays: dict[str, NDArray[np.float64]], costs: dict[str, NDArray[np.float64]], unsure_s: float
+    delays: dict[str, NDArray[np.float64]],
+    costs: dict[str, NDArray[np.float64]],
+    unsure_s: float,
+    own_s: Mapping[str, float],
 ) -> Iterator[Saving]:
     """Coz: all others were delayed, and the delay is subtracted.
 
     Of the host's places each delays the one thread: their mean is the host's. Host and device are delayed one at a
     time, and the dearer one counts: in a pipeline the longest cycle does, and where they take turns both cost the same.
+
+    Coz stops the other threads only. So without a device, a place on the host saves what all of ``compute`` does, as
+    far as it takes that long; with one, host and device may take turns or not, which single delays do not tell apart.
     """
     host = [place for place in costs if place not in ("loader", "device")]
     others = [(np.mean([delays[p] for p in host], axis=0), np.mean([costs[p] for p in host], axis=0))]
@@ -200,7 +209,16 @@ def _savings(
     compute_s = np.minimum.reduce([delay - cost for delay, cost in others])
     faster_s = np.mean([delay for delay, _ in others], axis=0)
     yield from _at_levels("loader", faster_s, compute_s, unsure_s)
-    yield from _at_levels("compute", delays["loader"], delays["loader"] - costs["loader"], unsure_s)
+    by_loader, saved_s = delays["loader"], delays["loader"] - costs["loader"]
+    yield from _at_levels("compute", by_loader, saved_s, unsure_s)
+    if "device" in costs:
+        return
+    levels = np.concatenate([[0.0], by_loader])
+    for place in (place for place in host if own_s.get(place)):
+        faster_s = np.unique(np.minimum(by_loader, own_s[place]))
+        # Between two levels on a straight line.
+        weights = np.array([np.interp(faster_s, levels, unit) for unit in np.eye(len(levels))[1:]])
+        yield from _at_levels(place, faster_s, saved_s @ weights, unsure_s)
 
 
 def _at_levels(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.gaps import Gap, gaps_of
 from lm_profiler.analysis.why.partition import gaps_between, shared_out
-from lm_profiler.analysis.why.pieces import Piece, Use, pieces_of, rank_of
+from lm_profiler.analysis.why.pieces import Piece, Use, launches_of, pieces_of, rank_of
 
 Weighed = tuple[Piece, float]
 """A piece, and how many nanoseconds of it count."""
@@ -42,7 +42,8 @@ def traced_of(packed: Packed) -> Traced:
     if not packed.steps:
         raise ValueError("the trace has no whole step")
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    pieces = list(pieces_of(packed, begin, end))
+    launches = launches_of(packed)
+    pieces = list(pieces_of(packed, launches, begin, end))
     if packed.has_device:
         end = max([end, *(piece.end for piece in pieces)])
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
@@ -51,7 +52,7 @@ def traced_of(packed: Packed) -> Traced:
     idle = gaps_between(starts, ends, begin, end)
     return Traced(
         pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
-        gaps=list(gaps_of(packed, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
+        gaps=list(gaps_of(packed, launches, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
         steps=len(packed.steps),
         window_ns=end - begin,
         on_device=packed.has_device,

@@ -23,7 +23,7 @@ PLACE_ROW = (
     figure("largest_s", "largest delay", "ms", "that was tried: a slack whose interval ends there may be more"),
 )
 SAVING_ROW = (
-    figure("place", "faster place", "text", "the loader, or all else"),
+    figure("place", "faster place", "text", "the loader, all else, or a place on the host"),
     figure("faster_s", "faster by", "ms", "a step"),
     figure("saves_s", "would save", "ms", "of the step"),
     figure("low_s", "saves, low", "ms", _END),

@@ -55,6 +55,10 @@ _STEP = figure("waterfall.step_s", "step taken apart", "ms", "median step that t
 
 WATERFALL = (
     replace(_STEP, interval=_interval),
+    *(
+        figure(f"waterfall.step_phases.{of}", f"of it in {of}", "ms", "of steps near the median", f"waterfall_{of}_s")
+        for of in PARTS
+    ),
     *figures_of(
         "waterfall",
         ("source", "terms are of", "text", "kernels on the device, or operators of the host", "waterfall_source"),

@@ -35,10 +35,10 @@ class Saving(Part):
     """What a place that is ``faster_s`` a step faster would save of the step, with its 95 % interval.
 
     ``compute`` is all that is no loader: host and device. Of a loader with n workers, each batch is n x faster_s
-    faster, divided by the batches of a step.
+    faster, divided by the batches of a step. A place on the host is never faster by more than it takes.
     """
 
-    place: Annotated[Literal["loader", "compute"], Newer]
+    place: Annotated[Literal["loader", "compute", "data", "forward", "backward", "optimizer"], Newer]
     faster_s: float
     saves_s: float
     low_s: float
@@ -48,7 +48,8 @@ class Saving(Part):
 class Slack(Part):
     """An experiment after timing. ``step_s`` is the mean step without a delay, over ``blocks`` held delays in all.
 
-    ``savings`` are of loaders with ``workers``: elsewhere loader and host take turns on one thread.
+    ``savings`` are of loaders with ``workers``: elsewhere loader and host take turns on one thread, where a place that
+    is faster saves just that. Of single places on the host they are where there is no device beside it.
     """
 
     step_s: float

@@ -65,6 +65,8 @@ class Waterfall(Part):
     ``step_s`` is the median of the measured (untraced) steps, in its 95 % interval from ``ci_low`` to ``ci_high``; what
     ran in it is known from the trace of rank 0. ``source`` says what the terms are of: ``kernels`` on the device, or
     the host's ``operators`` where the device is the CPU. Rates are one device's; ``*_source`` say where each is from.
+    ``step_phases`` are the seconds of each phase in ``step_s``, as the steps near the median divide; empty where that
+    is unknown. ``RunRecord.shares`` are of the mean step: another one, where a loader gives its batches in bursts.
     """
 
     source: Annotated[Literal["kernels", "operators"], Newer]
@@ -77,6 +79,7 @@ class Waterfall(Part):
     bandwidth_source: str | None
     clock_share: float | None
     terms: list[Term]
+    step_phases: dict[str, float] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
     @property

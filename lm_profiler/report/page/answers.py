@@ -14,6 +14,7 @@ from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.record.steps import StepRow
+from lm_profiler.report.page.slack import slack_answer
 from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.run.facts import sections
 from lm_profiler.report.run.kernel_answers import kernel_answers
@@ -124,6 +125,7 @@ def run(name: str, entry: Entry, most_steps: int = MOST_STEPS) -> Json:
         "times": table_of(table),
         "steps": _steps(entry, most_steps),
         "owners": _owners(record),
+        "slack": slack_answer(record),
         "causes": _causes(record),
         "sections": [table_of(section) for section in sections(record)],
     }

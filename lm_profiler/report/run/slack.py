@@ -1,29 +1,56 @@
-"""What the delays of the ``whatif`` stage say, in two lines."""
+"""What the delays of the ``whatif`` stage say, in a few lines."""
 
 from __future__ import annotations
 
-from lm_profiler.record.run import PlaceSlack, RunRecord, Saving
+from lm_profiler.record.run import PlaceSlack, RunRecord, Saving, Slack
+
+_WHOLE = ("loader", "compute")
 
 _REACHED = 0.99
 """Of the largest delay that was tried: a larger one may cost nothing too."""
 
 
 def slack_lines(record: RunRecord) -> list[str]:
-    """The slack of each place; then what a faster place would save, each at the middle one of its speed-ups."""
+    """The slack of each place; then what a faster place would save, each at the middle one of its speed-ups.
+
+    Of a loader without workers that needs no figures, where no delay of any place was for nothing.
+    """
     slack = record.slack
     if slack is None:
         return []
-    lines = [f"slack, the delay that costs nothing: {', '.join(map(_slack, slack.places))}"] if slack.places else []
+    told = [f"{of.place} {slack_text(of)}" for of in slack.places]
+    lines = [f"slack, the delay that costs nothing: {', '.join(told)}"] if told else []
+    middle = middle_savings(slack)
+    lines += [_saving(middle[place]) for place in _WHOLE if place in middle]
+    single = [_of_place(saving) for place, saving in middle.items() if place not in _WHOLE and saving.saves_s]
+    if single:
+        lines.append(f"one place alone: {', '.join(single)}")
+    if _in_turns(slack):
+        lines.append("loader and host take turns: whatever a place is faster by, the step is")
+    return lines
+
+
+def _in_turns(slack: Slack) -> bool:
+    """All on one thread, as far as their delays tell."""
+    places = slack.places
+    return not slack.workers and len(places) > 1 and all(of.place != "device" and not of.slack_low_s for of in places)
+
+
+def _of_place(of: Saving) -> str:
+    return f"{of.place} {_ms(of.faster_s)} ms faster saves {_ms(of.saves_s)} ms [{_ms(of.low_s)}, {_ms(of.high_s)}]"
+
+
+def middle_savings(slack: Slack) -> dict[str, Saving]:
+    """Of each faster place the middle one of its speed-ups."""
     by_place = {of.place: [each for each in slack.savings if each.place == of.place] for of in slack.savings}
-    return lines + [_saving(savings[len(savings) // 2]) for savings in by_place.values()]
+    return {place: savings[len(savings) // 2] for place, savings in by_place.items()}
 
 
-def _slack(of: PlaceSlack) -> str:
+def slack_text(of: PlaceSlack) -> str:
+    """The largest delay that costs nothing, as far as it is known."""
     if of.slack_high_s >= _REACHED * of.largest_s:
-        if of.slack_low_s == 0.0:
-            return f"{of.place} unknown"
-        return f"{of.place} {_ms(of.slack_low_s)} ms or more"
-    return f"{of.place} {_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
+        return f"{_ms(of.slack_low_s)} ms or more" if of.slack_low_s else "unknown"
+    return f"{_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
 
 
 def _saving(of: Saving) -> str:

@@ -76,8 +76,14 @@ def title_in(fall: Waterfall, name: str) -> str:
 
 
 def of_the_step(record: RunRecord) -> dict[str, float]:
-    """Seconds of each phase in the step that the terms add up to; empty where its shares are unknown."""
-    step_s = record.waterfall.step_s if record.waterfall is not None else 0.0
+    """Seconds of each phase in the step that the terms add up to; empty where they are unknown.
+
+    Records that do not know them have the shares of the mean step.
+    """
+    fall = record.waterfall
+    if fall is not None and fall.step_phases:
+        return {part: seconds for part in PARTS if (seconds := fall.step_phases.get(part))}
+    step_s = fall.step_s if fall is not None else 0.0
     return {part: share * step_s for part in PARTS if (share := record.shares.get(part))}
 
 
@@ -218,7 +224,7 @@ def _why_no_flops(record: RunRecord) -> str:
     if _noted(record, "FLOPs", "utilisation"):
         return "; a note of the run says why."
     if not record.steps.get("memory"):
-        return ": they are counted in the memory stage, which had no step. Run it again with --memory.steps=1."
+        return ": no step was looked at for them. Run it again with --memory.steps=1."
     return "."
 
 

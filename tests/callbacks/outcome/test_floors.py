@@ -114,6 +114,22 @@ def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None
     assert alone.notes == []
 
 
+def test_where_nothing_but_times_is_asked_for_no_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", lambda *_: pytest.fail("it was"))
+    profiler = TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=3),
+        MemoryOptions(steps=0),
+        TraceOptions(steps=0),
+        log_dir=tmp_path,
+        quiet=True,
+    )
+    trainer_with([profiler], tmp_path).fit(TwoLayers(), DataLoader(torch.ones(400, WIDTH), batch_size=ROWS))  # type: ignore[arg-type]
+    assert profiler.record is not None
+    assert (profiler.record.floors, profiler.record.notes) == ({}, [])
+
+
 class Deep(TwoLayers):
     """Drops out, recomputes its first layer, and is fed what it looks up; the last layer is frozen."""
 

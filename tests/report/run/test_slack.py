@@ -38,6 +38,27 @@ def test_each_place_has_its_slack_and_each_faster_one_what_it_would_save() -> No
     ]
 
 
+def test_a_place_on_the_host_is_told_beside_all_of_it() -> None:
+    savings = [
+        Saving(place=of, faster_s=faster_s, saves_s=faster_s, low_s=faster_s / 2, high_s=faster_s)
+        for of, faster_s in (("compute", 0.03), ("forward", 0.02), ("optimizer", 0.001))
+    ]
+    assert lines(Slack(step_s=0.1, blocks=28, workers=1, places=[], savings=savings)) == [
+        "making compute 30 ms a step faster would save 30 ms a step [15, 30]",
+        "one place alone: forward 20 ms faster saves 20 ms [10, 20], optimizer 1 ms faster saves 1 ms [0.5, 1]",
+    ]
+
+
+def test_where_all_take_turns_a_place_saves_what_it_is_faster_by() -> None:
+    places = [place("data", 0.0, 0.0, 0.001), place("forward", 0.0, 0.0, 0.001)]
+    told = "loader and host take turns: whatever a place is faster by, the step is"
+    assert lines(Slack(step_s=0.1, blocks=28, workers=0, places=places))[1:] == [told]
+    behind = [*places, place("device", 0.0, 0.0, 0.001)]
+    assert lines(Slack(step_s=0.1, blocks=28, workers=0, places=behind))[1:] == []
+    waiting = [places[0], place("forward", 0.01, 0.009, 0.011)]
+    assert lines(Slack(step_s=0.1, blocks=28, workers=0, places=waiting))[1:] == []
+
+
 def test_an_interval_from_nothing_to_the_largest_delay_says_nothing() -> None:
     slack = Slack(step_s=0.1, blocks=28, workers=0, places=[place("data", 0.03, 0.0, 0.06)])
     assert lines(slack) == ["slack, the delay that costs nothing: data unknown"]

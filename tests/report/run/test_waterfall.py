@@ -203,7 +203,7 @@ def test_a_run_without_one_is_told_why_and_what_to_do() -> None:
         "the FLOPs of a step are unknown; a note of the run says why.": untraced(
             utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
         ),
-        "the FLOPs of a step are unknown: they are counted in the memory stage, which had no step. "
+        "the FLOPs of a step are unknown: no step was looked at for them. "
         "Run it again with --memory.steps=1.": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
         "the FLOPs of a step are unknown.": untraced(utilisation=None),
         "no peak is known for this device. Run it again with --peak_tflops, from its datasheet.": untraced(
