@@ -152,7 +152,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         code = "hangs"
     ended_s = time.monotonic() - began
-    _wait(lambda: not _left(folder), 6)
+    _wait(lambda: not _left(folder), 20)
     left = _left(folder)
     for pid in left:
         with suppress(ProcessLookupError):

@@ -35,6 +35,7 @@ from lm_profiler.callbacks.outcome.afterwards import Afterwards
 from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.folder import run_folder, snapshot_file
+from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.roll import Roll, codes_of
 from lm_profiler.callbacks.outcome.watch import StallWatch
 from lm_profiler.callbacks.outcome.whereabouts import place_of
@@ -87,8 +88,20 @@ class Attachment:
         if self.options.whatif.steps:
             self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 
+    def meet(self) -> None:
+        """The ranks know of each other from here on."""
+        self.ending.exchange = exchange = Exchange.of_process_group()
+        self.ending.roll = Roll(exchange, platform.node(), partial(codes_of, self.trainer))
+        self.ending.roll.present()
+
     def start(self) -> None:
-        """The loop begins."""
+        """The loop begins, on all ranks."""
+        self.begin()
+        compare = self.ending.exchange.compare_clocks
+        Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(compare)
+
+    def begin(self) -> None:
+        """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
@@ -96,7 +109,6 @@ class Attachment:
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
         ending.afterwards = Afterwards(options.verb, options.numerics.audit)
-        Guard("the ranks' clocks", self.tell, outcome="could not be compared").run(exchange.compare_clocks)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
@@ -128,12 +140,11 @@ class Attachment:
             OptimizerMarks(timeline, self._optimizers).attach(trainer, trainer.lightning_module)
 
     def _join(self, session: Session) -> None:
-        """The ranks know of each other from here on."""
+        """From here on it is noticed that no step ends any more."""
         trainer, ending = self.trainer, self.ending
-        ending.roll = roll = Roll(ending.exchange, platform.node(), partial(codes_of, trainer))
-        if roll.alone:
+        if (roll := ending.roll).alone:
             return
-        roll.present()
+        roll.first_host = roll.host_of(0)  # whose store ends with it
         limit = getattr(trainer.strategy, "_timeout", None) or timedelta(minutes=30)  # torch's own
         calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
         place = partial(place_of, session, calls)
@@ -154,6 +165,8 @@ class Attachment:
         if self.ending.session is not None:
             self._optimizers.close()
             self.ending.session.instruments.discard()
+        if self.ending.watch is not None:
+            self.ending.watch.end()  # it would see no step end any more
 
     def detach(self) -> None:
         """Remove what was added to the Trainer."""
@@ -173,6 +186,11 @@ class Attachment:
 
     def died(self, exception: BaseException) -> None:
         """``exception`` ended the run."""
+        if not self.begun:
+            if self.ending.exchange.rank > 0:  # rank 0 has told no folder yet, and waits for this one
+                self.ending.never_began(exception)
+                return
+            self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
         if session is not None and self._phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)

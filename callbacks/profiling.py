@@ -26,7 +26,6 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.outcome.ending import Ending
-from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
@@ -115,6 +114,11 @@ class TrainingProfiler(Callback):
         return self._last is not None and self._last.leaving
 
     @property
+    def ends_well(self) -> bool:
+        """Whether the end of the run has begun, and nothing has failed by now."""
+        return self._last is not None and self._last.leaving and self._last.end is None
+
+    @property
     def others_are_over(self) -> bool:
         """Whether another rank has ended, and nothing moves here."""
         return self._last is not None and self._last.watch is not None and self._last.watch.over
@@ -153,7 +157,7 @@ class TrainingProfiler(Callback):
         self._run = None
         if run.part.run(verb_of, trainer, otherwise=options.verb) == options.verb:
             self._run, self._last = run, ending
-            ending.exchange = run.part.run(Exchange.of_process_group, otherwise=ending.exchange)
+            run.part.run(run.meet)
             run.part.run(run.prepare)
 
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -210,8 +214,6 @@ class TrainingProfiler(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if (run := self._run) is None or run.ending.over:
             return
-        if not run.begun:
-            run.part.run(run.start)
         run.ending.part.run(run.died, exception)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -93,6 +93,15 @@ class Ending:
             keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
         self.finish(status, failure)
 
+    def never_began(self, exception: BaseException) -> None:
+        """``exception`` ended a rank other than the first before the loop."""
+        self.leaving = self.over = True
+        failure = self.roll.mine(failure_of(exception, "setup", None))
+        followed = is_of_the_group(exception)
+        self.end = RankEnd(status=status_of(exception), failure=failure, at=self.roll.clock(), followed=followed)
+        self.take_out()
+        self.roll.tell(self.end, None)
+
     def finish(self, status: Status, failure: Failure | None = None) -> None:
         """Record the run, and print its table."""
         self.leaving = True
@@ -202,8 +211,10 @@ class Ending:
         Nothing is done after it. False where the run had not begun.
         """
         session, recorder = self.session, self.recorder
-        if session is None or recorder is None or self.over:
-            return recorder is not None
+        if self.over:
+            return True
+        if session is None or recorder is None:
+            return False
         self.over = self.leaving = True
         there = place_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")

@@ -59,6 +59,7 @@ class Roll:
     clock: Callable[[], float] = time.time
     pause: Callable[[float], None] = time.sleep
     told: RankEnd | None = field(default=None, init=False)
+    first_host: str | None = field(default=None, init=False)
 
     @property
     def alone(self) -> bool:
@@ -113,14 +114,15 @@ class Roll:
         waiting = set(range(self.exchange.ranks)) - {self.exchange.rank}
         ends: dict[int, RankEnd] = {}
         until = self.clock() + patience_s
-        while waiting:
-            for rank in sorted(waiting):
-                if (end := self._end_of(rank, folder)) is not None:
-                    ends[rank] = end
-            waiting -= ends.keys()
-            if self.clock() >= until or waiting <= self.codes().keys():
-                break
-            self.pause(_LOOK_S)
+        with suppress(KeyboardInterrupt):  # whoever started the ranks ends them all; what is known by then is told
+            while waiting:
+                for rank in sorted(waiting):
+                    if (end := self._end_of(rank, folder)) is not None:
+                        ends[rank] = end
+                waiting -= ends.keys()
+                if self.clock() >= until or waiting <= self.codes().keys():
+                    break
+                self.pause(_LOOK_S)
         return ends, sorted(waiting)
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
@@ -195,7 +197,7 @@ class Roll:
         with suppress(Exception):
             if store.check([key := self._key("host", rank)]):
                 return str(store.get(key).decode())
-        return None
+        return None if rank else self.first_host
 
     def _is_done(self, rank: int) -> bool:
         with suppress(Exception):

@@ -89,9 +89,10 @@ class Keeper:
     def _happened(self) -> Why | None:
         if self._signal:
             return Why(signal.Signals(self._signal).name, _GRACE_S, self._signal)
-        if self._is_leaving:  # in whatever way, it ends
+        profiler = self.attempt.profiler
+        if profiler is not None and profiler.ends_well:  # which may take long, and asks nothing of the other ranks
             return None
-        if self.attempt.profiler is not None and self.attempt.profiler.others_are_over:
+        if profiler is not None and profiler.others_are_over:
             return Why("another rank had ended", _FOLLOW_S)
         if int(os.environ.get("LOCAL_RANK", 0)) > 0 and os.getppid() != self._parent:
             return Why("the process that started this rank is gone", _GRACE_S)

@@ -22,6 +22,7 @@ class Process:
     """One that has begun a run of two ranks."""
 
     is_leaving: bool = False
+    ends_well: bool = False
     others_are_over: bool = False
     runs_alone: bool = False
     codes: list[int | None] = field(default_factory=list)
@@ -58,10 +59,17 @@ def test_a_process_to_which_nothing_happens_is_left_alone() -> None:
         (Process(is_leaving=True), TERM, 30.5),
         (Process(others_are_over=True), b"", 2.0),
         (Process(codes=[None, -9]), b"", 5.5),
-        (Process(codes=[None, -9], is_leaving=True), b"", None),
-        (Process(others_are_over=True, is_leaving=True), b"", None),
+        (Process(codes=[None, -9], is_leaving=True), b"", 30.5),
+        (Process(codes=[None, -9], is_leaving=True, ends_well=True), b"", None),
     ],
-    ids=["signal", "signal while it ends", "another rank", "a child", "a child while it ends", "another while it ends"],
+    ids=[
+        "signal",
+        "signal while it ends",
+        "another rank",
+        "a child",
+        "a child while it fails",
+        "a child while it ends well",
+    ],
 )
 def test_the_main_thread_comes_first(process: Process, signals: bytes, after_s: float | None) -> None:
     assert process.is_ended_after(signals) == after_s
