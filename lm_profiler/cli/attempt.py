@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
@@ -110,6 +111,10 @@ class Attempt:
         """Record that the run was not tried, and where."""
         failure = Failure(phase="setup", step=None, type="Refused", message=str(why), remedies=tuple(why.remedies))
         self._record("refused", failure, where)
+
+    def is_refusal(self, error: BaseException) -> bool:
+        """Whether ``error`` says that the call is wrong: ours or Lightning's, before the first step."""
+        return self.record is None and isinstance(error, (UsageError, MisconfigurationException))
 
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""

@@ -19,13 +19,8 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
-_WRONG_CALLS = ("UsageError", "MisconfigurationException")
 _PATIENCE_S = 20.0
 """For all ranks that were asked to end: each keeps what it has."""
-
-
-class RankRaised(Exception):
-    """An error of another process, whose traceback is the text of ``__cause__``."""
 
 
 class Launcher(_MultiProcessingLauncher):
@@ -46,10 +41,9 @@ class Launcher(_MultiProcessingLauncher):
 
         Raises:
             UsageError: a rank found the call wrong.
-            RankRaised: a rank raised anything else.
             KeyboardInterrupt: a rank was interrupted.
-            SystemExit: a rank left.
-            ProcessExitedException: a rank was killed.
+            SystemExit: a rank has ended, and told why.
+            ProcessException: a rank has ended without a word.
         """
         try:
             return super().launch(*args, **kwargs)
@@ -57,13 +51,11 @@ class Launcher(_MultiProcessingLauncher):
             self._ask_to_end()
             raise
         except ProcessRaisedException as error:
-            name, message = raised(str(error))
-            wrong = name.rpartition(".")[2] in _WRONG_CALLS
-            raise (UsageError(message) if wrong else RankRaised(f"{name}: {message}".removesuffix(": "))) from error
+            raise UsageError(raised(str(error))) from error
         except ProcessExitedException as error:
             if error.exit_code == INTERRUPTED:
                 raise KeyboardInterrupt from error
-            if error.exit_code > 0:
+            if error.exit_code > 0 and self._attempt is not None and self._attempt.record is not None:
                 raise SystemExit(error.exit_code) from error
             raise
 
@@ -85,9 +77,9 @@ class Launcher(_MultiProcessingLauncher):
                     signal.signal(number, signal.SIG_IGN)
                 if trainer is not None and attempt.profiler is not None:
                     attempt.profiler.on_exception(trainer, trainer.lightning_module, error)
-                if isinstance(error, KeyboardInterrupt):
-                    sys.exit(INTERRUPTED)
-                raise
+                if attempt.is_refusal(error):
+                    raise
+                sys.exit(attempt.failed(error) if isinstance(error, Exception) else attempt.ended(error))
             finally:
                 leave_group()
 
@@ -99,12 +91,11 @@ def take_over(trainer: Trainer, attempt: Attempt) -> None:
         strategy._launcher = Launcher(launcher._strategy, launcher._start_method, attempt)
 
 
-def raised(text: str) -> tuple[str, str]:
-    """Type and first line of the error whose traceback ``text`` ends with."""
+def raised(text: str) -> str:
+    """The message of the error whose traceback ``text`` ends with."""
     lines = text.rstrip().splitlines()
     last_frame = max((at for at, line in enumerate(lines) if line.startswith("  ")), default=-1)
-    name, _, message = (lines[last_frame + 1 :] or [""])[0].partition(": ")
-    return name, message
+    return "\n".join(lines[last_frame + 1 :]).partition(": ")[2]
 
 
 def leave_group() -> None:

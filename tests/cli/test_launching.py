@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
-from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
+from benchmarks.launches import SMALL, TOY, WAYS, Started
 from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.spawned import Launcher, RankRaised
+from lm_profiler.cli.spawned import Launcher
 from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.record.run import read_run
 from lm_profiler.usage_error import UsageError
 
 KUBEFLOW = "lightning.fabric.plugins.environments.KubeflowEnvironment"
+ROOT = Path(__file__).resolve().parents[2]
+FSDP2 = [
+    "--model=toy.Sharded",
+    "--trainer.strategy.class_path=lightning.pytorch.strategies.ModelParallelStrategy",
+    *("--trainer.strategy.init_args.data_parallel_size=2", "--trainer.strategy.init_args.tensor_parallel_size=1"),
+]
 MEET = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}
 SLURM = {"SLURM_NTASKS": 4, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 2, "SLURM_NODELIST": "a,b"}
 ELASTIC = {**MEET, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": 4}
@@ -142,6 +156,7 @@ def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
     assert sorted(path.name for path in Path("logs/toy").iterdir()) == ["version_0", "version_1"]
 
 
+MODEL = "model: no\nwould do: yes"
 TRACE = """
 
 -- Process 1 terminated with the following error:
@@ -152,29 +167,82 @@ Traceback (most recent call last):
 """
 
 
-def trace(error: str) -> ProcessRaisedException:
-    return ProcessRaisedException(TRACE.format(error=error), 1, 4711)
-
-
 @pytest.mark.parametrize(
-    "end, becomes, said",
+    "end, told, becomes, said",
     [
-        (trace("ValueError: first line\nsecond: line"), RankRaised, "ValueError: first line"),
-        (trace("KeyError"), RankRaised, "KeyError"),
-        (trace("lm_profiler.usage_error.UsageError: model: no"), UsageError, "model: no"),
-        (ProcessExitedException("", 1, 4711, 130), KeyboardInterrupt, ""),
-        (ProcessExitedException("", 1, 4711, 7), SystemExit, "7"),
-        (ProcessExitedException("killed", 1, 4711, -9, "SIGKILL"), ProcessExitedException, "killed"),
+        (TRACE.format(error=f"lm_profiler.usage_error.UsageError: {MODEL}"), False, UsageError, MODEL),
+        (130, False, KeyboardInterrupt, ""),
+        (7, True, SystemExit, "7"),
+        (1, False, ProcessExitedException, "process 1 terminated with exit code 1"),
+        (-9, True, ProcessExitedException, "process 1 terminated with exit code -9"),
     ],
 )
 def test_what_a_spawned_rank_ended_with_ends_the_call(
-    end: ProcessException, becomes: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
+    end: int | str, told: bool, becomes: type[BaseException], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def ends(*_: Any) -> None:
-        raise end
+        if isinstance(end, str):
+            raise ProcessRaisedException(end, 1, 4711)
+        raise ProcessExitedException(f"process 1 terminated with exit code {end}", 1, 4711, end)
 
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
-    launcher = Launcher(None, "spawn")  # type: ignore[arg-type]  # no strategy: nothing is started
+    attempt: Any = SimpleNamespace(record="a record" if told else None)
+    launcher = Launcher(None, "spawn", attempt)  # no strategy: nothing is started
     with pytest.raises(becomes) as raised:
         launcher.launch(None)
     assert str(raised.value) == said
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return tmp_path
+
+
+def launched(started: Started, *options: str) -> subprocess.Popen[str]:
+    """In a process group of its own."""
+    program = ["-m", "lm_profiler", "fit", *SMALL, *started.options, *options]
+    launcher = ["-m", "torch.distributed.run", *started.launcher] if started.launcher else []
+    return subprocess.Popen(
+        [sys.executable, *launcher, *program],
+        env=os.environ | {name: str(value) for name, value in started.variables.items()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    options = [*FSDP2, "--trainer.devices=1", "--trainer.num_nodes=2"]
+    nodes = [launched(replace(started, options=options)) for started in WAYS["torchrun, 2 nodes"](port)]
+    said = [node.communicate(timeout=240)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
+    assert sum(text.count("written to logs/toy/version_0") for text in said) == 1
+    record = read_run(Path("logs/toy/version_0"))
+    assert record.environment is not None
+    assert (record.status, record.environment.world_size, len(record.rank_step_s)) == ("ok", 2, 2)
+
+
+def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> None:
+    fork = launched(
+        Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), "--model.at=step", "--model.rank=1"
+    )
+    said = fork.communicate(timeout=240)[0]
+    assert fork.returncode == 1, said
+    with pytest.raises(ProcessLookupError):
+        os.killpg(fork.pid, 0)
+    folder = Path("logs/toy/version_0")
+    record = read_run(folder)
+    assert record.failure is not None
+    assert (record.status, record.failure.rank, record.failure.message) == ("failed", 1, "boom")
+    assert record.failure.where.startswith("forward of step 4 on rank 1")
+    assert len(record.rank_step_s) == 2
+    assert "RuntimeError: boom" in (folder / "traceback.rank1.txt").read_text()

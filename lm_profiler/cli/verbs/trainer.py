@@ -10,7 +10,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
@@ -20,7 +19,6 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
-from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 5.0
 
@@ -48,8 +46,7 @@ def run(call: Call) -> int:
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:
-            # Before the first step, these are refusals: ours or Lightning's.
-            if cli.attempt.record is not None or not isinstance(error, (UsageError, MisconfigurationException)):
+            if not cli.attempt.is_refusal(error):
                 return cli.attempt.failed(error)
             cli.attempt.discard()
             if local_rank() > 0:  # the process that started this one says it
