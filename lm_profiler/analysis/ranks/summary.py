@@ -55,7 +55,7 @@ def ranks_of(
     unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
     return Ranks(
         world=world,
-        hosts={host: [r for r, at in zip(named, hosts, strict=True) if at == host] for host in dict.fromkeys(hosts)},
+        hosts=_by_host(named, hosts),
         steps=len(common),
         step_s=work.step_s,
         own=_spreads(work.own_s, named),
@@ -70,6 +70,13 @@ def ranks_of(
         clocks=clocks,
         notes=[unseen] if missing else [],
     )
+
+
+def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, host in zip(ranks, hosts, strict=True):
+        found.setdefault(host, []).append(rank)
+    return found
 
 
 def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:

@@ -247,3 +247,8 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
     assert found is not None
     assert found.energy_per_token_j == pytest.approx(0.6)
     assert found.energy_per_step_j == pytest.approx(600)
+
+    # Of a run that ended otherwise rank 0 knows its own card, and the steps of all.
+    alone = telemetry_of(replace(ranks[0], rows=merged.rows), 8, steps, steps[0].tokens)
+    assert alone is not None
+    assert (alone.energy_j, alone.energy_per_step_j, alone.energy_per_token_j) == (1500.0, None, None)
