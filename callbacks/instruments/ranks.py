@@ -70,11 +70,11 @@ class RanksWatch:
             return
         if self.arrivals is not None:
             self._drain(self.arrivals)
-        if (why_not := self._why_not()) is not None:
-            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")
-            return
-        assert self.arrivals is not None
-        self.facts["timelines"] = [self._timeline(self.arrivals)]
+        why_not = self._why_not()
+        if why_not is None and self.arrivals is not None:
+            self.facts["timelines"] = [self._timeline(self.arrivals)]
+        elif self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
+            self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # of what is so on every rank the first one speaks
 
     def _drain(self, arrivals: Arrivals) -> None:
         arrivals.drain()
@@ -95,6 +95,8 @@ class RanksWatch:
             return "this machine's clock was set while steps were measured"
         if arrivals.room == 0:
             return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
+        if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
+            return "torch's flight recorder has no collective of the measured steps"
         return None
 
     def discard(self) -> None:

@@ -8,8 +8,9 @@ order, and every wait has an end.
 from __future__ import annotations
 
 import pickle
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
@@ -33,6 +34,8 @@ _PATIENCE_S = 60.0
 
 _PIECE_BYTES = 4 * 1024**2
 """Of one value: torch's store refuses those beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
+
+_OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 _RUNS = count()
 """Of this process. Every rank begins the same runs in the same order, so that a number names the same run on all."""
@@ -179,8 +182,17 @@ def merge(measured: Sequence[Measured]) -> Measured:
         experiment=experiment,
         timelines=[timeline for m in measured for timeline in m.timelines],
         reducers=[reducer for m in measured for reducer in m.reducers],
-        notes=[*dict.fromkeys(note for m in measured for note in m.notes), *unlike],
+        notes=[*_said_once(note for m in measured for note in m.notes), *unlike],
     )
+
+
+def _said_once(notes: Iterable[str]) -> list[str]:
+    """What several ranks say becomes one note of them all. Rank 0 does not name itself."""
+    saying: dict[str, set[int]] = {}
+    for note in notes:
+        named = _OF_RANK.fullmatch(note)
+        saying.setdefault(named[2] if named else note, set()).add(int(named[1]) if named else 0)
+    return [note if ranks == {0} else f"{ranks_text(ranks)}: {note}" for note, ranks in saying.items()]
 
 
 def _delays(measured: Sequence[Measured]) -> tuple[Experiment | None, list[str]]:

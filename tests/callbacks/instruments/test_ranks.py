@@ -103,6 +103,15 @@ def test_what_is_sent_of_a_call_is_small() -> None:
     assert len(sent) / (50 * 100) < 30
 
 
+def test_steps_without_a_collective_are_told_of() -> None:
+    rank = Rank(40)
+    rank.watch.rank = 0
+    rank.train([0] * 6)
+    why = "torch's flight recorder has no collective of the measured steps"
+    assert rank.told == [f"who waits for whom is unknown: {why}"]
+    assert rank.watch.facts == {}
+
+
 def test_a_step_that_calls_more_than_the_ring_holds_makes_the_waiting_unknown() -> None:
     rank = Rank(40)
     rank.train([5, 5, 5, 5, 100, 5])
@@ -124,7 +133,7 @@ def test_without_a_recorder_the_waiting_is_unknown() -> None:
 
 def test_a_recorder_that_is_off_is_told_so() -> None:
     rank = Rank(40)
-    rank.arrivals.room = 0
+    rank.watch.rank = rank.arrivals.room = 0
     rank.arrivals.dump = list
     rank.train([5] * 6)
     assert rank.told == [

@@ -252,3 +252,14 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
     alone = telemetry_of(replace(ranks[0], rows=merged.rows), 8, steps, steps[0].tokens)
     assert alone is not None
     assert (alone.energy_j, alone.energy_per_step_j, alone.energy_per_token_j) == (1500.0, None, None)
+
+
+def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
+    said = [
+        ["the same", "rank 0's own"],
+        ["rank 1: the same", "rank 1: of some"],
+        ["rank 2: of some", "rank 2: its own"],
+        ["rank 3: the same", "rank 3: of some"],
+    ]
+    merged = merge([Measured((), {}, notes=notes) for notes in said])
+    assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
