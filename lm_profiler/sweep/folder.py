@@ -1,4 +1,4 @@
-"""A sweep's folder: one sweep at a time, the same plan each time, and what is still missing in it."""
+"""A sweep's folder: one sweep at a time or its parts, the same plan each time, and what is still missing in it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
+from lm_profiler.sweep.part import SweepPart
 from lm_profiler.sweep.plan import CONFIGS, run_order
 from lm_profiler.usage_error import UsageError
 
@@ -23,22 +24,31 @@ _PATIENCE_S = 5.0
 
 
 class SweepFolder:
-    """The folder at ``path``, taken for ``plan`` until it is closed.
+    """The folder at ``path``, taken for ``plan``, or for a ``part`` of it beside others, until it is closed.
 
     ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever still writes into the
-    folder must have it.
+    folder must have it. ``cells`` are those that are this process's own, in the order in which they are run.
 
     Raises:
         UsageError: it is another sweep's, another process has it, or it cannot be made.
     """
 
-    def __init__(self, path: Path, plan: SweepPlan, sleep: Callable[[float], None] = time.sleep) -> None:
-        self.path, self.plan = path, plan
+    def __init__(
+        self,
+        path: Path,
+        plan: SweepPlan,
+        sleep: Callable[[float], None] = time.sleep,
+        part: SweepPart | None = None,
+    ) -> None:
+        self.path, self.plan, self._part = path, plan, part
+        self.cells = run_order(plan) if part is None else part.of(run_order(plan))
         try:
             _check_plan(path, plan)
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
-            self.lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._whole = self.lock = _opened(path / LOCK_FILE)
+            if part is not None:  # what its cells have open is their part's
+                self.lock = _opened(path / f"{LOCK_FILE}{_suffix(part)}")
         except OSError as error:
             raise UsageError(
                 f"log_dir: expected a folder that can be written to, given {path} ({error.strerror}); "
@@ -48,7 +58,7 @@ class SweepFolder:
             self._take(sleep)
             _check_plan(path, plan)  # another sweep may have begun here meanwhile
         except UsageError:
-            os.close(self.lock)
+            self._close()
             raise
         for name, text in plan.configs.items():  # of an earlier try: the same
             (path / CONFIGS).mkdir(exist_ok=True)
@@ -59,12 +69,16 @@ class SweepFolder:
 
     def __exit__(self, *_: object) -> None:
         """Give it back; of a sweep that never began, nothing is left."""
-        if self.is_new:
+        if self.is_new and (self._part is None or _locked(self._whole, fcntl.LOCK_EX)):  # no other part begins
             shutil.rmtree(self.path, ignore_errors=True)
             with suppress(OSError):  # another run has begun beside it meanwhile
                 for folder in self._made[1:]:
                     folder.rmdir()
-        os.close(self.lock)
+        self._close()
+
+    def _close(self) -> None:
+        for lock in {self._whole, self.lock}:
+            os.close(lock)
 
     @property
     def is_new(self) -> bool:
@@ -77,7 +91,7 @@ class SweepFolder:
 
     def take_over(self) -> None:
         """Judge the cells that ended when nobody was left to write down how."""
-        for cell in self.plan.cells:
+        for cell in self.cells:
             if read_outcome(self.path, cell.id) is None:
                 with suppress(OSError, ValueError, TypeError, KeyError):  # it did not end, or that file is damaged
                     ended = read_json(self.path / cell.id / ENDED_FILE)
@@ -85,20 +99,48 @@ class SweepFolder:
 
     def missing(self) -> list[Cell]:
         """The cells that have no outcome, in the order in which they are run; one that was interrupted has none."""
-        return [cell for cell in run_order(self.plan) if not is_done(self.path, cell)]
+        return [cell for cell in self.cells if not is_done(self.path, cell)]
 
     def _take(self, sleep: Callable[[float], None]) -> None:
         until = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                return fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
-                    raise UsageError(
-                        f"name: expected a sweep that is not running, given {self.path}, where one is; "
-                        "wait for it, or name another with --name"
-                    ) from None
-                sleep(0.1)
+        while not self._taken():
+            if time.monotonic() > until:  # the cells of a sweep that was killed are gone by now
+                raise UsageError(
+                    f"name: expected a sweep that is not running, given {self.path}, where one is; "
+                    "wait for it, or name another with --name"
+                )
+            sleep(0.1)
+
+    def _taken(self) -> bool:
+        """Whether it is ours now: nobody else has it, but for other parts beside ours."""
+        beside = None if self._part is None else f"-of-{self._part.count}"
+        others = [file for file in self.path.glob(f"{LOCK_FILE}.*") if beside is None or not file.name.endswith(beside)]
+        ours = _locked(self._whole, fcntl.LOCK_EX if self._part is None else fcntl.LOCK_SH)
+        return ours and _locked(self.lock, fcntl.LOCK_EX) and all(map(_is_free, others))
+
+
+def _suffix(part: SweepPart) -> str:
+    return f".{part.number}-of-{part.count}"
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _locked(lock: int, how: int) -> bool:
+    try:
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_free(path: Path) -> bool:
+    lock = _opened(path)
+    try:
+        return _locked(lock, fcntl.LOCK_EX)
+    finally:
+        os.close(lock)
 
 
 def is_done(folder: Path, cell: Cell) -> bool:
@@ -115,9 +157,13 @@ def clear(folder: Path, cell: Cell) -> Path:
     return own
 
 
+def _is_ours(name: str) -> bool:
+    return name in (LOCK_FILE, CONFIGS) or name.startswith(f"{LOCK_FILE}.")
+
+
 def _check_plan(path: Path, plan: SweepPlan) -> None:
     if not (path / PLAN_FILE).exists():
-        if path.is_dir() and any(child.name not in (LOCK_FILE, CONFIGS) for child in path.iterdir()):
+        if path.is_dir() and any(not _is_ours(child.name) for child in path.iterdir()):
             raise UsageError(f"name: expected a new folder or a sweep's, given {path}; name another with --name")
         return
     try:

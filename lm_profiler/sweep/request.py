@@ -42,6 +42,8 @@ class Request:
         slurm: Options of SLURM, such as --slurm.partition=gpu.
         local: Options of submitit's local cluster.
         debug: Options of submitit's debug cluster.
+        part: Run a part of the cells, such as 2/8: in a job array each task runs its own. If not given, SLURM's array
+            says it; in a Kubernetes Indexed Job, /8 is enough.
         dry_run: Print the cells' calls, one a line, and run none.
         command: The whole call.
 
@@ -69,6 +71,7 @@ class Request:
     slurm: Mapping[str, str] = field(default_factory=dict)
     local: Mapping[str, str] = field(default_factory=dict)
     debug: Mapping[str, str] = field(default_factory=dict)
+    part: str | None = field(default=None, compare=False)
     dry_run: bool = False
     command: str = field(default="", compare=False)
 
@@ -122,5 +125,7 @@ class Request:
                 raise UsageError(f"{name.replace('_', '.', 1)}: expected only with --launcher, given without")
         elif self.timeout_s is None:
             raise UsageError("timeout_s: expected with --launcher, given none; a cluster needs a job's longest time")
+        elif self.part is not None:
+            raise UsageError("part: expected without --launcher, given with it; there each cell is a job of its own")
         elif self.devices:
             raise UsageError("devices: expected without --launcher, given with it; the cluster hands out devices")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
 from collections import Counter
 from contextlib import AbstractContextManager
 from pathlib import Path
+
+import yaml
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
@@ -25,6 +28,7 @@ from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.part import SweepPart, part_of
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import Schedule
@@ -42,6 +46,8 @@ FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer"
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
 """The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""
 
+_OUTPUT = "output.txt"
+
 _FINE = ("ok", "oom", "refused")
 """These are results: the sweep has found out what it was to find out."""
 
@@ -54,14 +60,15 @@ def run(request: Request) -> int:
     """
     texts = {path: read_config(path)[1] for path in dict.fromkeys(request.configs)}
     plan = plan_of(request, texts)
+    part = part_of(request.part, os.environ if request.launcher is None else {})
     if request.dry_run:
-        for cell in run_order(plan):
+        for cell in run_order(plan) if part is None else part.of(run_order(plan)):
             print(shell_line(cell))
         return OK
     try:
-        with SweepFolder(sweep_folder(request), plan) as folder:
+        with SweepFolder(sweep_folder(request), plan, part=part) as folder:
             folder.take_over()
-            return _ending(folder, _run(request, folder))
+            return _ending(folder, _run(request, folder), part)
     except ServerError as error:
         say(str(error))
         return FAILED
@@ -82,7 +89,7 @@ def _run(request: Request, folder: SweepFolder) -> bool:
     if not missing:
         return False
     here = request.launcher is None
-    cells, devices = folder.plan.cells, request.devices or (None,)
+    cells, devices = folder.cells, request.devices or (None,)
     display = Display(cells, len(cells) - len(missing), len(devices) if here else None, folder.path)
     with CellServer(SERVER, folder.lock) as server:
         work = (
@@ -113,7 +120,7 @@ def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None)
 
     A check that lasts longer than a cell may is given up, with all that would follow: the cell itself will tell.
     """
-    alike = {tuple(cell.overrides): cell for cell in reversed(plan.cells)}
+    alike = {(*cell.overrides, cell.overrides.get("trainer.num_nodes")): cell for cell in reversed(plan.cells)}
     with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
         wrong = Path(folder, "wrong.json")
         for cell in alike.values():
@@ -122,6 +129,17 @@ def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None)
                 return
             if (told := answered(wrong)) and told["unknown_option"] is not None:
                 raise UsageError(told["message"])
+            if code == 0:
+                _check_nodes(Path(folder, _OUTPUT), cell)
+
+
+def _check_nodes(printed: Path, cell: Cell) -> None:
+    """Raise UsageError for a cell of several machines: nobody would start it on the others."""
+    nodes = yaml.safe_load(printed.read_text(encoding="utf-8"))["trainer"]["num_nodes"]
+    if nodes != 1:
+        raise UsageError(
+            f"trainer.num_nodes: expected 1 in a cell of a sweep, given {nodes}; run {cell.id} with torchrun or srun"
+        )
 
 
 def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None) -> int | None:
@@ -129,7 +147,7 @@ def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None)
 
     That is SIGKILL's where it took too long.
     """
-    output = wrong.with_name("output.txt")
+    output = wrong.with_name(_OUTPUT)
     server.start(cell.id, [*cell.arguments, "--print_config"], output, {TOLD_IN: str(wrong)})
     limit_s = None
     while True:
@@ -143,13 +161,15 @@ def _parse(server: CellServer, cell: Cell, wrong: Path, timeout_s: float | None)
             limit_s = None
 
 
-def _ending(folder: SweepFolder, interrupted: bool) -> int:
-    """Say how it ended and where it is; returns the exit code."""
-    entries = with_unfinished(collect([folder.path])).entries
+def _ending(folder: SweepFolder, interrupted: bool, part: SweepPart | None) -> int:
+    """Say how it ended and where it is, of a ``part`` what it ran itself; returns the exit code."""
+    own = {cell.id for cell in folder.cells}
+    entries = [each for each in with_unfinished(collect([folder.path])).entries if each.name in own]
     sys.stdout.write(terminal(rows(repeats_together(entries)), sys.stdout))
     words = Counter(entry.status for entry in entries)
     told = ", ".join(f"{count} {word}" for word, count in words.items())
-    print(f"{counted(len(entries), 'cell')}: {told}; written to {folder.path}")
+    of_whole = "" if part is None else f" (part {part} of {len(folder.plan.cells):,})"
+    print(f"{counted(len(entries), 'cell')}{of_whole}: {told}; written to {folder.path}")
     print(f"tables and plots: {command_line(('report', str(folder.path)))}")
     if interrupted or words.keys() & {"interrupted", "missing"}:
         say("cells are missing; run the same command again for them")
