@@ -13,13 +13,15 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed
 
 from benchmarks.known_ranks.answers import LEAST_S, SHARE, Answer, answer
 from benchmarks.known_ranks.cases import SEEDS, of_four, of_two, ranks_of, seeded
 from benchmarks.known_ranks.processes import on_ranks
-from benchmarks.known_ranks.trial import Case, Seen, compare, quieten
+from benchmarks.known_ranks.trial import Case, compare, quieten
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.run.ranks import RankFinding
 from lm_profiler.report.tables.formats import markdown
@@ -43,17 +45,19 @@ def answers(cases: Sequence[Case], world: int) -> list[Answer]:
     if not cases:
         return []
 
-    def work(rank: int) -> list[tuple[Seen, Seen]]:
+    def work(rank: int) -> list[Answer]:
         quieten()
-        seen = []
+        found = []
         for case in cases:
-            seen.append(compare(case, rank, world))
+            everyone: list[Any] = [None] * world
+            mine = compare(case, rank, world)
+            torch.distributed.all_gather_object(everyone, mine)
+            found.append(answer(case, everyone))
             if rank == 0:
-                print(f"{world} ranks, {case.name}", file=sys.stderr)
-        return seen
+                print(" | ".join(row(found[-1])), file=sys.stderr, flush=True)
+        return found
 
-    by_case = zip(*on_ranks(world, work), strict=True)
-    return [answer(case, seen) for case, seen in zip(cases, by_case, strict=True)]
+    return on_ranks(world, work)[0]
 
 
 def told(finding: RankFinding | None) -> str:

@@ -83,4 +83,4 @@ def seeded(seed: int) -> Case:
     rank, phase = chance.randrange(ranks_of(seed)), chance.choice(PHASES)
     delay = Delay(rank, phase, chance.uniform(15e-3, 50e-3))
     title = f"seed {seed}: {'a hook' if phase == 'other' else phase} of rank {rank} +{delay.seconds * 1e3:.0f}"
-    return Case(title, [delay], base_s, told=("straggler", rank, phase), noise=0.02, seed=seed)
+    return Case(title, [delay], base_s, told=("straggler", rank, phase), steps=20, noise=0.02, seed=seed)

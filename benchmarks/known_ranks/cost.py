@@ -28,7 +28,8 @@ import torch
 
 from benchmarks.known_ranks.processes import on_ranks
 from benchmarks.known_ranks.trial import quiet_trainer, quieten
-from benchmarks.overhead import SKIP, interleaved, ours, table
+from benchmarks.overhead import SKIP, interleaved, table
+from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.workers.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
@@ -37,6 +38,8 @@ from lm_profiler.report.tables.table import text_table
 BARE, OURS, SIMPLE = "bare Trainer, DDP", "lm_profiler, all but the trace", "SimpleProfiler"
 _LAUNCHES = 5
 _INNER = 3
+_LATER = 10
+"""Steps of the stages that are not timed, at least."""
 
 
 class EndingToy(Toy):
@@ -46,6 +49,17 @@ class EndingToy(Toy):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.ended = time.perf_counter()
+
+
+def ours(steps: int, folder: str) -> TrainingProfiler:
+    """Marks, memory, counters, who waits for whom, the record; and of the untimed stages all but the trace."""
+    return TrainingProfiler(
+        StageOptions(warmup_steps=1, measure_steps=SKIP + steps),
+        MemoryOptions(steps=1),
+        TraceOptions(steps=0),
+        actions=ActionsOptions(steps=0),
+        log_dir=folder,
+    )
 
 
 def options(name: str, steps: int, folder: str) -> dict[str, Any]:
@@ -61,8 +75,9 @@ def time_one(name: str, world: int, steps: int) -> tuple[float, float]:
     gc.collect()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         trainer = quiet_trainer(world, folder, **options(name, steps, folder))
-        trainer.fit(toy, loader(SKIP + steps + 1))
-    return sum(toy.step_seconds(SKIP)) / steps * 1e6, time.perf_counter() - toy.ended
+        trainer.fit(toy, loader(SKIP + steps + _LATER))
+        ended = time.perf_counter()
+    return sum(toy.step_seconds(SKIP)[:steps]) / steps * 1e6, ended - toy.ended
 
 
 def in_turns(world: int, names: tuple[str, ...], rounds: int, steps: int) -> list[tuple[dict[str, list[float]], Any]]:

@@ -1,7 +1,7 @@
 """Two ranks train the same with and without instruments, several ways; started by test_ranks_unfelt.py.
 
-Argument: a folder. Prints, for each way, whether each rank's weights, its optimizer's and its random state came out the
-same to the last bit, and how often the user's hook was called.
+Argument: a folder. Prints, for each way and rank, whether its weights, its optimizer's state and its random numbers came
+out the same to the last bit, and how often the user's hook was called; and what is found where one rank is slow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader
 
+from benchmarks.known_ranks.loop import Delay
 from benchmarks.known_ranks.processes import on_ranks
+from benchmarks.known_ranks.trial import Case, watch
 
 BATCHES = 24
 CALLS: list[int] = []
@@ -128,6 +130,24 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one["steps"] == other["steps"] and all(map(torch.equal, one["tensors"], other["tensors"]))
 
 
+SHORT_S = {"data": 1e-3, "forward": 2e-3, "backward": 2e-3, "optimizer": 1e-3, "other": 1e-3}
+SLOW = {
+    "DDP": Case("", [Delay(1, "data", 80e-3)], SHORT_S, steps=8),
+    "DDP, rank 0": Case("", [Delay(0, "optimizer", 80e-3)], SHORT_S, steps=8),
+    "FSDP2": Case("", [Delay(1, "forward", 80e-3)], SHORT_S, steps=8, sharded=True),
+}
+
+
+def found(case: Case, rank: int) -> list[Any] | None:
+    """What is said of it, on rank 0."""
+    record = watch(case, rank, 2, delayed=True).record
+    if record is None:
+        return None
+    assert record.ranks is not None, record.notes
+    finding, verdict = record.ranks.finding, record.verdict
+    return [finding.kind, finding.rank, finding.phase, verdict and verdict.bound_by, len(record.ranks.by_rank)]
+
+
 def main(folder: str) -> None:
     def work(rank: int) -> dict[str, Any]:
         warnings.simplefilter("ignore")
@@ -135,9 +155,9 @@ def main(folder: str) -> None:
         for name, way in WAYS.items():
             alone, observed = (bits(way, rank, Path(folder), instrumented) for instrumented in (False, True))
             told[name] = [same(alone, observed), alone["steps"], len(alone["calls"]), len(observed["calls"])]
-        return told
+        return {"same": told, "found": {name: found(case, rank) for name, case in SLOW.items()}}
 
-    print(json.dumps(on_ranks(2, work, limit_s=100)))
+    print(json.dumps(on_ranks(2, work, limit_s=150)))
 
 
 if __name__ == "__main__":
