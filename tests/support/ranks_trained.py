@@ -1,7 +1,7 @@
-"""Two ranks train the same with and without instruments, several ways; started by test_ranks_unfelt.py.
+"""Two ranks train the same with and without instruments, several ways; started by test_real_ranks.py.
 
-Argument: a folder. Prints, for each way and rank, whether its weights, its optimizer's state and its random numbers came
-out the same to the last bit, and how often the user's hook was called; and what is found where one rank is slow.
+Argument: a folder. Prints, for each way and rank, whether weights, the optimizer's state and random numbers came out the
+same to the last bit, and how often the user's hook was called; and what is found where one rank is slow.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def found(case: Case, rank: int) -> list[Any] | None:
     if record is None:
         return None
     assert record.ranks is not None, record.notes
-    finding, verdict = record.ranks.finding, record.verdict
-    return [finding.kind, finding.rank, finding.phase, verdict and verdict.bound_by, len(record.ranks.by_rank)]
+    finding = record.ranks.finding
+    return [finding.kind, finding.rank, finding.phase]
 
 
 def main(folder: str) -> None:

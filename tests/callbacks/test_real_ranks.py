@@ -36,9 +36,8 @@ def test_ranks_train_to_the_same_bits_with_and_without_instruments(told: list[di
 
 def test_the_rank_that_the_other_waits_for_is_found_with_its_phase(told: list[dict[str, Any]]) -> None:
     """Ten times as slow as the other: no machine is so busy that chance does it in each step."""
-    assert {way: said[:3] for way, said in told[0]["found"].items()} == {
+    assert told[0]["found"] == {
         "DDP": ["straggler", 1, "data"],
         "DDP, rank 0": ["straggler", 0, "optimizer"],
         "FSDP2": ["straggler", 1, "forward"],
     }
-    assert all(ranks == 2 for *_, ranks in told[0]["found"].values())
