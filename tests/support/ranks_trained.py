@@ -1,7 +1,7 @@
 """Two ranks train the same with and without instruments, several ways; started by test_real_ranks.py.
 
-Argument: a folder. Prints, for each way and rank, whether weights, the optimizer's state and random numbers came out the
-same to the last bit, and how often the user's hook was called; and what is found where one rank is slow.
+Argument: a folder. Prints, for each way and rank, whether weights, the optimizer's state and random numbers come
+out the same to the last bit, how often the user's hook was called, and what is found where one rank is slow.
 """
 
 from __future__ import annotations
