@@ -40,8 +40,8 @@ def begin_rows(folder: Path, rank: int) -> None:
 
 def rank_files(folder: Path) -> dict[int, Path]:
     """What ranks other than the first left in ``folder`` and nobody has brought together yet."""
-    found = ((_OF_A_RANK.fullmatch(path.name), path) for path in folder.glob("steps.rank*.csv"))
-    return {int(match[1]): path for match, path in found if match}
+    matches = ((_OF_A_RANK.fullmatch(path.name), path) for path in folder.glob("steps.rank*.csv"))
+    return {int(match[1]): path for match, path in matches if match}
 
 
 def read_rows(folder: Path, growing: bool = False) -> StepTable:

@@ -73,10 +73,10 @@ def ranks_of(
 
 
 def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    by_host: dict[str, list[int]] = {}
     for rank, host in zip(ranks, hosts, strict=True):
-        found.setdefault(host, []).append(rank)
-    return found
+        by_host.setdefault(host, []).append(rank)
+    return by_host
 
 
 def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
