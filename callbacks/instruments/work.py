@@ -16,7 +16,7 @@ from lm_profiler.callbacks.namespaces import STEPS, WHOLE, nearest
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.apart import count_apart, on_meta
-from lm_profiler.measure.copies.shapes import Loop, MethodStep, OptimizerShapes
+from lm_profiler.measure.copies.shapes import MethodStep, OptimizerShapes, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
@@ -158,7 +158,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
     )
 
 
-def loop_of(trainer: Trainer, verb: Verb) -> Loop:
+def loop_of(trainer: Trainer, verb: Verb) -> StepLoop:
     """What ``trainer`` does around a step of ``verb``.
 
     Raises:
@@ -167,7 +167,7 @@ def loop_of(trainer: Trainer, verb: Verb) -> Loop:
     device, automatic = trainer.strategy.root_device, trainer.lightning_module.automatic_optimization
     whole = nearest(trainer.strategy) in WHOLE  # elsewhere an optimizer has shards
     optimizers = [OptimizerShapes.of(each, device) for each in trainer.optimizers] if whole and verb == "fit" else []
-    return Loop(
+    return StepLoop(
         "evaluation" if verb != "fit" else "automatic" if automatic else "manual",
         batches_per_step(trainer, verb) // trainer.world_size,
         str(trainer.precision),

@@ -23,7 +23,7 @@ from torch import nn
 
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.copies.module_copy import ModuleCopy
-from lm_profiler.measure.copies.shapes import META, Counted, Loop, MethodStep, count_work, shape_of
+from lm_profiler.measure.copies.shapes import META, Counted, MethodStep, StepLoop, count_work, shape_of
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.record.run import Flops
 
@@ -38,7 +38,7 @@ main()
 """
 
 
-def count_apart(module: nn.Module, step: MethodStep, batch: Any, loop: Loop, limit_s: float = LIMIT_S) -> Counted:
+def count_apart(module: nn.Module, step: MethodStep, batch: Any, loop: StepLoop, limit_s: float = LIMIT_S) -> Counted:
     """The work of a step of ``loop``, whose batches ``step`` is given, counted in another process.
 
     Takes the few seconds in which the other process imports torch and the module's own code. Weights that FSDP2 shards

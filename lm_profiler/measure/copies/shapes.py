@@ -90,7 +90,7 @@ class OptimizerShapes:
 
 
 @dataclass(frozen=True)
-class Loop:
+class StepLoop:
     """What the loop does around the step.
 
     Args:
@@ -138,7 +138,7 @@ def _further(one: Mapping[str, int], two: Mapping[str, int], times: int) -> dict
     return {key: one.get(key, 0) + times * (two[key] - one.get(key, 0)) for key in two}
 
 
-def count_work(module: nn.Module, step: Step, batch: Any, loop: Loop | None = None) -> Counted:
+def count_work(module: nn.Module, step: Step, batch: Any, loop: StepLoop | None = None) -> Counted:
     """The work of a step of ``loop``, run eagerly on a copy of ``module`` that has shapes only, in this process.
 
     The module, its gradients and the random states stay as they are; opaque objects are shared with the copy, which
@@ -151,7 +151,7 @@ def count_work(module: nn.Module, step: Step, batch: Any, loop: Loop | None = No
     """
     from torch._subclasses import FakeTensorMode  # slow to import
 
-    loop = loop or Loop()
+    loop = loop or StepLoop()
     # Also tensors that the step makes without naming a device are fake. Anomaly detection reads values.
     with (
         undisturbed(module),
@@ -169,7 +169,7 @@ def count_work(module: nn.Module, step: Step, batch: Any, loop: Loop | None = No
 
 
 def _count(
-    module: nn.Module, step: Step, batch: Any, loop: Loop, optimizers: Sequence[OptimizerShapes], batches: int
+    module: nn.Module, step: Step, batch: Any, loop: StepLoop, optimizers: Sequence[OptimizerShapes], batches: int
 ) -> Counted:
     timeline, forward, saved = Timeline(), ForwardTraffic(), SavedTensors()
     stands_in = [_Optimizer(each, timeline) for each in optimizers]
@@ -198,7 +198,7 @@ def _run(
     module: Any,
     step: Step,
     batch: Any,
-    loop: Loop,
+    loop: StepLoop,
     optimizers: Sequence[_Optimizer],
     timeline: Timeline,
     batches: int,

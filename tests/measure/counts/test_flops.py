@@ -24,7 +24,7 @@ from torchmetrics import SumMetric
 
 from lm_profiler.measure.copies.apart import _Reader, _surroundings, count_apart
 from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.copies.shapes import Loop, MethodStep, count_work
+from lm_profiler.measure.copies.shapes import MethodStep, StepLoop, count_work
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
@@ -61,7 +61,7 @@ def of(forward: int, backward: int, recomputation: int) -> Flops:
     return Flops(forward=forward, backward=backward, recomputation=recomputation)
 
 
-EVALUATION = Loop("evaluation")
+EVALUATION = StepLoop("evaluation")
 
 
 def counted(module: nn.Module, step: Callable[..., Any] = total, batch: Any = ROWS, **kwargs: Any) -> Flops:
