@@ -56,19 +56,22 @@ class Settings:
         return self.full_precision and self.half_precision is not None
 
 
-def for_straggler(found: RankFinding) -> str:
+def for_straggler(finding: RankFinding) -> str:
     """One rank is slower than the others, or a host, or each in its turn."""
-    if found.kind == "turns":
+    if finding.kind == "turns":
         return _first(
             (
-                found.phase == "data",
+                finding.phase == "data",
                 "Load further ahead (prefetch_factor): one late batch then stops nobody.",
             ),
-            (found.phase in ("forward", "backward"), "Give all ranks batches of like length (bucket or pack samples)."),
+            (
+                finding.phase in ("forward", "backward"),
+                "Give all ranks batches of like length (bucket or pack them).",
+            ),
             otherwise="Find what stops one rank at a time: logging, checkpoints, garbage collection, other programs.",
         )
-    who = f"host {found.host}" if found.kind == "host" else f"rank {found.rank} (host {found.host})"
-    if found.phase in ("data", "transfer"):
+    who = f"host {finding.host}" if finding.kind == "host" else f"rank {finding.rank} (host {finding.host})"
+    if finding.phase in ("data", "transfer"):
         return f"See what {who} reads its data from: its disk or network, the cores its loader has, its longer samples."
     return f"See what {who} has that the others have not: other programs, a lower clock, fewer cores, longer batches."
 

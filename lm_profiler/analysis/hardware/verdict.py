@@ -82,11 +82,11 @@ def _share(e: Evidence, *phases: str) -> float:
 def _straggler(e: Evidence) -> Verdict | None:
     if e.ranks is None or not e.ranks.finding.saves_s or not e.ranks.step_s:
         return None
-    found = e.ranks.finding
-    share = (found.saves_s or 0.0) / e.ranks.step_s
+    finding = e.ranks.finding
+    share = (finding.saves_s or 0.0) / e.ranks.step_s
     if share < _STRAGGLER:
         return None
-    return _answer("straggler", share, found.evidence, advice.for_straggler(found))
+    return _answer("straggler", share, finding.evidence, advice.for_straggler(finding))
 
 
 def _input(e: Evidence) -> Verdict | None:

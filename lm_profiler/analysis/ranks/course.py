@@ -125,15 +125,15 @@ def _events(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> tuple
 
 def _steps(order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Of each event, by where the steps' own stand among them."""
-    found, now = np.full(len(order), -1, dtype=np.int64), -1
+    step, now = np.full(len(order), -1, dtype=np.int64), -1
     for event, index in enumerate(order.tolist()):
         if index < count:  # a step's end
-            found[event], now = index, -1
+            step[event], now = index, -1
         elif index < 2 * count:  # its begin
             now = index - count
         else:
-            found[event] = now
-    return found
+            step[event] = now
+    return step
 
 
 def _release(came: Instants, members: NDArray[np.bool_]) -> Instants:
@@ -143,13 +143,13 @@ def _release(came: Instants, members: NDArray[np.bool_]) -> Instants:
 
 def _next_event(came: Instants, members: NDArray[np.bool_], tracks: Sequence[Track]) -> Instants:
     """[E, R]: when each rank next made a mark or a call, which it can only if nothing holds it."""
-    found = np.full(came.shape, np.iinfo(np.int64).max)
+    instants = np.full(came.shape, np.iinfo(np.int64).max)
     for rank, track in enumerate(tracks):
         mine = members[:, rank]
         events = np.sort(np.concatenate([track.marks_ns, came[mine, rank]]))
         following = np.searchsorted(events, came[mine, rank], "right")
-        found[mine, rank] = np.append(events, np.iinfo(np.int64).max)[following]
-    return found
+        instants[mine, rank] = np.append(events, np.iinfo(np.int64).max)[following]
+    return instants
 
 
 def _kinds(events: _Events, at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool) -> NDArray[np.int8]:

@@ -47,7 +47,7 @@ def excesses(own_s: Seconds) -> list[Excess]:
     above = means - _median_of_others(means)
     busy = int(np.count_nonzero(means.max(axis=0) > 0.0))
     limit = student(SIGNIFICANCE / max(groups * busy, 1), steps - 1)
-    found = []
+    largest = []
     for cell in np.argsort(above, axis=None)[::-1][:_MOST_TESTED].tolist():
         group, part = divmod(cell, parts)
         seconds = float(above[group, part])
@@ -57,8 +57,8 @@ def excesses(own_s: Seconds) -> list[Excess]:
         apart = own_s[group, :, part] - others
         error_s = standard_error(apart)
         certain = float(apart.mean()) > limit * error_s and seconds > limit * error_s
-        found.append(Excess(group, part, seconds, error_s, certain))
-    return found
+        largest.append(Excess(group, part, seconds, error_s, certain))
+    return largest
 
 
 def standard_error(values: NDArray[np.float64]) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lm_profiler.analysis.ranks.excess import Excess, excesses, standard_error, student
 from lm_profiler.analysis.ranks.replay import Replay
-from lm_profiler.analysis.ranks.work import Work
+from lm_profiler.analysis.ranks.work import RanksWork
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import RankFinding
 
@@ -81,18 +81,18 @@ def _best(mends: Sequence[_Mend]) -> _Mend | None:
 
 def _mends_of_ranks(replay: Replay) -> list[_Mend]:
     """Of each rank and part that takes longer; of a rank that does in several, all of them at once as well."""
-    work, found = replay.work, []
+    work, mends = replay.work, []
     everyone = range(len(work.own_s))
     slow = sorted(excesses(work.own_s), key=lambda e: (not e.certain, -e.seconds))[:_TRIED]
     for one in slow:
-        found.append(_mend(replay, (one.group,), None, [one], everyone))
+        mends.append(_mend(replay, (one.group,), None, [one], everyone))
     for rank in dict.fromkeys(one.group for one in slow):
         its = [one for one in slow if one.group == rank and one.certain]
         if len(its) > 1:
             together = _mend(replay, (rank,), None, its, everyone)
-            if together.saves_s > _HOST * max(mend.saves_s for mend in found if mend.ranks == (rank,)):
-                found.append(together)
-    return found
+            if together.saves_s > _HOST * max(mend.saves_s for mend in mends if mend.ranks == (rank,)):
+                mends.append(together)
+    return mends
 
 
 def _mends_of_hosts(replay: Replay, hosts: Sequence[str]) -> list[_Mend]:
@@ -194,7 +194,7 @@ def _nobody(replay: Replay, named: Sequence[int]) -> RankFinding:
     return RankFinding(kind="equal", others_wait_s=waits_s, evidence=evidence)
 
 
-def _unevenness(work: Work, part: int) -> float:
+def _unevenness(work: RanksWork, part: int) -> float:
     """Standard deviation over mean of a rank's time beside the other ranks' in the same step: what it is at the least.
 
     Plain noise exceeds its own by so much in one of a hundred tries (chi-square as Wilson and Hilferty 1931 have it).

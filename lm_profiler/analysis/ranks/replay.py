@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
-from lm_profiler.analysis.ranks.work import Seconds, Work
+from lm_profiler.analysis.ranks.work import RanksWork, Seconds
 
 Cuts = Mapping[int, Seconds]
 """Of each rank that does less, nanoseconds less before each event."""
@@ -23,7 +23,7 @@ class Replay:
     """Replays ``course``; ``work`` is what was found in it."""
 
     course: Course
-    work: Work
+    work: RanksWork
     _parts: dict[int, Seconds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from lm_profiler.analysis.ranks.course import course_of
 from lm_profiler.analysis.ranks.finding import finding
 from lm_profiler.analysis.ranks.replay import Replay
 from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
-from lm_profiler.analysis.ranks.work import Seconds, Work, work_of
+from lm_profiler.analysis.ranks.work import RanksWork, Seconds, work_of
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import ClockAlignment, Ranks, RankSpread, RankTimes
 
@@ -50,7 +50,7 @@ def ranks_of(
     clocks = clocks or alignment(timelines)
     shown, columns = _shown(work), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    found = finding(Replay(course, work), named, hosts, clocks.uncertainty_s or 0.0)
+    concluded = finding(Replay(course, work), named, hosts, clocks.uncertainty_s or 0.0)
     missing = world - len(timelines)
     unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
     return Ranks(
@@ -63,7 +63,7 @@ def ranks_of(
         waiting_share=float(work.waiting_s.sum(axis=2).mean()) / work.step_s,
         by_rank=[_times(work, r, named[r], hosts[r], columns) for r in shown],
         columns=[int(common[first]) for first in columns],
-        finding=found,
+        finding=concluded,
         exposed_s=dict(exposed_s or {}),
         exposed_source=exposed_source,
         witness=witness,
@@ -117,7 +117,7 @@ def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
     }
 
 
-def _shown(work: Work) -> list[int]:
+def _shown(work: RanksWork) -> list[int]:
     """Indices of the ranks that the record has: all, or the first, the busiest and the idlest."""
     busy = np.argsort(work.own_s.sum(axis=2).mean(axis=1), kind="stable").tolist()
     return sorted(busy) if len(busy) <= _SHOWN else sorted({0, *busy[:_EXTREMES], *busy[-_EXTREMES:]})
@@ -128,7 +128,7 @@ def _columns(steps: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, steps, min(steps, _COLUMNS), endpoint=False).astype(np.int64))
 
 
-def _times(work: Work, index: int, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
+def _times(work: RanksWork, index: int, rank: int, host: str, columns: NDArray[np.int64]) -> RankTimes:
     own, waiting = work.own_s[index], work.waiting_s[index]
     sizes = np.diff(np.append(columns, len(own)))
     return RankTimes(

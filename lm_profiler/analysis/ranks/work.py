@@ -15,7 +15,7 @@ Seconds = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Work:
+class RanksWork:
     """Seconds: ``own_s`` and ``waiting_s`` are [rank, step, part] and add up to the step.
 
     ``caused_s`` is [rank, step]: how long the other ranks, in the mean, waited for it; also where it had made another
@@ -32,14 +32,14 @@ class Work:
         return float((self.own_s + self.waiting_s).sum(axis=2).mean())
 
 
-def work_of(course: Course) -> Work:
+def work_of(course: Course) -> RanksWork:
     """What of ``course`` is own work: of each part's time, what was not waited."""
     ranks = len(course.tracks)
     waiting = np.stack([_waited_ns(course, rank) for rank in range(ranks)])
     spent = np.stack([track.spent_ns() for track in course.tracks])
     own = np.maximum(spent - waiting, 0.0)
     caused = _caused_ns(course)
-    return Work(own * 1e-9, waiting * 1e-9, caused * 1e-9)
+    return RanksWork(own * 1e-9, waiting * 1e-9, caused * 1e-9)
 
 
 def _waited_ns(course: Course, rank: int) -> Seconds:

@@ -115,6 +115,8 @@ _MACHINE = figures_of(
 _END = (
     figure("verdict.share", "share of the bottleneck", "%", _SHARE, "bound_share"),
     figure("failure.step", "failed at step", "count", "the step in which the run died", "failed_step"),
+    figure("failure.rank", "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank"),
+    figure("failure.host", "failed on host", "text", "that rank's machine", "failed_host"),
     *figures_of(
         "failure.out_of_memory",
         ("requested", "requested", "GiB", "what was asked for, as the error reports", "oom_requested_bytes"),

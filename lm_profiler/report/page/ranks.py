@@ -22,24 +22,24 @@ def ranks(entry: Entry) -> Json:
     record = entry.record
     if record is None or record.ranks is None:
         return {"why": "No ranks: a cell that left no run." if record is None else _no_ranks(record)}
-    found = record.ranks
-    phases = [part for part in PARTS if part in found.own and found.own[part].largest_s]
-    rows = _in_order(found)
-    above = {part: _above([of.own_s.get(part, 0.0) for of in rows], found, part) for part in phases}
+    known = record.ranks
+    phases = [part for part in PARTS if part in known.own and known.own[part].largest_s]
+    rows = _in_order(known)
+    above = {part: _above([of.own_s.get(part, 0.0) for of in rows], known, part) for part in phases}
     by_step = zip(*(_above(column) for column in zip(*(of.own_by_column_s for of in rows), strict=True)), strict=True)
     columns = list(by_step) or [()] * len(rows)
     facts = [[of.title, shown(of, record), of.meaning] for of in _KNOWN_FROM if of.get(record) is not None]
     return {
         "why": None,
-        "headline": f"{counted(found.world, 'rank')}, mean of {counted(found.steps, 'step')}",
-        "said": who_waits(found),
-        "lines": communication_lines(found),
-        "step_s": found.step_s,
+        "headline": f"{counted(known.world, 'rank')}, mean of {counted(known.steps, 'step')}",
+        "said": who_waits(known),
+        "lines": communication_lines(known),
+        "step_s": known.step_s,
         "phases": phases,
-        "columns": found.columns,
+        "columns": known.columns,
         "rows": [_row(of, [above[part][at] for part in phases], phases, columns[at]) for at, of in enumerate(rows)],
-        "several_hosts": len(found.hosts) > 1,
-        "left_out": _left_out(found),
+        "several_hosts": len(known.hosts) > 1,
+        "left_out": _left_out(known),
         "facts": table_of(text_table(("", "", ""), facts, left=3)),
     }
 
@@ -57,16 +57,16 @@ def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Se
     }
 
 
-def _in_order(found: Ranks) -> list[RankTimes]:
+def _in_order(known: Ranks) -> list[RankTimes]:
     """By rank; where not all are there, those with most own work first."""
-    whole = len(found.by_rank) == found.world
-    return sorted(found.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
+    whole = len(known.by_rank) == known.world
+    return sorted(known.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
 
 
-def _above(seconds: Sequence[float], found: Ranks | None = None, part: str = "") -> list[float]:
+def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
     """Each less the median of the others: of all ranks, where the record knows theirs but not each of them."""
-    if found is not None and len(found.by_rank) < found.world:
-        return [one - found.own[part].median_s for one in seconds]
+    if known is not None and len(known.by_rank) < known.world:
+        return [one - known.own[part].median_s for one in seconds]
     if len(seconds) < 2:
         return [0.0] * len(seconds)
     ranked = sorted(seconds)
@@ -78,10 +78,10 @@ def _without(ranked: list[float], one: float) -> list[float]:
     return ranked[:at] + ranked[at + 1 :]
 
 
-def _left_out(found: Ranks) -> str:
-    if len(found.by_rank) == found.world:
+def _left_out(known: Ranks) -> str:
+    if len(known.by_rank) == known.world:
         return ""
-    told = f"{len(found.by_rank):,} of {counted(found.world, 'rank')}"
+    told = f"{len(known.by_rank):,} of {counted(known.world, 'rank')}"
     return f"Drawn are {told}: rank 0, those with most own work and those with least, most first."
 
 
