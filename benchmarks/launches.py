@@ -21,11 +21,16 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import psutil
 
+from lm_profiler.report.tables.formats import markdown
+from lm_profiler.report.tables.table import text_table
+
 LIMIT_S = 150.0
+COLUMNS = ("exit codes", "runs", "orphans", "tables", "s")
 MARK = "LM_PROFILER_TRIAL"
 """A variable of all processes of a trial: what still has it afterwards is an orphan."""
 
@@ -165,9 +170,9 @@ WAYS: dict[str, Callable[[int], list[Started]]] = {
     "deepspeed": _by_lightning("deepspeed"),
     "2 nodes by hand": _nodes,
     "torchrun": _torchrun,
-    "torchrun, 2 nodes": _torchrun_nodes,
+    "torchrun on 2 nodes": _torchrun_nodes,
     "SLURM": lambda port: _slurm(port, 2, 1),
-    "SLURM, 2 nodes": _slurm,
+    "SLURM on 2 nodes": _slurm,
     "Kubeflow": _kubeflow,
     "pods by hand": _pods,
 }
@@ -185,46 +190,52 @@ def _command(started: Started, asked: Sequence[str], folder: Path, apart: bool) 
     return command
 
 
-def trial(way: str, asked: Sequence[str], apart: bool = False) -> dict[str, object]:
-    """Run it; returns what came of it."""
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial: ``COLUMNS``, and what each process said."""
+
+    cells: tuple[str, ...]
+    said: Sequence[str]
+
+
+def trial(way: str, asked: Sequence[str], apart: bool = False) -> Outcome:
+    """Run it."""
     with tempfile.TemporaryDirectory(prefix="launch-") as top:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
         folder = Path(top, "here")
         places = [folder, *(Path(top, f"node{node}") for node in range(2))]
         for place in places:
             place.mkdir()
             (place / "toy.py").write_text(TOY)
-        root = str(Path(__file__).parents[1])
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")} | {"PYTHONPATH": root}
-        began, processes = time.monotonic(), []
-        for number, started in enumerate(WAYS[way](port)):
-            variables = {**clean, MARK: top, **{k: str(v) for k, v in started.variables.items()}}
-            with Path(top, f"said{number}").open("w") as said:
-                process = subprocess.Popen(
-                    _command(started, asked, folder, apart),
-                    cwd=folder,
-                    env=variables,
-                    stdout=said,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            processes.append(process)
+        began = time.monotonic()
+        processes = [
+            _start(_command(started, asked, folder, apart), started, folder, Path(top, f"said{number}"))
+            for number, started in enumerate(WAYS[way](_free_port()))
+        ]
         codes = [_code(process, began + LIMIT_S) for process in processes]
         took_s = time.monotonic() - began
         time.sleep(0.5)
         orphans = _end_orphans(top)
         said = [Path(top, f"said{number}").read_text().replace(top, "") for number in range(len(processes))]
-        folders = places[1:] if apart else [folder]
-        return {
-            "exit": " ".join("hung" if code is None else str(code) for code in codes),
-            "seconds": f"{took_s:.0f}",
-            "runs": " | ".join(", ".join(_runs(each)) or "none" for each in folders),
-            "orphans": orphans,
-            "tables": sum(text.count("written to") for text in said),
-            "said": said,
-        }
+        runs = " and ".join("; ".join(_runs(each)) or "none" for each in (places[1:] if apart else [folder]))
+        ended = " ".join("hung" if code is None else str(code) for code in codes)
+        tables = sum(text.count("written to") for text in said)
+        return Outcome((ended, runs, str(orphans), str(tables), f"{took_s:.0f}"), said)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _start(command: Sequence[str], started: Started, folder: Path, said: Path) -> subprocess.Popen[bytes]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    own = {name: str(value) for name, value in started.variables.items()}
+    ours = {MARK: str(folder.parent), "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    with said.open("w") as file:
+        return subprocess.Popen(
+            command, cwd=folder, env=clean | ours | own, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def _code(process: subprocess.Popen[bytes], until: float) -> int | None:
@@ -268,24 +279,20 @@ def _runs(folder: Path) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default=",".join(WAYS).replace(", ", "; "))
+    parser.add_argument("--only", default=",".join(WAYS))
     parser.add_argument("--trials", default="fit")
     parser.add_argument("--apart", action="store_true", help="nodes share no file system")
     parser.add_argument("--loud", action="store_true", help="print what the processes said")
     given = parser.parse_args()
     assert not given.apart or shutil.which("unshare")
     rows = []
-    for way in given.only.split(","):
-        way = way.replace("; ", ", ")
-        for name in given.trials.split(","):
-            found = trial(way, TRIALS[name], given.apart)
-            said = found.pop("said")
-            print(way, name, found, flush=True)
-            if given.loud:
-                print(*said, sep="\n---\n", flush=True)
-            rows.append((way, name, *map(str, found.values())))
-    columns = ("way", "trial", "exit codes", "seconds", "runs", "orphans", "tables")
-    print("\n".join(" | ".join(r) for r in [columns, *rows]))
+    for way, name in product(given.only.split(","), given.trials.split(",")):
+        outcome = trial(way, TRIALS[name], given.apart)
+        rows.append([way, name, *outcome.cells])
+        print(*rows[-1], sep=" | ", flush=True)
+        if given.loud:
+            print(*outcome.said, sep="\n---\n", flush=True)
+    print(markdown(text_table(("started by", "trial", *COLUMNS), rows, left=4)))
 
 
 if __name__ == "__main__":

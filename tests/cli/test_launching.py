@@ -221,7 +221,7 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     options = [*FSDP2, "--trainer.devices=1", "--trainer.num_nodes=2"]
-    nodes = [launched(replace(started, options=options)) for started in WAYS["torchrun, 2 nodes"](port)]
+    nodes = [launched(replace(started, options=options)) for started in WAYS["torchrun on 2 nodes"](port)]
     said = [node.communicate(timeout=240)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], said
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
