@@ -16,7 +16,7 @@ from lm_profiler.callbacks.namespaces import STEPS, WHOLE, nearest
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.apart import count_apart, on_meta
-from lm_profiler.measure.copies.shapes import MethodStep, OptimizerShapes, StepLoop
+from lm_profiler.measure.copies.step_loop import MethodStep, OptimizerShapes, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations

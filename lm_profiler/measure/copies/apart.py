@@ -23,7 +23,8 @@ from torch import nn
 
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.copies.module_copy import ModuleCopy
-from lm_profiler.measure.copies.shapes import META, Counted, MethodStep, StepLoop, count_work, shape_of
+from lm_profiler.measure.copies.shapes import META, Counted, count_work, shape_of
+from lm_profiler.measure.copies.step_loop import MethodStep, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.record.run import Flops
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.clocks.timeline import (
     BACKWARD,
@@ -33,6 +32,7 @@ from lm_profiler.measure.clocks.timeline import (
     Timeline,
 )
 from lm_profiler.measure.copies.module_copy import ModuleCopy, UncopyableError, undisturbed
+from lm_profiler.measure.copies.step_loop import OptimizerShapes, Step, StepLoop, loss_of
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import WORK, StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
@@ -46,66 +46,6 @@ META = torch.device("meta")
 _CPU = torch.device("cpu")
 _AUTOCAST = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _DEFAULT = {"16-true": torch.float16, "bf16-true": torch.bfloat16, "64-true": torch.float64}
-
-Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
-"""(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
-
-
-def loss_of(result: Tensor | Mapping[str, Any] | None) -> Any:
-    """Of what a ``Step`` returned."""
-    return result.get("loss") if isinstance(result, Mapping) else result
-
-
-@dataclass(frozen=True)
-class MethodStep:
-    """The step that a method of the module runs; unlike a lambda it can be sent to another process."""
-
-    name: str
-    rest: tuple[Any, ...] = ()
-    """What follows the batch."""
-
-    def __call__(self, module: nn.Module, batch: Any) -> Any:
-        return getattr(module, self.name)(batch, *self.rest)
-
-
-@dataclass(frozen=True)
-class OptimizerShapes:
-    """The parameters of an optimizer, and for each of them its states on the parameters' device."""
-
-    parameters: list[Tensor]
-    states: list[list[Tensor]]
-
-    @classmethod
-    def of(cls, optimizer: Optimizer, device: torch.device) -> OptimizerShapes:
-        """Those of ``optimizer`` now.
-
-        Raises:
-            UncountableError: it runs the step as often as it likes.
-        """
-        if "max_eval" in optimizer.defaults:  # LBFGS
-            raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        states = [tree_leaves(optimizer.state.get(each, {})) for each in parameters]
-        return cls(parameters, [[s for s in of if isinstance(s, Tensor) and s.device == device] for of in states])
-
-
-@dataclass(frozen=True)
-class StepLoop:
-    """What the loop does around the step.
-
-    Args:
-        kind: who calls backward and the optimizer: the loop, the step itself, or nobody.
-        batches: of one optimizer step, on one rank.
-        precision: as Lightning names it.
-        on_cpu: whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
-        optimizers: of the module's parameters.
-    """
-
-    kind: Literal["automatic", "manual", "evaluation"] = "automatic"
-    batches: int = 1
-    precision: str = "32-true"
-    on_cpu: bool = True
-    optimizers: Sequence[OptimizerShapes] = ()
 
 
 @dataclass(frozen=True)

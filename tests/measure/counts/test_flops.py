@@ -24,7 +24,8 @@ from torchmetrics import SumMetric
 
 from lm_profiler.measure.copies.apart import _Reader, _surroundings, count_apart
 from lm_profiler.measure.copies.module_copy import UncopyableError
-from lm_profiler.measure.copies.shapes import MethodStep, StepLoop, count_work
+from lm_profiler.measure.copies.shapes import count_work
+from lm_profiler.measure.copies.step_loop import MethodStep, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
