@@ -31,6 +31,9 @@ from lm_profiler.report.tables.formats import render
 _PATIENCE_S = 8.0
 """For how the other ranks ended: one that is stuck is ended within it."""
 
+_UNKEPT_S = 2.0
+"""Where nobody ends those that are stuck; what brought this rank's end about was told before."""
+
 
 @dataclass(eq=False)
 class Ending:
@@ -179,7 +182,8 @@ class Ending:
         """Record the run again with what every rank left: its steps, and of all ends the cause."""
         assert self.end is not None
         recorder = self._a_recorder()
-        folder, patience_s = recorder.folder, _PATIENCE_S if self.end.followed or self.launch.kept else 0.0
+        folder = recorder.folder
+        patience_s = _PATIENCE_S if self.launch.kept else _UNKEPT_S if self.end.followed else 0.0
         ends, silent = self.roll.others(folder, patience_s)
         cause = self.roll.cause(self.end, ends, silent)
         rows = read_rows(folder, growing=True)

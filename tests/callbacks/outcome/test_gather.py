@@ -101,6 +101,9 @@ def test_a_rank_that_fails_leaves_what_every_rank_has(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     rows = read_steps(folder / "steps.rank1.csv")
     assert [(row.step, row.rank) for row in rows] == [(step, 1) for step in (1, 2, 3, 4)]
+    failure = read_run(folder).failure
+    assert failure is not None
+    assert (failure.rank, failure.phase, failure.step, failure.type) == (1, "forward", 5, "ValueError")
 
 
 def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ranks(
@@ -116,6 +119,9 @@ def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ra
     (entry,) = collect([folder]).entries
     assert entry.record is not None
     assert entry.record.status == "failed"
+    assert entry.record.failure is not None
+    failure = entry.record.failure
+    assert (failure.rank, failure.type, failure.message) == (1, "RankLost", "killed by SIGKILL")
     assert {(row.step, row.rank) for row in entry.rows} == {(row.step, rank) for row in left for rank in (0, 1)}
     assert entry.record.throughput is not None
     assert entry.record.throughput.tokens_per_step == 10 + 11

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -660,7 +661,11 @@ def test_a_rank_that_dies_alone_is_told_and_takes_the_other_with_it(start: Calla
     assert "Traceback" not in said
     assert "boom" in (folder / "traceback.rank1.txt").read_text()
     assert (folder / "steps.csv").exists()
-    assert read_run(folder).status == "failed"
+    record = read_run(folder)
+    assert record.status == "failed"
+    assert record.failure is not None
+    told = record.failure
+    assert (told.rank, told.host, told.type, told.message) == (1, platform.node(), "RuntimeError", "boom")
 
 
 @pytest.mark.parametrize(
@@ -691,6 +696,7 @@ def test_a_signal_ends_it_with_what_it_has(
     assert record.status == "interrupted"
     assert record.failure is not None
     assert record.failure.phase == phase
+    assert record.failure.rank == (0 if DDP[0] in options else None)
     assert psutil.wait_procs(children, timeout=5)[1] == []
 
 
