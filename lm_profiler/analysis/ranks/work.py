@@ -58,7 +58,7 @@ def _caused_ns(course: Course) -> Seconds:
     for event in np.flatnonzero(course.kinds != OPEN).tolist():
         members = np.flatnonzero(course.members[event])
         waits = course.waits_ns[event, members].astype(np.float64)
-        awaited = members[_awaited(int(course.kinds[event]), course.arrivals_ns[event, members])]
+        awaited = members[_awaited(int(course.kinds[event]), course.arrivals_ns[event, members], waits)]
         longer = np.maximum(held[awaited] - held[members], 0.0)
         earlier = np.where(holder[awaited] == members, 0.0, np.minimum(waits, longer))
         if course.step[event] >= 0:
@@ -73,9 +73,9 @@ def _caused_ns(course: Course) -> Seconds:
     return caused
 
 
-def _awaited(kind: int, came: Instants) -> NDArray[np.int64]:
-    """For whom each waits: everyone leaves when some rank comes."""
+def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
+    """For whom each waits: everyone leaves when some rank comes, which is the one that does not wait."""
     if kind == MEETING:
-        return np.full(came.size, came.argmax())
+        return np.full(came.size, waits.argmin())
     order = came.argsort(kind="stable")
     return np.asarray(order[np.searchsorted(came[order], tree_exits(came), "left")])
