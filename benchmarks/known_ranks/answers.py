@@ -96,18 +96,31 @@ def _errors(delayed: Sequence[Seen], mended: Sequence[Seen], ranks: Ranks | None
     """Of own work by phase, and of all waiting.
 
     What a rank did not sleep is the loop's own, what collectives take when nobody is late, and waiting. Nobody is late
-    for the rank that is held shortest in the mended run.
+    for the rank that is held shortest in the mended run. Sharded, collectives are in every phase and nobody sees when
+    they hold a rank: what phases take beside sleep is then what was said of the mended run, and the delay is the truth.
     """
     own: Errors = []
     waiting: Errors = []
     talking_s = min(each.held_s or 0.0 for each in mended)
     loop_s = min(each.unslept_s for each in mended) - talking_s
-    for times, truth in zip([] if ranks is None else ranks.by_rank, delayed, strict=False):
+    for rank, truth in enumerate(delayed if ranks is not None else []):
+        assert ranks is not None
+        times = ranks.by_rank[rank]
         held_s = truth.unslept_s - loop_s if truth.held_s is None else truth.held_s
         more_s = {"backward": talking_s, "other": truth.unslept_s - held_s}
+        if truth.held_s is None:
+            more_s = _beside_sleep(mended, rank)
         for phase, slept_s in truth.slept_s.items():
             true_s = slept_s + more_s.get(phase, 0.0)
             own.append((times.own_s.get(phase, 0.0) - true_s, true_s))
         waiting_s = max(held_s - talking_s, 0.0)
         waiting.append((times.all_waiting_s - waiting_s, waiting_s))
     return own, waiting
+
+
+def _beside_sleep(seen: Sequence[Seen], rank: int) -> dict[str, float]:
+    """Own seconds of each phase, as they were said, that it did not sleep."""
+    record, slept_s = seen[0].record, seen[rank].slept_s
+    if record is None or record.ranks is None:
+        return {}
+    return {phase: record.ranks.by_rank[rank].own_s.get(phase, 0.0) - s for phase, s in slept_s.items()}
