@@ -96,8 +96,9 @@ def _errors(delayed: Sequence[Seen], mended: Sequence[Seen], ranks: Ranks | None
     """Of own work by phase, and of all waiting.
 
     What a rank did not sleep is the loop's own, what collectives take when nobody is late, and waiting. Nobody is late
-    for the rank that is held shortest in the mended run. Sharded, collectives are in every phase and nobody sees when
-    they hold a rank: what phases take beside sleep is then what was said of the mended run, and the delay is the truth.
+    for the rank that is held shortest in the mended run. How much of the loop's own is ``other`` is taken from what was
+    said of the mended run, so of that phase the delay is the truth; sharded, where collectives are in every phase and
+    nobody sees when they hold a rank, of every phase.
     """
     own: Errors = []
     waiting: Errors = []
@@ -107,9 +108,9 @@ def _errors(delayed: Sequence[Seen], mended: Sequence[Seen], ranks: Ranks | None
         assert ranks is not None
         times = ranks.by_rank[rank]
         held_s = truth.unslept_s - loop_s if truth.held_s is None else truth.held_s
-        more_s = {"backward": talking_s, "other": truth.unslept_s - held_s}
-        if truth.held_s is None:
-            more_s = _beside_sleep(mended, rank)
+        more_s = _beside_sleep(mended, rank)
+        if truth.held_s is not None:
+            more_s = {"backward": talking_s, "other": more_s.get("other", 0.0)}
         for phase, slept_s in truth.slept_s.items():
             true_s = slept_s + more_s.get(phase, 0.0)
             own.append((times.own_s.get(phase, 0.0) - true_s, true_s))
