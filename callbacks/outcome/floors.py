@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -40,6 +41,8 @@ def phase_work(
         return {}
     moved: dict[str, int | None] = dict((traffic or on_shapes or _NOTHING).by_phase)
     moved["forward"] = _forward_bytes(traffic, on_shapes, batch_bytes)
+    if "clip" in moved and trainer.lightning_module.automatic_optimization:
+        moved["clip"] = _clip_bytes(trainer, moved["clip"])
     strategy = nearest(trainer.strategy)
     if strategy not in WHOLE or _is_partitioned(trainer):
         known = _FROM_SHARDS if strategy in _SHARDED else ()
@@ -74,6 +77,13 @@ def _forward_bytes(seen: StepTraffic | None, on_shapes: StepTraffic | None, batc
     if read is None and on_shapes is not None:
         read = on_shapes.forward_read
     return None if read is None or written is None else read + written
+
+
+def _clip_bytes(trainer: Trainer, gradients: int | None) -> int | None:
+    """The loop asks for clipping always. Without a limit Lightning's own does nothing; what another does is unknown."""
+    if trainer.gradient_clip_val:
+        return gradients
+    return None if is_overridden("configure_gradient_clipping", trainer.lightning_module) else 0
 
 
 def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
@@ -13,7 +14,7 @@ from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.quantities import PARTS, counted
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
 from lm_profiler.record.steps import StepRow
 
@@ -62,7 +63,9 @@ def waterfall_of(
     )
     fall = waterfall(step, traced)
     phases = {part: near[part] * times.median for part in PARTS if near.get(part)}
-    return fall.model_copy(update={"step_phases": phases, "notes": [*fall.notes, *in_bursts(record.shares, near)]})
+    return fall.model_copy(
+        update={"step_phases": phases, "notes": [*fall.notes, *in_bursts(record.shares, near, steps)]}
+    )
 
 
 def input_share(steps: Sequence[StepRow]) -> float:
@@ -73,14 +76,19 @@ def input_share(steps: Sequence[StepRow]) -> float:
     return _input(shares(near_median(steps)))
 
 
-def in_bursts(mean: Mapping[str, float], near: Mapping[str, float]) -> list[str]:
-    """The note that the ``mean`` step waits longer for its input than the steps ``near`` the median one do."""
+def in_bursts(mean: Mapping[str, float], near: Mapping[str, float], steps: Sequence[StepRow]) -> list[str]:
+    """The note that the ``mean`` of ``steps`` waits longer for its input than those ``near`` the median one do.
+
+    It counts them, for one that was slow is no loader that gives its batches in bursts.
+    """
     if _input(mean) - _input(near) < _BURSTS:
         return []
+    limit_s = median(row.time("step") for row in steps) * (_input(near) + _BURSTS)
+    longer = sum(sum(row.time(phase) for phase in INPUT_PHASES) > limit_s for row in steps)
     waits = f"{_input(mean):.0%} of its time for data and transfer, the median one {_input(near):.0%}"
-    bursts = "the loader gives its batches in bursts"
+    told = f"{longer} of {counted(len(steps), 'step')} waited longer than that by {_BURSTS:.0%} of a step or more"
     which = "shares in the table are of the mean step, the waterfall is of the median one"
-    return [f"the mean step waits {waits}: {bursts}; {which}"]
+    return [f"the mean step waits {waits}: {told}; {which}"]
 
 
 def _input(of: Mapping[str, float]) -> float:

@@ -33,6 +33,7 @@ from lm_profiler.measure.clocks.timeline import (
 )
 from lm_profiler.measure.copies.module_copy import ModuleCopy, UncopyableError, undisturbed
 from lm_profiler.measure.copies.step_loop import OptimizerShapes, Step, StepLoop, loss_of
+from lm_profiler.measure.copies.turns import Turns
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import WORK, StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
@@ -177,6 +178,10 @@ def _hand_over(module: Any, optimizers: Sequence[_Optimizer], timeline: Timeline
 
     given = list(optimizers) if len(optimizers) != 1 else optimizers[0]
     vars(module).update(manual_backward=backward, clip_gradients=clip, optimizers=lambda use_pl_optimizer=True: given)
+    turns = Turns(optimizers)
+    vars(module).update(toggle_optimizer=turns.toggle, untoggle_optimizer=turns.untoggle)
+    for each in optimizers:
+        each.turns = turns
 
 
 class _Optimizer(Optimizer):
@@ -186,6 +191,7 @@ class _Optimizer(Optimizer):
         super().__init__(of.parameters, {})
         self.state.update(zip(of.parameters, of.states, strict=True))
         self.optimizer = self  # as Lightning's wrapper has it
+        self.turns = Turns([self])
         self._timeline = timeline
 
     def step(self, closure: Callable[[], Any] | None = None, **_: Any) -> Any:
@@ -204,7 +210,8 @@ class _Optimizer(Optimizer):
     @contextmanager
     def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
         """As Lightning's wrapper has it."""
-        yield
+        with self.turns.of(self):
+            yield
 
 
 @contextmanager

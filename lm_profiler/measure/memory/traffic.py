@@ -44,7 +44,8 @@ class TrafficReader:
       others are added to them; gradients, written.
     - zero_grad: gradients that are kept, written as zeros.
     - clip: gradients, read.
-    - optimizer: of parameters with a gradient: gradient read, parameter and its states read and written.
+    - optimizer: of parameters with a gradient: gradient read, parameter and its states read and written. Unknown where
+      a gradient is sparse: then it may be rows of them alone.
 
     Args:
         module: the model.
@@ -65,6 +66,7 @@ class TrafficReader:
     """Of the last step that ended."""
     _bytes: Counter[str] = field(default_factory=Counter)
     _open: frozenset[int] = frozenset()
+    _sparse: bool = False
     _stepping: list[tuple[Tensor, int]] = field(default_factory=list)
 
     def __call__(self, code: int) -> None:
@@ -76,8 +78,11 @@ class TrafficReader:
 
     def step_ended(self) -> None:
         """Keep the step's traffic."""
-        self.traffic = StepTraffic(dict(self._bytes), self.forward.take())
-        self._bytes, self._open = Counter(), frozenset()
+        by_phase: dict[str, int | None] = dict(self._bytes)
+        if self._sparse:
+            by_phase[PARTS[OPTIMIZER]] = None
+        self.traffic = StepTraffic(by_phase, self.forward.take())
+        self._bytes, self._open, self._sparse = Counter(), frozenset(), False
 
     def _begins(self, part: int) -> None:
         if part == FORWARD:
@@ -100,6 +105,7 @@ class TrafficReader:
             states = (each.state.get(parameter, {}) for each in self.optimizers for parameter in stepped)
             held = [leaf for leaf in tree_leaves(list(states)) if isinstance(leaf, Tensor)]
             self._add(OPTIMIZER, 2 * self._stored([*stepped, *held]) + sum(size for _, size in self._stepping))
+            self._sparse = self._sparse or any(p.grad is not None and p.grad.is_sparse for p in stepped)
 
     def _made(self, saved: Mapping[int, int]) -> set[int]:
         """What of ``saved`` the forward pass made; where its operators were not seen, all that nobody else holds."""

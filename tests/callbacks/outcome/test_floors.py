@@ -161,6 +161,28 @@ class ByHand(TwoLayers):
         optimizer.zero_grad()
 
 
+class InTurns(TwoLayers):
+    """Two optimizers, each with a layer of its own, of which the other needs no gradients meanwhile."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Tensor, _: int) -> None:  # type: ignore[override]
+        first, last = self.optimizers()  # type: ignore[misc, union-attr]
+        with first.toggle_model():
+            self._turn(first, batch)
+        self.toggle_optimizer(last)
+        self._turn(last, batch)
+        self.untoggle_optimizer(last)
+
+    def _turn(self, optimizer: Any, batch: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(self.layers(batch).sum())
+        optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(self.layers[at].parameters(), 1e-3) for at in (0, 2)]
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     "kind, options",
@@ -170,6 +192,7 @@ class ByHand(TwoLayers):
         (TwoLayers, {"precision": "bf16-true"}),
         (Deep, {}),
         (ByHand, {}),
+        (InTurns, {}),
         (partial(LanguageModel, activation_checkpointing=True, attention="math"), {"gradient_clip_val": 1.0}),
         (partial(LanguageModel, optimizer="sgd"), {"precision": "bf16-mixed", "accumulate_grad_batches": 2}),
     ],
@@ -239,7 +262,12 @@ WORK = StepWork(
 
 def trainer_of(kind: type[Strategy], device: str = "cpu", optimizers: int = 1) -> Any:
     strategy = object.__new__(type("Made", (kind,), {"root_device": torch.device(device)}))
-    return SimpleNamespace(strategy=strategy, optimizers=[SimpleNamespace()] * optimizers)
+    return SimpleNamespace(
+        strategy=strategy,
+        optimizers=[SimpleNamespace()] * optimizers,
+        gradient_clip_val=1.0,
+        lightning_module=TwoLayers(),
+    )
 
 
 def known(trainer: Any, work: StepWork | None = WORK, traffic: StepTraffic = TRAFFIC) -> dict[str, int | None]:
@@ -261,6 +289,17 @@ def test_of_a_sharded_module_a_ranks_own_shard_is_known() -> None:
 def test_of_another_strategy_nothing_is_known() -> None:
     """Lightning derives it from DDP's, and gives it an optimizer that holds a part."""
     assert set(known(trainer_of(DeepSpeedStrategy)).values()) == {None}
+
+
+class ClipsItself(TwoLayers):
+    def configure_gradient_clipping(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind, clipped", [(TwoLayers, 0), (ClipsItself, None), (ByHand, 4)])
+def test_where_the_loop_clips_nothing_clipping_reads_nothing(kind: Any, clipped: int | None) -> None:
+    trainer = trainer_of(SingleDeviceStrategy)
+    trainer.gradient_clip_val, trainer.lightning_module = None, kind()
+    assert known(trainer) == {**WHOLE, "clip": clipped}
 
 
 def test_which_of_several_optimizers_stepped_is_unknown() -> None:

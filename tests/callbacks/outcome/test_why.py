@@ -152,8 +152,10 @@ def test_a_wait_in_bursts_is_not_the_median_steps() -> None:
     median_ms = float(np.median(waits + works))
     assert median_ms * input_share(steps) == pytest.approx(0.58, rel=0.02)
     assert median_ms * float(waits.mean() / (waits + works).mean()) > 5  # what the mean would have said
-    (note,) = in_bursts(shares(steps), shares(near_median(steps)))
-    assert note.startswith("the mean step waits 51% of its time for data and transfer, the median one 5%: the loader")
+    (note,) = in_bursts(shares(steps), shares(near_median(steps)), steps)
+    assert note.startswith(
+        "the mean step waits 51% of its time for data and transfer, the median one 5%: 10 of 40 steps waited longer"
+    )
 
 
 def test_a_wait_of_every_step_is_the_median_steps() -> None:
@@ -161,7 +163,7 @@ def test_a_wait_of_every_step_is_the_median_steps() -> None:
     assert input_share(steps_of([1.0, 90.0, 2.0], [9.0, 10.0, 9.0])) == pytest.approx(2 / 11)
     assert input_share(steps_of([1.0], [3.0])) == pytest.approx(0.25)
     assert input_share([]) == 0.0
-    assert in_bursts({"data": 0.54}, {"data": 0.5}) == []
+    assert in_bursts({"data": 0.54}, {"data": 0.5}, []) == []
 
 
 def test_flops_of_two_dtypes_take_the_time_of_both() -> None:

@@ -134,6 +134,17 @@ def test_an_optimizer_reads_gradients_and_reads_and_writes_parameters_and_states
     assert (found["clip"], found["zero_grad"]) == (WEIGHTS * F32, 0)
 
 
+def test_of_a_sparse_gradient_nobody_knows_which_rows_an_optimizer_moves() -> None:
+    table = nn.Embedding(100, 4, sparse=True)
+    loop = Loop(table, SGD(table.parameters(), 0.1))
+    loop.part(FORWARD, lambda: None)
+    loop.part(BACKWARD, table(torch.tensor([1, 2])).sum().backward)
+    loop.part(OPTIMIZER, loop.optimizer.step)  # type: ignore[union-attr]
+    loop.reader.step_ended()
+    assert loop.reader.traffic is not None
+    assert loop.reader.traffic.by_phase["optimizer"] is None
+
+
 def test_gradients_that_are_kept_are_written_as_zeros_and_added_to() -> None:
     model = two_layers()
     loop = Loop(model, SGD(model.parameters(), 0.1), set_to_none=False).step(ROWS)
