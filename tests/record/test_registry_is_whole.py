@@ -18,6 +18,7 @@ from lm_profiler.record.run import RunRecord
 NO_FIGURES = {
     "schema_version": "of the file",
     "config": "the user's own",
+    "ranks.world": "environment.world_size again",
     "ranks.hosts": "which ranks a host has: names, in effect",
 }
 """Numbers of run.json that are no figures, each with the reason."""

@@ -30,6 +30,10 @@ def _hosts(record: RunRecord) -> int | None:
     return None if record.ranks is None else len(record.ranks.hosts)
 
 
+def _heard(record: RunRecord) -> int | None:
+    return None if record.ranks is None else record.ranks.heard
+
+
 def _saved(record: RunRecord) -> tuple[float, float] | None:
     finding = None if record.ranks is None else record.ranks.finding
     if finding is None or finding.low_s is None or finding.high_s is None:
@@ -67,9 +71,9 @@ RANKS: tuple[Quantity, ...] = (
         ("low_s", "mending saves, low", "ms", "an end of that interval", "mending_saves_low_s"),
         ("high_s", "mending saves, high", "ms", "an end of that interval", "mending_saves_high_s"),
     ),
+    computed("ranks_heard", "ranks heard", "count", "ranks of which waiting is known", _heard),
     *figures_of(
         "ranks",
-        ("world", "ranks heard", "count", "ranks of which waiting is known", "ranks_heard"),
         ("steps", "steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps"),
         ("step_s", "step of waiting", "ms", "mean of those steps, from collective to collective", "waiting_step_s"),
         ("witness", "waiting is known from", "text", "what says when each rank came", "waiting_witness"),

@@ -82,13 +82,13 @@ class ClockAlignment(Part):
 
 
 class Ranks(Part):
-    """All ranks of a run, from when each came to the collectives of its steps.
+    """The ranks of a run, from when each came to the collectives of its steps.
 
-    ``by_rank`` has every rank up to 64, else rank 0, the 8 with most own work and the 8 with least. ``columns`` are the
-    first steps of the heat map's columns, each the mean of the steps up to the next. ``step_s`` is the mean step;
-    ``waiting_share`` how much of it the mean rank waits. ``exposed_s`` is what of the collectives no compute hides, by
-    phase, as ``exposed_source`` says (empty: unknown). ``witness`` says what the waiting is known from, ``steps`` of
-    how many steps.
+    ``hosts`` has those of the ``world`` ranks that said so, ``by_rank`` every one of them up to 64, else rank 0, the
+    8 with most own work and the 8 with least. ``columns`` are the first steps of the heat map's columns, each the mean
+    of the steps up to the next. ``step_s`` is the mean step; ``waiting_share`` how much of it the mean rank waits.
+    ``exposed_s`` is what of the collectives no compute hides, by phase, as ``exposed_source`` says (empty: unknown).
+    ``witness`` says what the waiting is known from, ``steps`` of how many steps.
     """
 
     world: int
@@ -106,3 +106,8 @@ class Ranks(Part):
     witness: str
     clocks: ClockAlignment
     notes: list[str] = Field(default_factory=list)
+
+    @property
+    def heard(self) -> int:
+        """How many of the ranks said when they came."""
+        return sum(map(len, self.hosts.values()))

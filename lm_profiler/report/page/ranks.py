@@ -31,7 +31,7 @@ def ranks(entry: Entry) -> Json:
     facts = [[of.title, shown(of, record), of.meaning] for of in _KNOWN_FROM if of.get(record) is not None]
     return {
         "why": None,
-        "headline": f"{counted(known.world, 'rank')}, mean of {counted(known.steps, 'step')}",
+        "headline": f"{_heard(known)}, mean of {counted(known.steps, 'step')}",
         "said": who_waits(known),
         "lines": communication_lines(known),
         "step_s": known.step_s,
@@ -44,7 +44,11 @@ def ranks(entry: Entry) -> Json:
     }
 
 
-_KNOWN_FROM = [of for of in GROUPS["Ranks"] if of.path.startswith("ranks.") and "finding" not in of.path]
+_KNOWN_FROM = [
+    of
+    for of in GROUPS["Ranks"]
+    if of.name == "ranks_heard" or (of.path.startswith("ranks.") and "finding" not in of.path)
+]
 
 
 def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Sequence[float]) -> Json:
@@ -59,13 +63,13 @@ def _row(of: RankTimes, above: list[float], phases: Sequence[str], by_column: Se
 
 def _in_order(known: Ranks) -> list[RankTimes]:
     """By rank; where not all are there, those with most own work first."""
-    whole = len(known.by_rank) == known.world
+    whole = len(known.by_rank) == known.heard
     return sorted(known.by_rank, key=lambda of: (0.0 if whole else -of.all_own_s, of.rank))
 
 
 def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
     """Each less the median of the others: of all ranks, where the record knows theirs but not each of them."""
-    if known is not None and len(known.by_rank) < known.world:
+    if known is not None and len(known.by_rank) < known.heard:
         return [one - known.own[part].median_s for one in seconds]
     if len(seconds) < 2:
         return [0.0] * len(seconds)
@@ -78,10 +82,16 @@ def _without(ranked: list[float], one: float) -> list[float]:
     return ranked[:at] + ranked[at + 1 :]
 
 
+def _heard(known: Ranks) -> str:
+    """Not all may have said when they came."""
+    ranks = counted(known.world, "rank")
+    return ranks if known.heard == known.world else f"{known.heard:,} of {ranks}"
+
+
 def _left_out(known: Ranks) -> str:
-    if len(known.by_rank) == known.world:
+    if len(known.by_rank) == known.heard:
         return ""
-    told = f"{len(known.by_rank):,} of {counted(known.world, 'rank')}"
+    told = f"{len(known.by_rank):,} of {counted(known.heard, 'rank')}"
     return f"Drawn are {told}: rank 0, those with most own work and those with least, most first."
 
 

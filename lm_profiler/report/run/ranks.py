@@ -45,7 +45,7 @@ def waiting_of(ranks: Ranks) -> RankSpread | None:
     seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
     if not seconds:
         return None
-    middle = median(seconds.values()) if len(seconds) == ranks.world else ranks.waiting_share * ranks.step_s
+    middle = median(seconds.values()) if len(seconds) == ranks.heard else ranks.waiting_share * ranks.step_s
     most = max(seconds, key=lambda rank: seconds[rank])
     return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
 

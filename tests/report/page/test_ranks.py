@@ -45,6 +45,16 @@ def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -
     assert answer["several_hosts"]
 
 
+def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
+    """Of three, the last one's clock is unknown, say."""
+    found = made_ranks(world=2).model_copy(update={"world": 3})
+    answer = told(ranks=found)
+    assert answer["headline"].startswith("2 of 3 ranks, mean of")
+    assert answer["left_out"] == ""
+    assert answer["rows"][1]["above"] == pytest.approx([30e-3, 0, 0, 0])  # than the other one, not than both
+    assert ("ranks heard", "2") in [(row[0][1], row[1][1]) for row in answer["facts"]["rows"]]
+
+
 def test_a_record_without_steps_has_no_columns() -> None:
     found = made_ranks()
     rows = [of.model_copy(update={"own_by_column_s": []}) for of in found.by_rank]
