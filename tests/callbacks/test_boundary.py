@@ -20,6 +20,7 @@ from lm_profiler.callbacks import StageOptions, TrainingProfiler
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StoppingRule
 from lm_profiler.measure.boundary import Guard
+from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -43,6 +44,16 @@ def quiet_trainers() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def nothing_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of hundreds of runs whose steps were not looked at, for a fault, would start a process to count its work."""
+
+    def count(*_: object) -> None:
+        raise UncountableError("not counted here")
+
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", count)
 
 
 def broken_by(
