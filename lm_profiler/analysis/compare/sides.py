@@ -123,7 +123,7 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
         words = ", ".join(record.words) or "too short to call steady"
         doubts.append(f"was {words}: {record.steadiness.evidence}")
     doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
-    if record.ranks is not None and record.ranks.finding.kind in ("straggler", "host", "turns"):
+    if record.ranks is not None and record.ranks.finding.kind in ("straggler", "several", "host", "turns"):
         doubts.append(f"has ranks that wait: {record.ranks.finding.evidence}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")

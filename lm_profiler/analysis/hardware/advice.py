@@ -57,7 +57,7 @@ class Settings:
 
 
 def for_straggler(finding: RankFinding) -> str:
-    """One rank is slower than the others, or a host, or each in its turn."""
+    """One rank is slower than the others, or several, or a host, or each in its turn."""
     if finding.kind == "turns":
         return _first(
             (
@@ -70,6 +70,8 @@ def for_straggler(finding: RankFinding) -> str:
             ),
             otherwise="Find what stops one rank at a time: logging, checkpoints, garbage collection, other programs.",
         )
+    if finding.kind == "several":
+        return "See what these ranks have in common: their data, their disks, their host or switch, longer batches."
     who = f"host {finding.host}" if finding.kind == "host" else f"rank {finding.rank} (host {finding.host})"
     if finding.phase in ("data", "transfer"):
         return f"See what {who} reads its data from: its disk or network, the cores its loader has, its longer samples."

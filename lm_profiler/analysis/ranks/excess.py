@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -59,6 +60,22 @@ def excesses(own_s: Seconds) -> list[Excess]:
         certain = float(apart.mean()) > limit * error_s and seconds > limit * error_s
         largest.append(Excess(group, part, seconds, error_s, certain))
     return largest
+
+
+def excess_of(own_s: Seconds, ranks: Sequence[int], part: int, tested: Sequence[int]) -> Excess | None:
+    """Of ``ranks`` together, by how much their mean is above the median of the others; certain where each of the
+    ``tested`` is. None where no others are left."""
+    own = own_s[:, :, part]
+    mine, others = own[list(ranks)], np.delete(own, list(ranks), axis=0)
+    if not len(mine) or not len(others):
+        return None
+    busy = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
+    limit = student(SIGNIFICANCE / max(len(own) * busy, 1), own.shape[1] - 1)
+    beside = others.mean(axis=0)
+    each = [own[rank] - beside for rank in tested]
+    certain = all(float(apart.mean()) > limit * standard_error(apart) for apart in each)
+    seconds = float(mine.mean() - np.median(others.mean(axis=1)))
+    return Excess(ranks[0], part, seconds, standard_error(mine.mean(axis=0) - beside), certain)
 
 
 def standard_error(values: NDArray[np.float64]) -> float:

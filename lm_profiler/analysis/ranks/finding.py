@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.excess import Excess, excesses, standard_error, student
+from lm_profiler.analysis.ranks.between import late_from_between
+from lm_profiler.analysis.ranks.excess import student
+from lm_profiler.analysis.ranks.mends import MORE, Mend, best_of, mends_of_hosts, mends_of_ranks, mends_of_several
 from lm_profiler.analysis.ranks.replay import Replay
 from lm_profiler.analysis.ranks.work import RanksWork
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import RankFinding
+from lm_profiler.record.text import ranks_text
 
 _WORTH = 0.02
 """Of the step: what mending must save at least, to be spoken of."""
@@ -29,24 +31,9 @@ _CHANCE = 2.33
 _ONE = 0.8
 """Of all waiting: whoever causes more of it does not take turns with others."""
 
+_NAMED = 16
 _TAIL = 0.025
 _LEAST_STEPS = 3
-_TRIED = 8
-_HOST = 1.25
-"""Mending a whole host must save so many times what its worst rank would."""
-
-
-@dataclass(frozen=True)
-class _Mend:
-    """``ranks`` are slower in ``parts``, together by ``excess_s`` with a standard error of ``error_s``."""
-
-    ranks: tuple[int, ...]
-    host: str | None
-    parts: tuple[int, ...]
-    excess_s: float
-    error_s: float
-    saves_s: float
-    certain: bool
 
 
 def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertainty_s: float = 0.0) -> RankFinding:
@@ -61,10 +48,11 @@ def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertai
     work = replay.work
     if len(replay.course.steps) < _LEAST_STEPS:
         return RankFinding(kind="unsure", evidence="too few steps to tell who waits for whom")
-    best, whole = _best(_mends_of_ranks(replay)), _best(_mends_of_hosts(replay, hosts))
+    best, whole = best_of(mends_of_ranks(replay)), best_of(mends_of_hosts(replay, hosts))
     alone_s = best.saves_s if best is not None and best.certain else 0.0
-    if whole is not None and whole.certain and whole.saves_s > _HOST * alone_s:
-        best = whole
+    for more in (whole, best_of(mends_of_several(replay))):
+        if more is not None and more.certain and more.saves_s > MORE * alone_s:
+            best, alone_s = more, more.saves_s
     if best is not None and best.saves_s >= _WORTH * work.step_s:
         low_s, high_s = _interval(best, len(replay.course.steps), uncertainty_s)
         if best.certain and low_s > 0.0:
@@ -74,54 +62,7 @@ def finding(replay: Replay, named: Sequence[int], hosts: Sequence[str], uncertai
     return _nobody(replay, named)
 
 
-def _best(mends: Sequence[_Mend]) -> _Mend | None:
-    """What saves most, of those that are no chance, if there are any."""
-    return max(mends, key=lambda mend: (mend.certain, mend.saves_s), default=None)
-
-
-def _mends_of_ranks(replay: Replay) -> list[_Mend]:
-    """Of each rank and part that takes longer; of a rank that does in several, all of them at once as well."""
-    work, mends = replay.work, []
-    everyone = range(len(work.own_s))
-    slow = sorted(excesses(work.own_s), key=lambda e: (not e.certain, -e.seconds))[:_TRIED]
-    for one in slow:
-        mends.append(_mend(replay, (one.group,), None, [one], everyone))
-    for rank in dict.fromkeys(one.group for one in slow):
-        its = [one for one in slow if one.group == rank and one.certain]
-        if len(its) > 1:
-            together = _mend(replay, (rank,), None, its, everyone)
-            if together.saves_s > _HOST * max(mend.saves_s for mend in mends if mend.ranks == (rank,)):
-                mends.append(together)
-    return mends
-
-
-def _mends_of_hosts(replay: Replay, hosts: Sequence[str]) -> list[_Mend]:
-    """Of each host with several ranks: by the medians of its ranks, as if it was one."""
-    names = list(dict.fromkeys(hosts))
-    ranks = [tuple(r for r, host in enumerate(hosts) if host == name) for name in names]
-    if len(names) < 2 or max(map(len, ranks)) < 2:
-        return []
-    own_s = np.stack([np.median(replay.work.own_s[list(group)], axis=0) for group in ranks])
-    everyone = range(len(hosts))
-    slow = [one for one in excesses(own_s) if len(ranks[one.group]) > 1][:_TRIED]
-    return [_mend(replay, ranks[one.group], names[one.group], [one], everyone) for one in slow]
-
-
-def _mend(
-    replay: Replay, ranks: tuple[int, ...], host: str | None, slow: Sequence[Excess], everyone: Sequence[int]
-) -> _Mend:
-    parts = tuple(one.part for one in slow)
-    others = [rank for rank in everyone if rank not in ranks]
-    saves_s = replay.saves_s(ranks, parts, others)
-    error_s = slow[0].error_s
-    if len(parts) > 1:
-        own = replay.work.own_s[:, :, list(parts)].sum(axis=2)
-        error_s = standard_error(own[ranks[0]] - own[others].mean(axis=0))
-    excess_s = sum(one.seconds for one in slow)
-    return _Mend(ranks, host, parts, excess_s, error_s, saves_s, all(one.certain for one in slow))
-
-
-def _interval(mend: _Mend, steps: int, uncertainty_s: float) -> tuple[float, float]:
+def _interval(mend: Mend, steps: int, uncertainty_s: float) -> tuple[float, float]:
     """Of 95 %: what the rank takes longer is known so well, and so much of it goes into the saving."""
     through = min(max(mend.saves_s / mend.excess_s, 0.0), 1.0) if mend.excess_s > 0.0 else 1.0
     half = student(_TAIL, steps - 1) * mend.error_s * through + uncertainty_s
@@ -129,28 +70,30 @@ def _interval(mend: _Mend, steps: int, uncertainty_s: float) -> tuple[float, flo
 
 
 def _told(
-    mend: _Mend, replay: Replay, named: Sequence[int], hosts: Sequence[str], low_s: float, high_s: float
+    mend: Mend, replay: Replay, named: Sequence[int], hosts: Sequence[str], low_s: float, high_s: float
 ) -> RankFinding:
     work, steps = replay.work, len(replay.course.steps)
-    one = len(mend.ranks) == 1 and mend.host is None
+    one, names = len(mend.ranks) == 1 and mend.host is None, _names([named[rank] for rank in mend.ranks], len(named))
     caused = work.caused_s[list(mend.ranks)].sum(axis=0)
     rest = np.delete(work.caused_s, list(mend.ranks), axis=0).max(axis=0)
-    last_in, wait_s = int(np.count_nonzero(caused > rest)), float(caused.mean())
+    last_in, wait_s = int(np.count_nonzero(caused > rest)), _others_wait_s(work, mend.ranks)
     part = PARTS[mend.parts[0]] if len(mend.parts) == 1 else None
-    on_host = f" (host {hosts[mend.ranks[0]]})" if len(set(hosts)) > 1 else ""
-    who = f"rank {named[mend.ranks[0]]}{on_host} is" if one else f"the ranks of host {mend.host} are"
+    on = list(dict.fromkeys(hosts[rank] for rank in mend.ranks))
+    on_host = f" (host{'s' * (len(on) > 1)} {', '.join(on)})" if len(set(hosts)) > 1 else ""
+    it = "it" if one else "them"
+    who = f"{names}{on_host} {'is' if one else 'are'}" if mend.host is None else f"the ranks of host {mend.host} are"
     where = "" if part is None else f" in {part}"
     if part is None:
         where = f" in {', '.join(PARTS[code] for code in sorted(mend.parts))}"
     evidence = (
         f"{who} {_ms(mend.excess_s)} slower{where} than the median of the others; the other ranks wait"
-        f" {_ms(wait_s)} a step for {'it' if one else 'them'}; mending it would save {_ms(mend.saves_s)} a step"
+        f" {_ms(wait_s)} a step for {it}; mending {it} would save {_ms(mend.saves_s)} a step"
         f" [{low_s * 1e3:.1f}, {high_s * 1e3:.1f}]"
     )
     return RankFinding(
-        kind="straggler" if one else "host",
+        kind="straggler" if one else "several" if mend.host is None else "host",
         rank=named[mend.ranks[0]] if one else None,
-        host=hosts[mend.ranks[0]],
+        host=on[0] if len(on) == 1 else None,
         phase=part,
         excess_s=mend.excess_s,
         saves_s=mend.saves_s,
@@ -162,8 +105,20 @@ def _told(
     )
 
 
-def _unsure(mend: _Mend, replay: Replay, named: Sequence[int]) -> str:
-    who = f"rank {named[mend.ranks[0]]}" if mend.host is None else f"host {mend.host}"
+def _names(ranks: Sequence[int], world: int) -> str:
+    """Of many ranks the first."""
+    return ranks_text(ranks) if len(ranks) <= _NAMED else f"{len(ranks):,} of {world:,} ranks, {ranks[0]} the first,"
+
+
+def _others_wait_s(work: RanksWork, ranks: tuple[int, ...]) -> float:
+    """How long those that are not of ``ranks`` wait for them, in the mean."""
+    everyone = len(work.own_s)
+    by_all = float(work.caused_s[list(ranks)].sum(axis=0).mean()) * (everyone - 1) / (everyone - len(ranks))
+    return min(by_all, float(np.delete(work.waiting_s, list(ranks), axis=0).sum(axis=2).mean()))
+
+
+def _unsure(mend: Mend, replay: Replay, named: Sequence[int]) -> str:
+    who = _names([named[rank] for rank in mend.ranks], len(named)) if mend.host is None else f"host {mend.host}"
     where = ", ".join(PARTS[code] for code in sorted(mend.parts))
     steps = len(replay.course.steps)
     return f"{who} took {_ms(mend.excess_s)} longer in {where} than the others; too few steps ({steps}) to be sure"
@@ -191,6 +146,12 @@ def _nobody(replay: Replay, named: Sequence[int]) -> RankFinding:
         )
     share = waits_s / work.step_s if work.step_s > 0.0 else 0.0
     evidence = f"no rank is slower than the others; in the mean they wait {_ms(waits_s)} a step ({share:.0%})"
+    late = late_from_between(replay.course)
+    if late is not None and late.seconds >= _JITTER * work.step_s:
+        evidence += (
+            f"; between the steps (validation, checkpoints, an epoch's end) rank {named[late.rank]} took"
+            f" {_ms(late.seconds)} a step longer than the median of the others"
+        )
     return RankFinding(kind="equal", others_wait_s=waits_s, evidence=evidence)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
 from lm_profiler.analysis.ranks.work import RanksWork, Seconds
@@ -41,7 +40,8 @@ class Replay:
     def saves_s(self, ranks: Iterable[int], parts: Iterable[int], others: Iterable[int]) -> float:
         """Seconds a step that the run would be shorter, had ``ranks`` taken in ``parts`` what ``others`` take."""
         asked = list(others)
-        cuts = {rank: np.sum([self._cut(rank, part, asked) for part in parts], axis=0) for rank in ranks}
+        known = [(part, *self._usual(part, asked)) for part in parts]
+        cuts = {rank: np.sum([self._cut(rank, *usual) for usual in known], axis=0) for rank in ranks}
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
     def evened_s(self, part: int) -> float:
@@ -54,12 +54,23 @@ class Replay:
         cuts = {rank: in_part[:, rank] - usual for rank in range(in_part.shape[1])}
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
-    def _cut(self, rank: int, part: int, others: list[int]) -> Seconds:
-        """How much less before each event: the whole of it taken off where the rank takes longer than others do."""
-        less = (self.work.own_s[rank, :, part] - _as_others(self.work.own_s[:, :, part], rank, others)) * 1e9
-        spent = self._in_part(part)
+    def _usual(self, part: int, others: list[int]) -> tuple[Seconds, Seconds]:
+        """What ``others`` take in ``part``: the median of their steps, the shortest of each first; and before each
+        event, in nanoseconds."""
+        of_steps = np.median(np.sort(self.work.own_s[others, :, part], axis=1), axis=0)
         asked = others[:: max(len(others) // _ASKED, 1)]
-        beyond = np.maximum(spent[:, rank] - np.median(spent[:, asked], axis=1), 0.0)
+        return of_steps, np.median(self._in_part(part)[:, asked], axis=1)
+
+    def _cut(self, rank: int, part: int, of_steps: Seconds, of_events: Seconds) -> Seconds:
+        """How much less before each event: the whole of it taken off where the rank takes longer than others do.
+
+        As the others its fastest step takes what their fastest do, and so on. So it keeps its own ups and downs: a rank
+        that equals another step by step would never wait for it.
+        """
+        own_s = self.work.own_s[rank, :, part]
+        less = (own_s - of_steps[np.argsort(np.argsort(own_s, kind="stable"), kind="stable")]) * 1e9
+        spent = self._in_part(part)
+        beyond = np.maximum(spent[:, rank] - of_events, 0.0)
         step = self.course.step
         inside = step >= 0
         cut = np.zeros(len(step))
@@ -97,12 +108,3 @@ class Replay:
             here = slice(None) if everyone[event] else course.members[event]
             now[here] = now[here].max() if kind == MEETING else tree_exits(now[here])
         return float(now.max())
-
-
-def _as_others(own_s: Seconds, rank: int, others: list[int]) -> NDArray[np.float64]:
-    """[step]: what ``rank`` would take, were it as the median of ``others``: its fastest step takes what their fastest
-    do, and so on. So it keeps its own ups and downs: a rank that equals another step by step would never wait for it.
-    """
-    usual = np.median(np.sort(own_s[others], axis=1), axis=0)
-    place = np.argsort(np.argsort(own_s[rank], kind="stable"), kind="stable")
-    return np.asarray(usual[place])

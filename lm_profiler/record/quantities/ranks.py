@@ -57,7 +57,7 @@ RANKS: tuple[Quantity, ...] = (
     computed("own_work_s", "own work", "ms", "how long the mean rank works itself in a step", _working),
     *figures_of(
         "ranks.finding",
-        ("kind", "who waits for whom", "text", "straggler, host, turns, equal or unsure", "waiting_for"),
+        ("kind", "who waits for whom", "text", "straggler, several, host, turns, equal or unsure", "waiting_for"),
         ("rank", "slow rank", "count", "the rank that the others wait for", "slow_rank"),
         ("host", "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host"),
         ("phase", "slow phase", "text", "the phase that takes longer there", "slow_phase"),

@@ -8,9 +8,10 @@ from pydantic import Field
 
 from lm_profiler.record.run.part import Newer, Part
 
-FindingKind = Literal["straggler", "host", "turns", "equal", "unsure"]
-"""``straggler``: the others wait for one rank; ``host``: for the ranks of one host; ``turns``: for another one each
-step; ``equal``: nobody waits long for anybody; ``unsure``: they wait, and the steps do not say for whom."""
+FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"]
+"""``straggler``: the others wait for one rank; ``several``: for ranks that are slow in the same phase; ``host``: for
+those of one host; ``turns``: for another one each step; ``equal``: nobody waits long for anybody; ``unsure``: they
+wait, and the steps do not say for whom."""
 
 
 class RankSpread(Part):
@@ -48,12 +49,12 @@ class RankTimes(Part):
 class RankFinding(Part):
     """For whom the others wait, and what mending it would save.
 
-    Of a ``straggler``: ``rank``, ``host`` and ``phase`` of it; of a ``host``: ``host`` and ``phase``; of ``turns``:
-    ``phase``, where one phase of all ranks is behind it. ``excess_s`` is how much longer that takes than the median of
-    the other ranks. ``saves_s`` is what a step would be shorter if it took their median, by replaying the steps from
-    collective to collective, in its 95 % interval from ``low_s`` to ``high_s``; of ``turns``, if every rank took the
-    median in ``phase``. ``last_in`` of the steps it was the one that the others waited for longest; ``others_wait_s``
-    is how long they wait for it in the mean.
+    Of a ``straggler``: ``rank``, ``host`` and ``phase`` of it; of a ``host`` and of ``several`` ranks: ``host`` (None:
+    they are of more than one) and ``phase``; of ``turns``: ``phase``, where one phase of all ranks is behind it.
+    ``excess_s`` is how much longer that takes than the median of the other ranks. ``saves_s`` is what a step would be
+    shorter if it took their median, by replaying the steps from collective to collective, in its 95 % interval from
+    ``low_s`` to ``high_s``; of ``turns``, if every rank took the median in ``phase``. ``last_in`` of the steps it was
+    the one that the others waited for longest; ``others_wait_s`` is how long they wait for it in the mean.
     """
 
     kind: Annotated[FindingKind, Newer]

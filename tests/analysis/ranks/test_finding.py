@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from simulated_ranks import ACCUMULATED, BASE_S, DDP, SHARDED, simulate, usual
 
 from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.record.run import RankFinding, Ranks
 
 Delays = list[tuple[int, str, Any]]
@@ -137,3 +139,60 @@ def test_equal_ranks_raise_no_alarm(ranks: int, steps: int, noise: float) -> Non
         kinds[found(ranks, [], steps=steps, noise=noise, seed=seed)[0].finding.kind] += 1
     assert kinds["straggler"] + kinds["host"] + kinds["turns"] <= 3
     assert kinds["unsure"] <= 6
+
+
+def test_ranks_that_are_slow_together_are_found_though_mending_one_of_them_saves_nothing() -> None:
+    said, _ = found(4, [(1, "forward", 0.03), (3, "forward", 0.028)])
+    finding = said.finding
+    assert (finding.kind, finding.rank, finding.host, finding.phase) == ("several", None, "here", "forward")
+    assert finding.evidence.startswith("ranks 1, 3 are 29.0 ms slower in forward than the median of the others")
+    assert finding.others_wait_s == pytest.approx(0.029, rel=0.1)  # those two, not the mean of three
+    assert finding.saves_s == pytest.approx(0.03, rel=0.05)
+    assert finding.excess_s == pytest.approx(0.029, rel=0.02)
+
+
+def test_ranks_that_are_slow_together_in_two_phases_and_of_two_hosts() -> None:
+    delays: Delays = [(rank, part, 0.02) for rank in (0, 5) for part in ("forward", "backward")]
+    finding = found(8, delays, SHARDED, hosts=["a"] * 4 + ["b"] * 4)[0].finding
+    assert (finding.kind, finding.host, finding.phase) == ("several", None, None)
+    assert "ranks 0, 5 (hosts a, b) are 39.9 ms slower in forward, backward than" in finding.evidence
+    assert finding.saves_s == pytest.approx(0.04, rel=0.05)
+
+
+def test_half_of_many_ranks_are_counted_and_not_listed() -> None:
+    work_s = usual(64, 12, 0.02)
+    work_s["data"][::2] += 0.03
+    said = ranks_of(simulate(work_s).timelines, 64, overlap=True)
+    assert said is not None
+    assert said.finding.evidence.startswith("32 of 64 ranks, 0 the first, are 30.")
+
+
+def test_the_ranks_of_a_host_are_waited_for_by_the_others_alone() -> None:
+    said, _ = found(4, [(2, "forward", 0.03), (3, "forward", 0.03)], hosts=["a", "a", "b", "b"])
+    assert said.finding.others_wait_s == pytest.approx(0.03, rel=0.1)
+
+
+def test_who_is_late_from_between_the_steps_is_told() -> None:
+    """Rank 3 validates longer, say, by 50 ms each of 19 times: the others wait for it in the step that follows."""
+    program = [("work", "zero_grad", 1.0), *DDP]
+    between_s = np.repeat([[0.0], [0.0], [0.0], [0.05]], 20, axis=1)
+    slow = simulate({**usual(4, 20, 0.02), "zero_grad": between_s}, program)
+    said = ranks_of([outside(each) for each in slow.timelines], 4, overlap=True)
+    assert said is not None
+    assert said.finding.kind == "equal"
+    told = "between the steps (validation, checkpoints, an epoch's end) rank 3 took 47.5 ms a step longer"
+    assert told in said.finding.evidence
+    assert "between" not in found(4, [])[0].finding.evidence
+
+
+def outside(timeline: RankTimeline) -> RankTimeline:
+    """Without the first part of each step, which lies before it."""
+    first = timeline.first[:-1]
+    keep = np.ones(len(timeline.codes), dtype=bool)
+    keep[first] = False
+    return replace(
+        timeline,
+        first=timeline.first - np.arange(len(timeline.first)),
+        codes=timeline.codes[keep],
+        host_ns=timeline.host_ns[keep],
+    )
