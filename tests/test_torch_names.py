@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def found(name: str) -> Any:
     value: Any = torch
     path = "torch"
     for part in name.split(".")[1:]:
+        if not hasattr(value, part) and path in sys.modules:  # torch.multiprocessing.spawn is a function too
+            value = sys.modules[path]
         path += f".{part}"
         if not hasattr(value, part):
             try:

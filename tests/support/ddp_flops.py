@@ -34,7 +34,7 @@ def main(folder: str) -> None:
     for profiler in (instruments(1, 2, memory=1, stop_when_done=False), None):
         seed_everything(1, verbose=False)
         module = Talking()
-        options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False, "max_steps": 6}
+        options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False, "max_steps": 14}
         trainer_with([profiler] if profiler else [], Path(folder), **options).fit(module)
         weights.append([p.detach().clone() for p in module.parameters()])
         if profiler is not None and module.global_rank == 0:
