@@ -9,16 +9,8 @@ from typing import TextIO
 
 from lm_profiler.measure.boundary import put
 from lm_profiler.record.quantities import counted
+from lm_profiler.record.stage_names import STAGE_NAMES
 
-_NAMES = {
-    "warmup": "warm-up",
-    "measure": "measuring",
-    "collectives": "timing collectives",
-    "whatif": "delaying places",
-    "actions": "timing actions",
-    "memory": "reading memory",
-    "trace": "tracing",
-}
 _REDRAW_S = 0.5
 
 
@@ -46,10 +38,10 @@ class Progress:
             if not new and now - self._drawn_at < _REDRAW_S:
                 return
             self._drawn_at = now
-            put(self._out, f"\r\x1b[K{_NAMES[stage]} {min(done + 1, planned)}/{planned}")
+            put(self._out, f"\r\x1b[K{STAGE_NAMES[stage]} {min(done + 1, planned)}/{planned}")
         elif new:
             limit = self._measured if stage == "measure" else ""
-            put(self._out, f"{_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
+            put(self._out, f"{STAGE_NAMES[stage]}: {limit}{counted(planned, 'step')}\n")
         self._stage = stage
 
     def clear(self) -> None:

@@ -114,7 +114,9 @@ class Attempt:
 
     def is_refusal(self, error: BaseException) -> bool:
         """Whether ``error`` says that the call is wrong: ours or Lightning's, before the first step."""
-        return self.record is None and isinstance(error, (UsageError, MisconfigurationException))
+        record = self.record
+        begun = record is not None and record.status != "refused"
+        return not begun and isinstance(error, (UsageError, MisconfigurationException))
 
     def ended(self, error: BaseException) -> int:
         """The exit code of a run that a signal or ``sys.exit`` ended."""

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.record.stage_names import STAGE_NAMES
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell
@@ -20,7 +21,6 @@ from lm_profiler.sweep.outcome import OUTPUT_FILE, last_lines
 from lm_profiler.sweep.schedule import Watcher
 
 _RECENT = 8
-_STAGES = ("warm-up", "measuring", "reading memory", "tracing")
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
@@ -117,7 +117,12 @@ class Display(Watcher):
 
 def stage_of(output: Path) -> str:
     """What a running cell does, from the last line about it in its output."""
-    stages = (stage for line in reversed(last_lines(output)) for stage in _STAGES if line.startswith(f"{stage}: "))
+    stages = (
+        stage
+        for line in reversed(last_lines(output))
+        for stage in STAGE_NAMES.values()
+        if line.startswith(f"{stage}: ")
+    )
     return next(stages, "starting")
 
 

@@ -625,7 +625,7 @@ def start(here: Path) -> Iterator[Callable[..., Program]]:
         program.kill()
 
 
-PROGRESS = re.compile(r"(warm-up|measuring|timing actions|reading memory|tracing)\b")
+PROGRESS = re.compile(r"(warm-up|measuring|timing collectives|timing actions|reading memory|tracing)\b")
 DDP = ["--trainer.strategy=ddp", "--trainer.devices=2"]
 
 
