@@ -75,7 +75,7 @@ RANKS: tuple[Quantity, ...] = (
     *figures_of(
         "ranks",
         ("steps", "steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps"),
-        ("step_s", "step of waiting", "ms", "mean of those steps, from collective to collective", "waiting_step_s"),
+        ("step_s", "step of waiting", "ms", "mean of those steps, over the ranks heard", "waiting_step_s"),
         ("witness", "waiting is known from", "text", "what says when each rank came", "waiting_witness"),
         ("exposed_source", "exposed is known from", "text", "what says which collectives compute does not hide"),
     ),
