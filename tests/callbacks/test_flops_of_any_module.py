@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,8 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
-from scripts import SUPPORT
 from torch.utils._pytree import tree_leaves
+from warm_ranks import run_ranks
 from zoo import KINDS, ROWS, WIDTH, Accumulating, Kind, Paper, mm
 
 from lm_profiler.callbacks import TrainingProfiler
@@ -73,12 +69,7 @@ def test_a_step_counts_as_on_paper_and_the_training_does_not_notice(kind: type[K
 
 
 def test_each_rank_counts_its_own_and_runs_no_collective_of_the_step_again(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SUPPORT / "ddp_flops.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170, check=False)
+    done = run_ranks("ddp_flops.py", tmp_path, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert "same" in done.stdout
 

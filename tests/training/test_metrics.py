@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import socket
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +13,7 @@ import pytest
 import torch
 from kept import Keeps
 from lightning.pytorch import Trainer
-from scripts import SUPPORT
+from warm_ranks import run_ranks
 
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.training import FakeTokens, LanguageModel
@@ -48,14 +44,7 @@ def test_each_step_logs_its_own_loss_and_perplexity(precision: str, make_trainer
 
 
 def test_on_two_ranks_every_step_logs_what_both_have_seen(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SUPPORT / "ddp_metrics.py"), str(tmp_path)]
-    done = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_ranks("ddp_metrics.py", tmp_path, str(tmp_path))
     assert done.returncode == 0, done.stderr
     (logged, mine), (also, theirs) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert logged == also

@@ -16,6 +16,7 @@ import torch
 from ddp_run import COLLECTED_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
+from warm_ranks import run_ranks
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import plan
@@ -29,7 +30,8 @@ from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 
-def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
+def start(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
+    """By Lightning's own launcher."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,7 +43,7 @@ def start(folder: Path, fails: str = "") -> subprocess.CompletedProcess[str]:
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:
-    done = start(tmp_path)
+    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
@@ -71,7 +73,7 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
 
 
 def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_path: Path) -> None:
-    done = start(tmp_path, "actions")
+    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "actions")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
@@ -82,7 +84,7 @@ def test_the_flag_that_ranks_send_each_other_before_every_batch_is_named(tmp_pat
 
 
 def test_of_a_slow_step_the_rank_is_told_that_it_was_slow_on(tmp_path: Path) -> None:
-    done = start(tmp_path, "collects")
+    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "collects")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
@@ -129,7 +131,7 @@ def test_of_a_rank_that_is_killed_a_second_is_lost_and_the_figures_are_of_all_ra
 
 
 def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> None:
-    done = start(tmp_path, "breaks")
+    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), "breaks")
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
@@ -142,7 +144,7 @@ def test_a_rank_whose_instruments_fail_keeps_nobody_waiting(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("how", ["delays", "delays, breaks"])
 def test_ranks_that_are_delayed_keep_in_step(how: str, tmp_path: Path) -> None:
-    done = start(tmp_path, how)
+    done = run_ranks("ddp_run.py", tmp_path, str(tmp_path), how)
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
