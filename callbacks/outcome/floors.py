@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
 from lm_profiler.callbacks.instruments.work import StepWork
-from lm_profiler.callbacks.namespaces import WHOLE, nearest
+from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Floor, Rates, RunRecord
 
@@ -83,7 +82,7 @@ def _clip_bytes(trainer: Trainer, gradients: int | None) -> int | None:
     """The loop asks for clipping always. Without a limit Lightning's own does nothing; what another does is unknown."""
     if trainer.gradient_clip_val:
         return gradients
-    return None if is_overridden("configure_gradient_clipping", trainer.lightning_module) else 0
+    return None if overrides(trainer.lightning_module, "configure_gradient_clipping") else 0
 
 
 def _flops(work: StepWork | None) -> dict[str, Mapping[str, int] | None]:
