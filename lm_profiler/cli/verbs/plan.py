@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.planned import ROOM, Planned
 from lm_profiler.measure.boundary import say
+from lm_profiler.measure.elsewhere import surroundings
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.record.run import MemoryCauses
 from lm_profiler.report.run.plan import plan_table
@@ -107,8 +107,7 @@ def _bytes(text: str) -> int:
 
 def _rehearsal(kind: str, what: str, room: float, options: Sequence[str]) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "lm_profiler.cli.workers.rehearse", kind, what, str(room), "fit", *options]
-    env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings())
 
 
 def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:

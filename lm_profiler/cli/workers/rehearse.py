@@ -7,12 +7,12 @@ counts as the CPU does; ``batch``, ``context`` or ``nothing`` is what it looks f
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from traceback import walk_tb
 from typing import Any
 
@@ -26,6 +26,7 @@ from lm_profiler.cli.quiet import quiet, quiet_libraries
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.elsewhere import answer
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.training.fake_tokens import FakeTokens
 from lm_profiler.usage_error import UsageError
@@ -118,22 +119,21 @@ def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print the answer to a call, as JSON in a line of its own."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the module prints
-    device, what, room, *rest = arguments
+    """Print the answer to a call, as JSON."""
+    answer(partial(_planned, *arguments))
+
+
+def _planned(device: str, what: str, room: str, *call: str) -> dict[str, Any]:
     quiet_libraries()
     prepare(device == "gpu")
     with tempfile.TemporaryDirectory() as folder, quiet():
         try:
-            planned = rehearse(Call([*rest, f"--log_dir={folder}"]), device == "gpu", what, float(room))
-            answer = {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
+            planned = rehearse(Call([*call, f"--log_dir={folder}"]), device == "gpu", what, float(room))
+            return {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
         except UsageError as error:
-            answer = {"wrong": str(error)}
+            return {"wrong": str(error)}
         except Exception as error:
-            answer = {"unknown": _reason(error)}
-    with answers:
-        json.dump(answer, answers)
+            return {"unknown": _reason(error)}
 
 
 def _reason(error: Exception) -> str:

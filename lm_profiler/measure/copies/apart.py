@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import pickle
 import resource
 import signal
@@ -26,6 +25,7 @@ from lm_profiler.measure.copies.module_copy import ModuleCopy
 from lm_profiler.measure.copies.shapes import META, Counted, count_work, shape_of
 from lm_profiler.measure.copies.step_loop import MethodStep, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.elsewhere import answer, surroundings
 from lm_profiler.record.run import Flops
 
 LIMIT_S = 120.0
@@ -58,33 +58,33 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, loop: StepLoop,
         raise UncountableError(f"a copy cannot be sent to another process: {said(error)}") from None
     command = [sys.executable, "-c", _PROGRAM]
     try:
-        done = subprocess.run(command, input=sent.getvalue(), capture_output=True, env=_surroundings(), timeout=limit_s)
-        answer = json.loads(done.stdout)
+        done = subprocess.run(command, input=sent.getvalue(), capture_output=True, env=surroundings(), timeout=limit_s)
+        told = json.loads(done.stdout)
     except subprocess.TimeoutExpired:
         raise UncountableError(f"on a copy the step took more than {limit_s:.0f} s") from None
     except (OSError, ValueError):
         raise UncountableError("the process that counts on a copy ended without an answer") from None
-    if "unknown" in answer:
-        raise UncountableError(answer["unknown"])
-    return Counted(**{**answer, "flops": Flops.model_validate(answer["flops"])})
+    if "unknown" in told:
+        raise UncountableError(told["unknown"])
+    return Counted(**{**told, "flops": Flops.model_validate(told["flops"])})
 
 
 def main() -> None:
     """In the other process: read the step from stdin, and write what it counts."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever the step prints
+    answer(_count)
+
+
+def _count() -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     signal.alarm(int(LIMIT_S))  # also when nobody waits any more
     try:
         module, batch, loop, step = _Reader(sys.stdin.buffer).load()
         counted = count_work(module, step, batch, loop)
-        answer = {**asdict(counted), "flops": counted.flops.model_dump()}
+        return {**asdict(counted), "flops": counted.flops.model_dump()}
     except UncountableError as error:
-        answer = {"unknown": str(error)}
+        return {"unknown": str(error)}
     except Exception as error:
-        answer = {"unknown": f"on a copy without data the step fails: {said(error)}"}
-    with answers:
-        json.dump(answer, answers)
+        return {"unknown": f"on a copy without data the step fails: {said(error)}"}
 
 
 def on_meta(value: Any) -> Any:
@@ -97,12 +97,6 @@ def _sharded_otherwise(module: nn.Module) -> bool:
     meshes = [p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")]
     by_fsdp = any(hasattr(part, "_get_fsdp_state") for part in module.modules())
     return any(mesh.ndim > 1 or not by_fsdp for mesh in meshes)
-
-
-def _surroundings() -> dict[str, str]:
-    """Without a device, a compiler or other ranks."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
 
 
 class _Reader(pickle.Unpickler):

@@ -22,11 +22,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from lm_profiler.measure.copies.apart import _Reader, _surroundings, count_apart
+from lm_profiler.measure.copies.apart import _Reader, count_apart
 from lm_profiler.measure.copies.module_copy import UncopyableError
 from lm_profiler.measure.copies.shapes import count_work
 from lm_profiler.measure.copies.step_loop import MethodStep, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.elsewhere import surroundings
 from lm_profiler.measure.memory.peaks import ProcessProbe
 from lm_profiler.models.config import TransformerConfig, preset
 from lm_profiler.models.transformer import Transformer
@@ -438,6 +439,6 @@ class TestInAnotherProcess:
     def test_it_has_no_ranks_no_device_and_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
             monkeypatch.setenv(name, "1")
-        given = _surroundings()
+        given = surroundings()
         assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
         assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")
