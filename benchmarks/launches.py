@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.free_port import free_port
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 
@@ -209,7 +209,7 @@ def trial(way: str, asked: Sequence[str], apart: bool = False) -> Outcome:
         began = time.monotonic()
         processes = [
             _start(_command(started, asked, folder, apart), started, folder, Path(top, f"said{number}"))
-            for number, started in enumerate(WAYS[way](_free_port()))
+            for number, started in enumerate(WAYS[way](free_port()))
         ]
         codes = [_code(process, began + LIMIT_S) for process in processes]
         took_s = time.monotonic() - began
@@ -220,12 +220,6 @@ def trial(way: str, asked: Sequence[str], apart: bool = False) -> Outcome:
         ended = " ".join("hung" if code is None else str(code) for code in codes)
         tables = sum(text.count("written to") for text in said)
         return Outcome((ended, runs, str(orphans), str(tables), f"{took_s:.0f}"), said)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _start(command: Sequence[str], started: Started, folder: Path, said: Path) -> subprocess.Popen[bytes]:

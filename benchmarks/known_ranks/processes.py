@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import socket
 import tempfile
 import time
 import traceback
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from benchmarks.free_port import free_port
 
 Result = TypeVar("Result")
 
@@ -29,7 +30,7 @@ def on_ranks(world: int, work: Callable[[int], Result], limit_s: float = 600.0) 
         RuntimeError: a rank failed, or ``limit_s`` went by. No process is left.
     """
     with tempfile.TemporaryDirectory() as folder:
-        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "NODE_RANK": "0"}
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "NODE_RANK": "0"}
         forked = multiprocessing.get_context("fork")
         ranks = [forked.Process(target=_rank, args=(n, work, Path(folder), environment)) for n in range(world)]
         for each in ranks:
@@ -68,9 +69,3 @@ def _rank(number: int, work: Callable[[int], Result], folder: Path, environment:
     (folder / f"new{number}").write_bytes(pickle.dumps(answer))
     (folder / f"new{number}").rename(folder / f"{number:05}")
     os._exit(0)  # without taking groups of Gloo's apart, whose threads abort a process once in a while
-
-
-def _free_port() -> int:
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        return int(finder.getsockname()[1])

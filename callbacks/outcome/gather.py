@@ -35,6 +35,8 @@ _PATIENCE_S = 60.0
 _PIECE_BYTES = 4 * 1024**2
 """Of one value: torch's store refuses those beyond 8 MiB (MAX_PAYLOAD_LEN of TCPStoreLibUvBackend.cpp)."""
 
+_MEASURED = "measured"
+
 _OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 
 _RUNS = count()
@@ -66,7 +68,7 @@ class Exchange:
     def __post_init__(self) -> None:
         if self.store is not None:
             within = torch.distributed.PrefixStore  # type: ignore[attr-defined]  # the stubs lack it
-            own = within(f"lm_profiler/{self._run}/clocks", self.store)
+            own = within(self.key("clocks"), self.store)
             self.clocks = ClockComparison(own, self.rank, self.ranks, self.patience_s)
 
     @staticmethod
@@ -97,7 +99,7 @@ class Exchange:
         """
         if self.store is None:
             return find()
-        key = f"lm_profiler/{self._run}/{what}/{next(self._asked)}"
+        key = self.key(what, next(self._asked))
         if self.rank > 0:
             known, value = pickle.loads(self._get(key, self.patience_s))
             if not known:
@@ -116,12 +118,12 @@ class Exchange:
         if self.store is None:
             return measured
         if self.rank > 0:
-            self._send(self._key(self.rank), pickle.dumps(measured))
+            self._send(self.key(_MEASURED, self.rank), pickle.dumps(measured))
             return measured
         everyone, missing, until = [measured], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             try:
-                everyone.append(pickle.loads(self._receive(self._key(rank), until - time.monotonic())))
+                everyone.append(pickle.loads(self._receive(self.key(_MEASURED, rank), until - time.monotonic())))
             except RuntimeError:
                 missing.append(rank)
         merged = merge(everyone)
@@ -130,9 +132,6 @@ class Exchange:
             return replace(merged, notes=notes)
         timelines, unlike = with_clocks(merged.timelines, self.clocks)
         return replace(merged, timelines=timelines, notes=[*notes, *unlike])
-
-    def _key(self, rank: int) -> str:
-        return f"lm_profiler/{self._run}/measured/{rank}"
 
     def key(self, *what: object) -> str:
         """In the store, of this run alone."""

@@ -63,7 +63,7 @@ class StallWatch:
         threading.Thread(target=self._watch, name="lm_profiler-watch", daemon=True).start()
 
     def end(self) -> None:
-        """StallWatch no more."""
+        """Watch no more."""
         self._ended.set()
 
     def _watch(self) -> None:

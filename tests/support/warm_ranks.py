@@ -9,12 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts import SUPPORT
+
+from benchmarks.free_port import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["known_loop", "torchmetrics", "lm_profiler.training"])
@@ -31,9 +32,7 @@ class Done:
 
 def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 120.0) -> Done:
     """Run ``program`` in ``folder`` on two ranks; one that takes longer is killed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "OMP_NUM_THREADS": "1"}
     ranks = []
     for rank in (0, 1):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Callable
 
+from benchmarks.free_port import free_port
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.place import Place
 from lm_profiler.cli.main import main
@@ -56,12 +56,6 @@ def rank(place: Place, number: int, port: int) -> Callable[[], int]:
         return main(arguments)
 
     return work
-
-
-def free_port() -> int:
-    with socket.socket() as finder:
-        finder.bind(("127.0.0.1", 0))
-        return int(finder.getsockname()[1])
 
 
 def tell(place: Place, findings: Findings, name: str, codes: list[int | None], ranks: int) -> RunRecord | None:

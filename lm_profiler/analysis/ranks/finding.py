@@ -82,11 +82,8 @@ def _told(
     on_host = f" (host{'s' * (len(on) > 1)} {', '.join(on)})" if len(set(hosts)) > 1 else ""
     it = "it" if one else "them"
     who = f"{names}{on_host} {'is' if one else 'are'}" if mend.host is None else f"the ranks of host {mend.host} are"
-    where = "" if part is None else f" in {part}"
-    if part is None:
-        where = f" in {', '.join(PARTS[code] for code in sorted(mend.parts))}"
     evidence = (
-        f"{who} {_ms(mend.excess_s)} slower{where} than the median of the others; the other ranks wait"
+        f"{who} {_ms(mend.excess_s)} slower in {_where(mend)} than the median of the others; the other ranks wait"
         f" {_ms(wait_s)} a step for {it}; mending {it} would save {_ms(mend.saves_s)} a step"
         f" [{low_s * 1e3:.1f}, {high_s * 1e3:.1f}]"
     )
@@ -110,6 +107,10 @@ def _names(ranks: Sequence[int], world: int) -> str:
     return ranks_text(ranks) if len(ranks) <= _NAMED else f"{len(ranks):,} of {world:,} ranks, {ranks[0]} the first,"
 
 
+def _where(mend: Mend) -> str:
+    return ", ".join(PARTS[code] for code in sorted(mend.parts))
+
+
 def _others_wait_s(work: RanksWork, ranks: tuple[int, ...]) -> float:
     """How long those that are not of ``ranks`` wait for them, in the mean."""
     everyone = len(work.own_s)
@@ -119,9 +120,8 @@ def _others_wait_s(work: RanksWork, ranks: tuple[int, ...]) -> float:
 
 def _unsure(mend: Mend, replay: Replay, named: Sequence[int]) -> str:
     who = _names([named[rank] for rank in mend.ranks], len(named)) if mend.host is None else f"host {mend.host}"
-    where = ", ".join(PARTS[code] for code in sorted(mend.parts))
-    steps = len(replay.course.steps)
-    return f"{who} took {_ms(mend.excess_s)} longer in {where} than the others; too few steps ({steps}) to be sure"
+    few = f"too few steps ({len(replay.course.steps)}) to be sure"
+    return f"{who} took {_ms(mend.excess_s)} longer in {_where(mend)} than the others; {few}"
 
 
 def _nobody(replay: Replay, named: Sequence[int]) -> RankFinding:

@@ -25,7 +25,8 @@ for example:
   lm_profiler plan --config xl_bf16 --device H100
   lm_profiler plan --config demo --memory 8GiB --data.batch_size=64"""
 
-_SIZES = {"": 1, "k": 1000, "ki": 1 << 10, "m": 10**6, "mi": 1 << 20, "g": 10**9, "gi": 1 << 30, "t": 10**12}
+_SIZES = {"": 1}
+_SIZES |= {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
 
 @dataclass(frozen=True, kw_only=True)

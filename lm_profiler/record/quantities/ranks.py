@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.quantities.quantity import Place, Quantity, computed, figure, figures_of
+from lm_profiler.record.quantities.quantity import Place, Quantity, at, computed, figure, figures_of
 from lm_profiler.record.run import RunRecord
 
 
@@ -28,10 +28,6 @@ def _working(record: RunRecord) -> float | None:
 
 def _hosts(record: RunRecord) -> int | None:
     return None if record.ranks is None else len(record.ranks.hosts)
-
-
-def _heard(record: RunRecord) -> int | None:
-    return None if record.ranks is None else record.ranks.heard
 
 
 def _saved(record: RunRecord) -> tuple[float, float] | None:
@@ -71,7 +67,7 @@ RANKS: tuple[Quantity, ...] = (
         ("low_s", "mending saves, low", "ms", "an end of that interval", "mending_saves_low_s"),
         ("high_s", "mending saves, high", "ms", "an end of that interval", "mending_saves_high_s"),
     ),
-    computed("ranks_heard", "ranks heard", "count", "ranks of which waiting is known", _heard),
+    computed("ranks_heard", "ranks heard", "count", "ranks of which waiting is known", at("ranks.heard")),
     *figures_of(
         "ranks",
         ("steps", "steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps"),

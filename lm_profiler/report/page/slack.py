@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lm_profiler.record.run import PlaceSlack, RunRecord
-from lm_profiler.report.run.slack import middle_savings, slack_text
+from lm_profiler.report.run.slack import known_slack, middle_savings, slack_text
 
 
 def slack_answer(record: RunRecord) -> dict[str, Any] | None:
@@ -21,11 +21,8 @@ def slack_answer(record: RunRecord) -> dict[str, Any] | None:
 
 
 def _place(of: PlaceSlack) -> dict[str, Any]:
-    text = slack_text(of)
-    known: dict[str, float | None] = {"slack_s": None, "low_s": None, "high_s": None}
-    if text.endswith("or more"):
-        known["slack_s"] = of.slack_low_s
-    elif text != "unknown":
-        known = {"slack_s": of.slack_s, "low_s": of.slack_low_s, "high_s": of.slack_high_s}
+    slack_s, interval = known_slack(of)
+    low_s, high_s = interval or (None, None)
+    known = {"slack_s": slack_s, "low_s": low_s, "high_s": high_s}
     slopes = {"slope": of.slope, "slope_low": of.slope_low, "slope_high": of.slope_high}
-    return {"place": of.place, "text": text, **slopes, **known}
+    return {"place": of.place, "text": slack_text(of), **slopes, **known}

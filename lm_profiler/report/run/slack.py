@@ -46,11 +46,19 @@ def middle_savings(slack: Slack) -> dict[str, Saving]:
     return {place: savings[len(savings) // 2] for place, savings in by_place.items()}
 
 
-def slack_text(of: PlaceSlack) -> str:
-    """The largest delay that costs nothing, as far as it is known."""
+def known_slack(of: PlaceSlack) -> tuple[float | None, tuple[float, float] | None]:
+    """The largest delay that costs nothing, with its interval; without one it is that or more, None is unknown."""
     if of.slack_high_s >= _REACHED * of.largest_s:
-        return f"{_ms(of.slack_low_s)} ms or more" if of.slack_low_s else "unknown"
-    return f"{_ms(of.slack_s)} ms [{_ms(of.slack_low_s)}, {_ms(of.slack_high_s)}]"
+        return of.slack_low_s or None, None
+    return of.slack_s, (of.slack_low_s, of.slack_high_s)
+
+
+def slack_text(of: PlaceSlack) -> str:
+    """The same in words."""
+    slack_s, interval = known_slack(of)
+    if slack_s is None:
+        return "unknown"
+    return f"{_ms(slack_s)} ms " + ("or more" if interval is None else f"[{_ms(interval[0])}, {_ms(interval[1])}]")
 
 
 def _saving(of: Saving) -> str:

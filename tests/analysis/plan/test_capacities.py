@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.analysis.plan.capacities import UnknownDevice, capacity
 
 
@@ -21,6 +22,12 @@ from lm_profiler.analysis.plan.capacities import UnknownDevice, capacity
 )
 def test_a_name_that_people_use(given: str, name: str, gib: int) -> None:
     assert (capacity(given).name, capacity(given).bytes) == (name, gib << 30)
+
+
+def test_every_gpu_of_the_table_of_peaks_has_one() -> None:
+    """But for Apple's, whose memory is the machine's."""
+    names = {name for row in ROWS for name in row.names if not name.startswith("Apple")}
+    assert {name for name in names if capacity(name).name != name} == set()
 
 
 def test_an_unknown_name_has_near_ones() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +17,7 @@ from known_loop import TRUTH_S
 from scripts import SUPPORT
 from warm_ranks import run_ranks
 
+from benchmarks.free_port import free_port
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import plan
 from lm_profiler.callbacks.instruments.whatif import Experiment
@@ -32,10 +32,7 @@ from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 def start(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
     """By Lightning's own launcher."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SUPPORT / "ddp_run.py"), str(folder), fails]
     return subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
