@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import QUANTITIES, Quantity
 from lm_profiler.record.run import Part, RunRecord
@@ -19,6 +20,7 @@ FORMS: dict[str, type[Part]] = {
     "kernels": KernelTable,
     "sweep": SweepPlan,
     "outcome": CellOutcome,
+    "improve": ImproveRecord,
 }
 """What each kind of file holds."""
 
