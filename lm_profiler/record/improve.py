@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,38 +13,37 @@ from lm_profiler.record.run import Newer, Part, Verb, read_as
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
 
 TriedVerdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
-"""``SAME``: within 1 %. ``UNDECIDED``: the budget ended before the interval decided. ``FAILED``: its runs do not end
-well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``: FASTER, with numbers that are off.
+"""``SAME``: within 1 %. ``UNDECIDED``: the interval did not decide in the pairs that it was given. ``FAILED``: a run
+did not end well. ``REFUSED``: a precondition does not hold, and nothing was run. ``NUMERICS``: FASTER, with numbers
+that are off.
 """
 
 Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
-"""``unfinished`` is what it is called while it runs, and what it stays where its process was killed."""
+"""``failed``: the first setting does not run. ``unfinished`` is what it is called while it runs, and what it stays
+where its process was killed.
+"""
 
 
-class NumericsBeside(Part):
-    """The same batches and seed without (``a``) and with (``b``) a change; None where unknown.
+class Numerics(Part):
+    """How far off the numbers with a change are; None where unknown.
 
-    ``loss`` is of the last step. ``gradient_error`` is the Euclidean norm of the gradients' difference from float32's
-    over the norm of float32's. ``loss_tolerance`` bounds the loss's change as a share, ``gradient_tolerance`` b's
-    error.
+    ``loss`` is the largest distance from the loss without it over the same batches and seed, as a share. ``gradients``
+    is the Euclidean norm of the gradients' difference from float32's, over the norm of float32's.
     """
 
-    loss_a: float | None
-    loss_b: float | None
-    gradient_error_a: float | None
-    gradient_error_b: float | None
-    loss_tolerance: float
-    gradient_tolerance: float
+    loss: float | None
+    gradients: float | None
     within: bool | None
+    """Whether both are within the tolerance."""
 
 
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Seconds are of a step's median, scaled to the tokens or samples of the first setting's step: ``a_s`` without the
-    change, ``b_s`` with it. ``saved_s`` is their difference with its interval, which holds at whatever pair the
-    comparison stopped. ``ceiling_s`` is what the first run said that it could save at most. Bytes are of the peak.
-    None where unknown.
+    Seconds are of a step's median, scaled to the tokens or samples of the first setting's step: the geometric mean of
+    its processes without the change (``a_s``) and with it (``b_s``). ``saved_s`` is their difference, from ``low_s`` to
+    ``high_s``, an interval that holds whenever the comparison stopped. ``ceiling_s`` is the most that it could save, by
+    what the first run says. Bytes are of the peak. None where unknown.
     """
 
     name: str
@@ -60,37 +60,39 @@ class Tried(Part):
     high_s: float | None = None
     a_bytes: int | None = None
     b_bytes: int | None = None
-    numerics: NumericsBeside | None = None
+    numerics: Numerics | None = None
+    """None where nobody looked: only what is FASTER is checked."""
     verdict: Annotated[TriedVerdict, Newer] | None = None
     """None while it is being compared."""
     accepted: bool = False
     why: str | None = None
-    """Why it failed, was refused or was not taken."""
-
-
-class WayPoint(Part):
-    """The step after a change was accepted, with its 95 % interval; the first point is the first setting."""
-
-    name: str
-    step_s: float
-    low_s: float
-    high_s: float
+    """Of a verdict that does not say it alone."""
 
 
 class Final(Part):
-    """The final against the first setting, in ``pairs`` of processes that no choice was made by.
+    """The final against the first setting in ``pairs`` of processes that nothing was chosen by.
 
-    ``ratio`` is first over final: how many times as fast, with its 95 % interval.
+    ``ratio`` is first over final, how many times as fast, from ``low`` to ``high``; None where too few ended well.
     """
 
-    first_s: float
-    final_s: float
-    ratio: float
-    low: float
-    high: float
     pairs: int
+    first_s: float | None = None
+    final_s: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
     first_bytes: int | None = None
     final_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class WayPoint:
+    """The step after a change was accepted, and the interval that was known then; the first setting has none."""
+
+    name: str
+    step_s: float
+    low_s: float | None = None
+    high_s: float | None = None
 
 
 class ImproveRecord(Part):
@@ -105,19 +107,34 @@ class ImproveRecord(Part):
     elapsed_s: float
     """Over all calls that went on with it."""
     ended: Annotated[Ended, Newer] = "unfinished"
-    first_options: dict[str, str] = Field(default_factory=dict)
-    final_options: dict[str, str] = Field(default_factory=dict)
+    first_s: float | None = None
+    """The step of the first setting's first run, before anything was compared."""
+    options: dict[str, str] = Field(default_factory=dict)
     """Of all accepted changes together; empty where nothing helped."""
     tried: list[Tried] = Field(default_factory=list)
+    """The last may be under way."""
     left: list[str] = Field(default_factory=list)
     """Names of changes that nobody came to."""
-    way: list[WayPoint] = Field(default_factory=list)
     final: Final | None = None
     """None where nothing was accepted, or the budget ended before."""
-    cells: int = 0
-    """Processes that were run in all."""
+    runs: int = 0
+    """Processes that were asked for in all."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures."""
+
+    @property
+    def way(self) -> list[WayPoint]:
+        """The step before the first accepted change, and after each; empty where nothing was accepted."""
+        accepted = [of for of in self.tried if of.accepted and of.a_s is not None and of.b_s is not None]
+        points = [WayPoint("first setting", of.a_s) for of in accepted[:1] if of.a_s is not None]
+        return points + [_after(of) for of in accepted]
+
+
+def _after(of: Tried) -> WayPoint:
+    assert of.a_s is not None
+    assert of.b_s is not None
+    low_s, high_s = (None if saved is None else of.a_s - saved for saved in (of.high_s, of.low_s))
+    return WayPoint(of.name, of.b_s, low_s, high_s)
 
 
 def read_improve(folder: Path) -> ImproveRecord:
