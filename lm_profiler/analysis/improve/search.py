@@ -10,13 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from lm_profiler.analysis.compare.ratio import RatioInterval, change
 from lm_profiler.analysis.improve.decision import anytime_interval
-
-Verdict = Literal["FASTER", "SLOWER", "SAME", "UNDECIDED", "FAILED", "REFUSED", "NUMERICS"]
-Ended = Literal["done", "budget", "failed"]
+from lm_profiler.record.improve import Ended, TriedVerdict
 
 ERROR = 0.05
 """Share of all searches that may accept a change which does not make the step faster."""
@@ -87,7 +84,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Tried:
+class Compared:
     """A comparison, ended or under way: B is A with the candidate.
 
     Attributes:
@@ -97,7 +94,7 @@ class Tried:
         a: Runs of A, in the order of the pairs.
         b: Runs of B.
         interval: Of the ratio of seconds, B over A; None where too little is known. It holds whenever it is looked at.
-        verdict: None while it is under way.
+        verdict: Of the step's time, or why there is none; None while it is under way.
         accepted: Whether B is what the rest is tried on.
         checked: Of the numbers; None where that was not asked.
         why: In a few words, where the verdict alone does not say it.
@@ -109,7 +106,7 @@ class Tried:
     a: tuple[Ran, ...] = ()
     b: tuple[Ran, ...] = ()
     interval: RatioInterval | None = None
-    verdict: Verdict | None = None
+    verdict: TriedVerdict | None = None
     accepted: bool = False
     checked: Checked | None = None
     why: str | None = None
@@ -139,7 +136,7 @@ class Tried:
 
 
 @dataclass(frozen=True)
-class Search:
+class Improvement:
     """What is known so far.
 
     Attributes:
@@ -154,25 +151,25 @@ class Search:
 
     first: Ran | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Compared, ...] = ()
     left: tuple[Candidate, ...] = ()
-    last: Tried | None = None
+    last: Compared | None = None
     spent_s: float = 0.0
     ended: Ended | None = None
 
     @property
-    def accepted(self) -> tuple[Tried, ...]:
+    def accepted(self) -> tuple[Compared, ...]:
         """The way down, in order."""
         return tuple(one for one in self.tried if one.accepted)
 
 
 @dataclass(frozen=True)
-class Run:
+class Trial:
     """Asked for: a fresh process of the first setting with these options; the ``number``-th of them (from 0)."""
 
     options: Mapping[str, str]
     number: int
-    search: Search = field(compare=False, repr=False)
+    search: Improvement = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -182,15 +179,15 @@ class Check:
     candidate: Candidate
     a_options: Mapping[str, str]
     b_options: Mapping[str, str]
-    search: Search = field(compare=False, repr=False)
+    search: Improvement = field(compare=False, repr=False)
 
 
-Asked = Run | Check
-Searching = Generator[Asked, Ran | Checked, Search]
+Asked = Trial | Check
+Improving = Generator[Asked, Ran | Checked, Improvement]
 
 
-def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool = False) -> Searching:
-    """Asks for runs and checks; is sent a ``Ran`` for each ``Run`` and a ``Checked`` for each ``Check``.
+def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool = False) -> Improving:
+    """Asks for runs and checks; is sent a ``Ran`` for each ``Trial`` and a ``Checked`` for each ``Check``.
 
     The largest ceiling goes first, unknown ones after the known. What wins is kept, and the rest is tried on top of it.
     The budget is of seconds that runs and checks took; a run under way is not cut.
@@ -212,13 +209,13 @@ class _Searcher:
     """The state of a search between two questions."""
 
     def __init__(self, candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool) -> None:
-        self.now = Search(left=tuple(sorted(candidates, key=_by_ceiling)))
+        self.now = Improvement(left=tuple(sorted(candidates, key=_by_ceiling)))
         self.budget_s, self.accept_numerics = budget_s, accept_numerics
         self.error = ERROR / max(1, len(candidates))
         self.numbers: Counter[frozenset[tuple[str, str]]] = Counter()
         self.kept: dict[str, Candidate] = {}
 
-    def search(self) -> Searching:
+    def search(self) -> Improving:
         first = yield from self.run({})
         self.now = replace(self.now, first=first)
         if first.seconds is None:
@@ -228,7 +225,7 @@ class _Searcher:
             self.now = replace(self.now, left=tuple(left))
             yield from self.try_(candidate)
         if self.now.accepted:
-            last = yield from self.compare(Tried(None, {}, self.now.options), self.error, LAST_PAIRS)
+            last = yield from self.compare(Compared(None, {}, self.now.options), self.error, LAST_PAIRS)
             self.now = replace(self.now, last=last, tried=self.now.tried[:-1])
         return replace(self.now, ended="budget" if self.now.left else "done")
 
@@ -236,7 +233,9 @@ class _Searcher:
         kept = {**self.kept, candidate.group: candidate}
         options = {option: text for one in kept.values() for option, text in one.options.items()}
         most = max(2, (self.pairs_left() - LAST_PAIRS) // (len(self.now.left) + 1))
-        tried = yield from self.compare(Tried(candidate, self.now.options, options), self.error, min(most, MOST_PAIRS))
+        tried = yield from self.compare(
+            Compared(candidate, self.now.options, options), self.error, min(most, MOST_PAIRS)
+        )
         if tried.verdict == "FASTER":
             tried = yield from self.check(candidate, tried)
         if tried.accepted:
@@ -244,7 +243,7 @@ class _Searcher:
             self.now = replace(self.now, options=options)
         self.tell(tried)
 
-    def check(self, candidate: Candidate, tried: Tried) -> Generator[Asked, Ran | Checked, Tried]:
+    def check(self, candidate: Candidate, tried: Compared) -> Generator[Asked, Ran | Checked, Compared]:
         checked = yield Check(candidate, tried.a_options, tried.b_options, self.now)
         assert isinstance(checked, Checked)
         self.now = replace(self.now, spent_s=self.now.spent_s + checked.took_s)
@@ -253,7 +252,7 @@ class _Searcher:
             return replace(tried, checked=checked, accepted=True)
         return replace(tried, checked=checked, verdict="NUMERICS", why=checked.why)
 
-    def compare(self, tried: Tried, error: float, most: int) -> Generator[Asked, Ran | Checked, Tried]:
+    def compare(self, tried: Compared, error: float, most: int) -> Generator[Asked, Ran | Checked, Compared]:
         """Pairs of runs, A first and B first in turns, until the interval decides."""
         self.now = replace(self.now, tried=(*self.now.tried, tried))
         while tried.verdict is None:
@@ -268,13 +267,13 @@ class _Searcher:
 
     def run(self, options: Mapping[str, str]) -> Generator[Asked, Ran | Checked, Ran]:
         key = frozenset(options.items())
-        ran = yield Run(options, self.numbers[key], self.now)
+        ran = yield Trial(options, self.numbers[key], self.now)
         assert isinstance(ran, Ran)
         self.numbers[key] += 1
         self.now = replace(self.now, spent_s=self.now.spent_s + ran.took_s)
         return ran
 
-    def tell(self, tried: Tried) -> None:
+    def tell(self, tried: Compared) -> None:
         self.now = replace(self.now, tried=(*self.now.tried[:-1], tried))
 
     def pairs_left(self) -> int:
@@ -283,12 +282,12 @@ class _Searcher:
         return int((self.budget_s - self.now.spent_s) / (2.0 * self.now.spent_s / runs))
 
 
-def judged(tried: Tried, error: float, most: int) -> Tried:
+def judged(tried: Compared, error: float, most: int) -> Compared:
     """With its interval and, once that decides or ``most`` pairs have run, its verdict."""
     for side, runs in (("", tried.b), ("what it is compared with ", tried.a)):
         if runs and runs[-1].seconds is None:
             refused = runs[-1].refused
-            verdict: Verdict = "FAILED" if refused is None else "REFUSED"
+            verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
             return replace(tried, verdict=verdict, why=f"{side}{refused or runs[-1].failed or 'has no measured step'}")
     if len(tried.a) != len(tried.b):
         return tried

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lm_profiler.analysis.improve.search import Candidate, Checked, Ran, Run, Search, improve
+from lm_profiler.analysis.improve.search import Candidate, Checked, Improvement, Ran, Trial, improve
 
 
 def searched(
     candidates: Sequence[Candidate], seconds: Callable[[Mapping[str, str]], float], budget_s: float = 1e3
-) -> Search:
+) -> Improvement:
     """The end of a search in which a run takes ten seconds and every winner is right."""
     going = improve(candidates, budget_s)
     try:
         asked = next(going)
         while True:
-            asked = going.send(Ran(seconds(asked.options), 10.0) if isinstance(asked, Run) else Checked(True))
+            asked = going.send(Ran(seconds(asked.options), 10.0) if isinstance(asked, Trial) else Checked(True))
     except StopIteration as end:
         return end.value
 
@@ -39,6 +39,8 @@ def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
     ]
     assert end.options == {"half": "1", "third": "1"}
     assert end.tried[1].a_options == {"half": "1"}
-    assert end.last is not None and end.last.verdict == "FASTER"
-    assert end.last.interval is not None and end.last.interval.low < 0.35 < end.last.interval.high
+    assert end.last is not None
+    assert end.last.verdict == "FASTER"
+    assert end.last.interval is not None
+    assert end.last.interval.low < 0.35 < end.last.interval.high
     assert end.ended == "done"
