@@ -11,7 +11,6 @@ for whatever reason, every cell is killed: none outlives the sweep.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import json
 import os
 import runpy
@@ -28,12 +27,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
+from lm_profiler.cli.endings import die_with_parent
 from lm_profiler.cli.quiet import quiet_libraries
 from lm_profiler.record.files import write_whole
 from lm_profiler.sweep.outcome import ENDED_FILE
 from lm_profiler.sweep.server import CellEnded, CellStarted, SignalCell, StartCell
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass
@@ -141,7 +139,7 @@ def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int
 
     ``afresh``: a new interpreter takes the child's place, and nothing returns.
     """
-    _die_with_parent()
+    die_with_parent()
     if os.getppid() != server_pid:  # it died before
         os._exit(1)
     with suppress(OSError):  # where memory runs out, the system shall take the cell and not the sweep
@@ -162,14 +160,9 @@ def _become(cell: StartCell, program: str, afresh: bool, server_pid: int) -> int
     return 0
 
 
-def _die_with_parent(begin: bool = True) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
-
-
 def _import(modules: Sequence[str], client: Connection) -> None:
     """What every cell needs, once; no device is touched, and nothing computed: both start threads."""
-    _die_with_parent()  # meanwhile nobody reads that the requests have ended
+    die_with_parent()  # meanwhile nobody reads that the requests have ended
     gone = select.poll()
     gone.register(client, 0)  # no event but that the other end is closed
     if gone.poll(0):
@@ -177,7 +170,7 @@ def _import(modules: Sequence[str], client: Connection) -> None:
     quiet_libraries()
     for module in modules:
         import_module(module)
-    _die_with_parent(False)  # from here on, cells are killed first
+    die_with_parent(False)  # from here on, cells are killed first
 
 
 def _end(code: int) -> NoReturn:

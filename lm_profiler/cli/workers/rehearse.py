@@ -1,15 +1,16 @@
 """A run rehearsed on fake tensors: what each phase of its step would need, without needing it.
 
-A program of its own, since it replaces code of torch: ``python -m lm_profiler.cli.workers.rehearse gpu batch 8e10 fit``
-with the options of a run prints JSON: ``Planned`` by its fields, or why there is none. ``cpu`` in the place of ``gpu``
-counts as the CPU does; ``batch``, ``context`` or ``nothing`` is what it looks for, within so many bytes.
+In a process of its own, since it replaces code of torch: ``ask`` begins one, ``told`` waits for what it finds.
+
+As a program, ``python -m lm_profiler.cli.workers.rehearse gpu batch 8e10 fit`` with the options of a run prints JSON:
+``Planned`` by its fields, or why there is none. ``cpu`` in the place of ``gpu`` counts as the CPU does; ``batch``,
+``context`` or ``nothing`` is what it looks for, within so many bytes.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, largest_that_fits
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedStep, Size, Sizes
+from lm_profiler.cli.asked import Asked, NoAnswer
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
 from lm_profiler.cli.quiet import quiet, quiet_libraries
@@ -37,6 +39,9 @@ _KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorith
 _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 """Lightning refuses float16 on the CPU, for its scaler of gradients."""
 
+LIMIT_S = 120.0
+"""For all sizes of one call."""
+
 
 class RehearsalCLI(ProfilerCLI):
     """Reads a call of ``fit``, and builds it of fake tensors."""
@@ -44,6 +49,9 @@ class RehearsalCLI(ProfilerCLI):
     def __init__(self, call: Call, world: FakeWorld) -> None:
         self.world = world
         super().__init__(call)
+
+    def _begin(self, trainer: Trainer) -> None:
+        """No folder."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """One that does of the user's what a step on one device depends on."""
@@ -118,22 +126,51 @@ def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
     return Planned(search.step.peaks, search.step.causes, rehearsal.samples, context, search.largest, compiled)
 
 
+@dataclass(frozen=True)
+class Unplanned:
+    """Why a run cannot be planned; ``wrong`` where the call is to blame, which no run would take either."""
+
+    reason: str
+    wrong: bool = False
+
+
+def ask(
+    call: Sequence[str], gpu: bool, what: str = "nothing", room: float = 0.0, limit_s: float = LIMIT_S
+) -> Asked[Planned | Unplanned]:
+    """Begin to rehearse ``call``, the verb first, in a process of its own; see ``rehearse``."""
+    return Asked(partial(_planned, tuple(call), gpu, what, room), limit_s)
+
+
+def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
+    """What has been found, once it has; also where the process ended without an answer, or took too long."""
+    try:
+        return asked.answer()
+    except NoAnswer as error:
+        return Unplanned(str(error))
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print the answer to a call, as JSON."""
-    answer(partial(_planned, *arguments))
-
-
-def _planned(device: str, what: str, room: str, *call: str) -> dict[str, Any]:
     quiet_libraries()
-    prepare(device == "gpu")
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    answer(partial(_as_json, *arguments))
+
+
+def _as_json(device: str, what: str, room: str, *call: str) -> dict[str, Any]:
+    planned = _planned(call, device == "gpu", what, float(room))
+    if isinstance(planned, Unplanned):
+        return {"wrong" if planned.wrong else "unknown": planned.reason}
+    return {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
+
+
+def _planned(call: Sequence[str], gpu: bool, what: str, room: float) -> Planned | Unplanned:
+    prepare(gpu)
+    with quiet():
         try:
-            planned = rehearse(Call([*call, f"--log_dir={folder}"]), device == "gpu", what, float(room))
-            return {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
+            return rehearse(Call(call), gpu, what, room)
         except UsageError as error:
-            return {"wrong": str(error)}
+            return Unplanned(str(error), wrong=True)
         except Exception as error:
-            return {"unknown": _reason(error)}
+            return Unplanned(_reason(error))
 
 
 def _reason(error: Exception) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,17 +10,12 @@ from typing import Any
 import pytest
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
 BATCH, CONTEXT = 4, 64
-
-
-def rehearse(*arguments: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "lm_profiler.cli.workers.rehearse", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout, done.stderr
-    return json.loads(done.stdout)
 
 
 def options(precision: str, **model: Any) -> list[str]:
@@ -58,5 +51,6 @@ def real_peak(folder: Path, precision: str, **model: Any) -> int:
 
 def test_a_rehearsed_step_holds_what_a_real_one_does(tmp_path: Path) -> None:
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
-    planned = rehearse("cpu", "nothing", "0", "fit", *options(precision, **model))
-    assert max(planned["peaks"].values()) == pytest.approx(real_peak(tmp_path, precision, **model), rel=0.01)
+    planned = told(ask(["fit", *options(precision, **model)], gpu=False))
+    assert isinstance(planned, Planned)
+    assert planned.peak == pytest.approx(real_peak(tmp_path, precision, **model), rel=0.01)

@@ -1,0 +1,95 @@
+"""A question that a copy of this process answers: what was imported is there at once, and nothing here is changed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from lm_profiler.callbacks.outcome.roll import how_it_ended
+from lm_profiler.cli.endings import die_with_parent
+from lm_profiler.measure.elsewhere import surroundings
+
+Answer = TypeVar("Answer")
+
+
+class NoAnswer(Exception):
+    """The other process has ended without one, or took too long; the message says which."""
+
+
+class Asked(Generic[Answer]):
+    """What ``find`` returns in a process of its own, which begins at once.
+
+    It is a copy of this one (a fork), leads a group of its own, is silent, and is killed with its group once it has
+    answered. A copy of a process that has opened a device is of no use: there, and where forks are not safe at all, it
+    is a fresh one, which has to import all that ``find`` needs.
+
+    Args:
+        find: can be pickled, as can what it returns. Its exceptions are lost.
+        limit_s: so long it may take, from now on.
+    """
+
+    def __init__(self, find: Callable[[], Answer], limit_s: float) -> None:
+        self._limit_s, self._until = limit_s, time.monotonic() + limit_s
+        forks = sys.platform == "linux" and not torch.cuda.is_initialized()
+        context: Any = get_context("fork" if forks else "spawn")
+        self._link, theirs = context.Pipe(duplex=False)
+        self._process = context.Process(target=_find, args=(find, limit_s, theirs))
+        with theirs, warnings.catch_warnings():
+            # Python 3.12 on warns of threads that hold a lock, for ever in the copy: that the limit ends.
+            warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+            self._process.start()
+
+    def answer(self) -> Answer:
+        """Wait for it.
+
+        Raises:
+            NoAnswer: there is none.
+        """
+        try:
+            if not self._link.poll(max(self._until - time.monotonic(), 0.0)):
+                raise NoAnswer(f"it took more than {self._limit_s:g} s")
+            told: Answer = self._link.recv()
+        except EOFError:
+            self._process.join()
+            raise NoAnswer(f"the process that was asked ended: {how_it_ended(self._process.exitcode)}") from None
+        finally:
+            self.end()
+        return told
+
+    def end(self) -> None:
+        """Whether or not it has answered."""
+        if self._link.closed:
+            return
+        with suppress(ProcessLookupError):  # it may not lead a group yet
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+        self._link.close()
+
+
+def _find(find: Callable[[], Any], limit_s: float, link: Connection) -> None:
+    die_with_parent()
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(ceil(limit_s) + 1)  # also where nobody waits any more
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    kept = surroundings()
+    os.environ.clear()
+    os.environ.update(kept)
+    torch.set_num_threads(1)  # a pool of threads is not copied, and would be waited for
+    link.send(find())
