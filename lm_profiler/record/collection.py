@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from lm_profiler.record.improve import IMPROVE_FILE, Searched, read_improve
 from lm_profiler.record.run import Environment, RecordError, RunRecord, read_run
 from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE, read_rows
 from lm_profiler.record.steps import StepTable
@@ -157,6 +158,8 @@ class Collection:
 
     entries: list[Entry] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    searches: list[Searched] = field(default_factory=list)
+    """Calls of ``improve``; their runs are among the entries."""
 
 
 def collect(paths: Iterable[Path]) -> Collection:
@@ -186,6 +189,8 @@ class _Search:
         for here, folders, files in os.walk(top, onerror=self._unreadable):
             folder = Path(here)
             folders.sort(key=_by_number)
+            if IMPROVE_FILE in files and self._first_time(folder / IMPROVE_FILE):
+                self._searched(folder)
             if PLAN_FILE in files:
                 if not self._first_time(folder) or self._sweep(folder):
                     folders.clear()
@@ -231,6 +236,12 @@ class _Search:
                 entries.append(Entry(run or folder / cell.id, record, cell, outcome, folder))
         entries[first:] = _with_siblings(entries[first:])
         return True
+
+    def _searched(self, folder: Path) -> None:
+        try:
+            self.collection.searches.append(Searched(folder, read_improve(folder)))
+        except RecordError as error:
+            self._problem(str(error))
 
     def _record(self, folder: Path) -> RunRecord | None:
         """None where it cannot be read, which is told."""

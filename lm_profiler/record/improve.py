@@ -23,6 +23,8 @@ Ended = Literal["done", "budget", "interrupted", "failed", "unfinished"]
 where its process was killed.
 """
 
+Positive = Annotated[float, Field(gt=0)]
+
 
 class Numerics(Part):
     """How far off the numbers with a change are; None where unknown.
@@ -53,8 +55,8 @@ class Tried(Part):
     """What it may change in the results."""
     ceiling_s: float | None = None
     pairs: int = 0
-    a_s: float | None = None
-    b_s: float | None = None
+    a_s: Positive | None = None
+    b_s: Positive | None = None
     saved_s: float | None = None
     low_s: float | None = None
     high_s: float | None = None
@@ -72,15 +74,15 @@ class Tried(Part):
 class Final(Part):
     """The final against the first setting in ``pairs`` of processes that nothing was chosen by.
 
-    ``ratio`` is first over final, how many times as fast, from ``low`` to ``high``; None where too few ended well.
+    ``ratio`` is first over final, how many times as fast, from ``low`` to ``high``.
     """
 
     pairs: int
-    first_s: float | None = None
-    final_s: float | None = None
-    ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
+    first_s: Positive
+    final_s: Positive
+    ratio: Positive
+    low: float
+    high: float
     first_bytes: int | None = None
     final_bytes: int | None = None
 
@@ -116,7 +118,7 @@ class ImproveRecord(Part):
     left: list[str] = Field(default_factory=list)
     """Names of changes that nobody came to."""
     final: Final | None = None
-    """None where nothing was accepted, or the budget ended before."""
+    """None where nothing was accepted, the budget ended before, or too few of its runs ended well."""
     runs: int = 0
     """Processes that were asked for in all."""
     notes: list[str] = Field(default_factory=list)
@@ -144,3 +146,11 @@ def read_improve(folder: Path) -> ImproveRecord:
         RecordError: there is none, or it is damaged, foreign or of a later version of the format.
     """
     return read_as(folder / IMPROVE_FILE, ImproveRecord, "a record of improve")
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What is in the folder of one call of ``improve``."""
+
+    folder: Path
+    record: ImproveRecord

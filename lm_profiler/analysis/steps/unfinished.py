@@ -25,7 +25,7 @@ def with_unfinished(runs: Collection) -> Collection:
                 entries[at] = replace(entry, record=as_far_as_it_came(entry.record, entry.rows))
             except RecordError as error:
                 problems.append(str(error))
-    return Collection(entries, problems)
+    return replace(runs, entries=entries, problems=problems)
 
 
 def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:

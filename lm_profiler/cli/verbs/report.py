@@ -12,10 +12,11 @@ from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
 from lm_profiler.cli.verbs.report_table import make_table
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.collection import Collection, collect
+from lm_profiler.record.collection import Collection, Entry, collect
 from lm_profiler.record.exit_codes import FAILED, OK
-from lm_profiler.report.pictures.plots import save_plot
+from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
+from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.options import every_column
 from lm_profiler.report.tables.table import Table
@@ -62,7 +63,7 @@ def _collect(paths: Sequence[Path]) -> Collection:
         runs = with_unfinished(collect(paths))
     except FileNotFoundError as error:
         raise UsageError(f"RUNS: expected folders, given {error}, which is not a folder") from None
-    if not runs.entries and not runs.problems:
+    if not (runs.entries or runs.searches or runs.problems):
         searched = ", ".join(map(str, paths))
         raise UsageError(f"RUNS: expected folders with runs, found none below {searched}; `lm_profiler fit` makes one")
     return runs
@@ -70,28 +71,39 @@ def _collect(paths: Sequence[Path]) -> Collection:
 
 def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
     """Show the runs; returns what was wrong with some of them, and whether there was anything to show."""
-    entries = runs.entries
-    if not entries:
-        return [], False
     if options.plot is not None and options.output is not None:
-        with writable(options.output):
-            save_plot(options.plot, entries, options.output, options.by)
-        problems = unreadable(entries) if options.plot == "steps" else []
-        return problems, len(problems) < len(entries)
+        return _draw(runs, options.plot, options.output, options.by)
     kind = options.format or "terminal"
-    people = kind in ("terminal", "markdown")
-    if len(entries) == 1 and people and entries[0].record and not any(getattr(options, name) for name in _OF_TABLES):
-        page = [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))]
-        write(runs, page, kind, options.output)
-        return [], True
-    if options.kernels:
-        traced, problems = readable_kernels(entries)
-        tables = tables_of_each(traced, len(entries) > 1) if people else table_of_all(traced)
-    else:
-        table, problems = make_table(entries, options)
-        tables = [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])]
+    plain = kind in ("terminal", "markdown") and not any(getattr(options, name) for name in _OF_TABLES)
+    searches = runs.searches if plain else []  # their own tables speak for their runs
+    entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
+    tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
+    tables += [improve_table(of.record, of.folder) for of in searches]
     if tables:
         if kind == "html":
             runs.problems.extend(unreadable(entries))
         write(runs, tables, kind, options.output)
     return problems, bool(tables)
+
+
+def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[list[str], bool]:
+    entries = runs.entries
+    with writable(output):
+        if plot == WAY_DOWN:
+            save_way_down([of.record for of in runs.searches], output)
+        elif entries:
+            save_plot(plot, entries, output, by)
+    problems = unreadable(entries) if plot == "steps" else []
+    return problems, plot == WAY_DOWN or len(problems) < len(entries)
+
+
+def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
+    """Of the runs that are no search's; and what was wrong with some of them."""
+    if len(entries) == 1 and plain and entries[0].record is not None:
+        return [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))], []
+    if options.kernels:
+        traced, problems = readable_kernels(entries)
+        people = kind in ("terminal", "markdown")
+        return (tables_of_each(traced, len(entries) > 1) if people else table_of_all(traced)), problems
+    table, problems = make_table(entries, options)
+    return [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])], problems

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from lm_profiler.cli.usage import either
 from lm_profiler.cli.verbs.report_output import format_of
-from lm_profiler.report.pictures.plots import KINDS
+from lm_profiler.report.pictures.plots import KINDS, WAY_DOWN
 from lm_profiler.report.tables.formats import FOR_PROGRAMS, SUFFIXES
 from lm_profiler.usage_error import UsageError, expect
 
@@ -32,7 +32,7 @@ class Options:
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
-        plot: phases, waterfall, steps, memory, attention, tokens or mfu; with --output FILE.svg, .png or .pdf.
+        plot: phases, waterfall, steps, memory, attention, tokens, mfu or improve; with --output FILE.svg, .png or .pdf.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.
         output: Write to this file.
@@ -58,7 +58,7 @@ class Options:
     def __post_init__(self) -> None:
         for name, number, least in (("steps", self.steps, 1), ("warmup", min(self.warmup, default=0), 0)):
             expect(number is None or number >= least, name, f"{least} or more", number)
-        for name, known in (("format", [*SUFFIXES.values()]), ("plot", KINDS)):
+        for name, known in (("format", [*SUFFIXES.values()]), ("plot", (*KINDS, WAY_DOWN))):
             expect(getattr(self, name) in (None, *known), name, either(known), getattr(self, name))
         if self.plot is None:
             object.__setattr__(self, "format", format_of(self.format, self.output))

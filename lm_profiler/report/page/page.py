@@ -13,8 +13,10 @@ from pathlib import Path
 
 from lm_profiler.record.collection import Collection, Entry
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.report.page import answers
 from lm_profiler.report.page.bundle import bundled
+from lm_profiler.report.page.improve import searched
 from lm_profiler.report.page.ranks import ranks
 from lm_profiler.report.page.why import why
 from lm_profiler.report.tables.table import Table
@@ -49,10 +51,11 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
-    runs = _named(collection.entries)
+    runs, searches = _named(collection)
     yield _answer("colours", answers.COLOURS)
     listing = answers.listing(runs, "this page", collection.problems)
-    yield _answer("runs", {**listing, "given": answers.table_of(table or Table([], []))})
+    given = answers.table_of(table or Table([], []))
+    yield _answer("runs", {**listing, "given": given, "searches": searched(searches)})
     recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
     steps = max(100, min(answers.MOST_STEPS, _ALL_STEPS // max(len(recorded), 1)))
     for number, (name, entry) in enumerate(recorded.items()):
@@ -65,11 +68,14 @@ def _document(collection: Collection, table: Table | None, scripts: list[str], p
     yield "</body>\n</html>\n"
 
 
-def _named(entries: list[Entry]) -> dict[str, Entry]:
+def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
     """Each by its folder, from one above what all have in common: ``demo/version_0``."""
-    folders = [Path(os.path.realpath(entry.folder)) for entry in entries]
+    named = [*(run.folder for run in collection.entries), *(search.folder for search in collection.searches)]
+    folders = [Path(os.path.realpath(folder)) for folder in named]
     above = Path(os.path.commonpath([folder.parent for folder in folders])).parent if folders else Path()
-    return {str(folder.relative_to(above)): entry for folder, entry in zip(folders, entries, strict=True)}
+    names = iter([str(folder.relative_to(above)) for folder in folders])
+    runs = {next(names): run for run in collection.entries}
+    return runs, {next(names): search.record for search in collection.searches}
 
 
 def _answer(route: str, answer: answers.Json, run: str | None = None) -> str:

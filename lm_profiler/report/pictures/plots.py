@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import SERIES_COLOURS
 from lm_profiler.report.pictures.drawing import STYLE, error_bars, known_points, new_figure, thinned, wrapped
 from lm_profiler.report.pictures.groups import Group, grouped, lines, places, trouble
+from lm_profiler.report.pictures.improve_plot import way_down
 from lm_profiler.report.pictures.phases_plot import phases
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.pictures.waterfall_plot import waterfalls
@@ -27,6 +29,8 @@ if TYPE_CHECKING:  # it takes half a second to import
     from matplotlib.figure import Figure
 
 KINDS = ("phases", "waterfall", "steps", "memory", "attention", "tokens", "mfu")
+WAY_DOWN = "improve"
+"""The kind that is no picture of runs, but of a search among them."""
 SUFFIXES = (".png", ".svg", ".pdf")
 
 _NO_DATE = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -49,17 +53,33 @@ def save_plot(kind: str, entries: Sequence[Entry], path: Path, by: str | None = 
         MissingExtra: matplotlib is not installed.
     """
     expect_one_of(KINDS, "plot", kind)
+    _save(lambda: draw(kind, entries, by), path)
+
+
+def save_way_down(searches: Sequence[ImproveRecord], path: Path) -> None:
+    """Draw what the one of ``searches`` found into ``path``: the step after each change that was kept.
+
+    Raises:
+        UsageError: an unknown suffix, no search or several, or one that kept nothing.
+        OSError: ``path`` cannot be written.
+        MissingExtra: matplotlib is not installed.
+    """
+    if len(searches) != 1:
+        raise UsageError(
+            f"plot: expected one folder of `lm_profiler improve`, given {len(searches) or 'none'}; name one"
+        )
+    _save(lambda: way_down(searches[0]), path)
+
+
+def _save(draw_it: Callable[[], Figure], path: Path) -> None:
     suffix = path.suffix.lower()
     expect(suffix in SUFFIXES, "plot", f"a file ending in {', '.join(SUFFIXES)}", path.name)
-    if not entries:
-        raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     require("matplotlib", "plot")
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        drawn = draw(kind, entries, by)
         content = io.BytesIO()
-        drawn.savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
+        draw_it().savefig(content, format=suffix[1:], dpi=150, metadata=_NO_DATE[suffix])
     write_whole(path, content.getvalue())
 
 
@@ -67,8 +87,10 @@ def draw(kind: str, entries: Sequence[Entry], by: str | None = None) -> Figure:
     """The figure that ``save_plot`` saves.
 
     Raises:
-        UsageError: ``by`` is no option and no fact, or no run has the figure.
+        UsageError: there is no run, ``by`` is no option and no fact, or no run has the figure.
     """
+    if not entries:
+        raise UsageError("plot: expected at least one run, given none; name a folder that holds one")
     if kind == "phases":
         return phases(grouped(entries, by))
     if kind == "waterfall":

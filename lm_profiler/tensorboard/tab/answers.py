@@ -20,6 +20,7 @@ from lm_profiler.report.page import answers
 from lm_profiler.report.page import ranks as who_waits
 from lm_profiler.report.page import why as waterfall
 from lm_profiler.report.page.answers import TRACE_SUFFIX, Json
+from lm_profiler.report.page.improve import searched
 from lm_profiler.report.run import comparison as compare_output
 from lm_profiler.tensorboard.tab.files import inside
 from lm_profiler.tensorboard.tab.perfetto import has_perfetto
@@ -35,7 +36,9 @@ def listing(logdir: Path) -> Json:
             collection.problems.append(f"{entry.folder}: lies outside the log folder")
         else:
             runs[name] = entry
-    return answers.listing(runs, str(logdir), collection.problems)
+    searches = {os.path.relpath(of.folder, logdir): of.record for of in collection.searches}
+    listed = answers.listing(runs, str(logdir), collection.problems)
+    return {**listed, "searches": searched(searches)}
 
 
 def run(logdir: Path, name: str) -> Json:

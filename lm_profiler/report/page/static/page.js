@@ -1,5 +1,6 @@
 // The page that is one file: the tab's views of runs that the page holds. Traces and comparisons need more than it has.
 import * as compare from "./compare.js";
+import * as improve from "./improve.js";
 import * as kernels from "./kernels.js";
 import * as ranks from "./ranks.js";
 import * as run from "./run.js";
@@ -10,7 +11,7 @@ import * as why from "./why.js";
 
 document.documentElement.classList.add("alone");
 followTheme();
-const shell = new Shell([compare, run, why, ranks, kernels]);
+const shell = new Shell([compare, run, why, ranks, kernels, improve]);
 shell.mount(document.body);
 onPlaceChange((place) => shell.go(place));
 shell.reload();

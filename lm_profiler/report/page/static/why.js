@@ -1,5 +1,6 @@
 // Why a step takes as long as it does: a bar a term, from the ideal step to the measured one. Each opens what it consists of.
 import { ask } from "./api.js";
+import { placed, whisker } from "./bars.js";
 import { card, el, pill, swatch } from "./dom.js";
 import { sheet } from "./sheet.js";
 import { ms, number } from "./units.js";
@@ -76,11 +77,7 @@ function consists({ contributors }, colours) {
 
 function measured(step, scale, colours) {
   const bar = track(0, step.pieces, scale, colours);
-  if (step.low_s !== null && step.high_s !== null) {
-    const whisker = placed(el("span", { class: "whisker", title: `95 % interval ${step.interval}` }), step.low_s * scale);
-    whisker.style.width = `${(step.high_s - step.low_s) * scale * 100}%`;
-    bar.append(whisker);
-  }
+  bar.append(...whisker(step.low_s, step.high_s, `of 95 % ${step.interval}`, scale));
   return row("div", { name: "whole" }, "measured step", bar, step.text, "100.0 %", "");
 }
 
@@ -96,11 +93,6 @@ function track(start_s, pieces, scale, colours) {
     at += seconds;
   }
   return bar;
-}
-
-function placed(element, at) {
-  element.style.left = `${at * 100}%`;
-  return element;
 }
 
 // Of the phases that can be seen.

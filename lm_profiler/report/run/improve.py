@@ -1,0 +1,148 @@
+"""What ``improve`` found, in words: a row for each change, what all of them bring together, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from lm_profiler.record.files import from_here
+from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
+from lm_profiler.record.quantities import bytes_text, counted
+from lm_profiler.report.run.waterfall import digits_of, ms_text
+from lm_profiler.report.tables.table import Heading, Table, TableCell
+
+TITLES = ("change", "step (ms)", "saved (ms)", "at most (ms)", "pairs", "memory", "numbers off by", "verdict")
+
+_STYLES = {
+    "FASTER": "green",
+    "SLOWER": "red",
+    "SAME": "dim",
+    **dict.fromkeys(("UNDECIDED", "FAILED", "REFUSED", "NUMERICS"), "yellow"),
+}
+_NEAR = 1.1
+"""A ratio below it has three digits behind the point: two would not tell it from 1."""
+
+
+def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
+    """A row for each change that was tried, in that order; ``folder`` is where the files are, if they are to be named.
+
+    An interval stands behind what was saved; it says nothing of how good the choice among many was, as the line of the
+    total does.
+    """
+    headings = [Heading(title, title, 0 < at < len(TITLES) - 2) for at, title in enumerate(TITLES)]
+    rows = [[*map(_cell, _texts(of)), TableCell(of.verdict, verdict_text(of), style=_style(of))] for of in record.tried]
+    below = [headline(record), *_lines(record)]
+    if folder is not None and (folder / IMPROVED_CONFIG).exists():
+        below.append(f"to run it: lm_profiler fit --config {from_here(folder / IMPROVED_CONFIG)}")
+    return Table(headings if rows else [], rows, below=below, title=f"improve: {record.name}")
+
+
+def headline(record: ImproveRecord) -> str:
+    """What all accepted changes bring together, or that nothing helped."""
+    if record.ended == "failed":
+        return "the first setting does not run to its end: nothing could be compared with it"
+    if record.final is not None:
+        return final_line(record.final)
+    if way := record.way:
+        before, after = way[0].step_s, way[-1].step_s
+        return f"step {_from_to(before, after)} ms, {ratio_text(before / after)} × as it was chosen, not compared anew"
+    return "nothing helped" if record.ended in ("done", "budget") else "nothing helped so far"
+
+
+def final_line(final: Final) -> str:
+    """``step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs``."""
+    around = f"[{ratio_text(final.low)}, {ratio_text(final.high)}]"
+    unsure = "" if final.low > 1.0 else "; that it is faster at all is not sure"
+    anew = f"measured anew in {counted(final.pairs, 'pair')}"
+    return f"step {_from_to(final.first_s, final.final_s)} ms, {ratio_text(final.ratio)} × {around}, {anew}{unsure}"
+
+
+def way_texts(record: ImproveRecord) -> list[tuple[str, str]]:
+    """Of each point of the way the step in ms and its interval, to as many digits as the first setting's step has."""
+    digits = digits_of(record.way[0].step_s) if record.way else 0
+    return [(ms_text(of.step_s, digits), _around(of.low_s, of.high_s, digits)) for of in record.way]
+
+
+def _around(low_s: float | None, high_s: float | None, digits: int) -> str:
+    return "" if low_s is None or high_s is None else f"[{ms_text(low_s, digits)}, {ms_text(high_s, digits)}]"
+
+
+def ratio_text(ratio: float) -> str:
+    return f"{ratio:.{2 if ratio >= _NEAR else 3}f}"
+
+
+def verdict_text(of: Tried) -> str:
+    """The word, and whether the change was kept; of one that is under way, that."""
+    return "being tried" if of.verdict is None else f"{of.verdict}, kept" if of.accepted else of.verdict
+
+
+def saved_text(of: Tried) -> str:
+    """Milliseconds of a step with their interval, to as many digits as the step has; empty where unknown."""
+    if of.saved_s is None or of.a_s is None:
+        return ""
+    digits = digits_of(of.a_s)
+    return f"{ms_text(of.saved_s, digits)} {_around(of.low_s, of.high_s, digits)}".rstrip()
+
+
+def _style(of: Tried) -> str:
+    return _STYLES.get(of.verdict or "", "")
+
+
+def _cell(text: str) -> TableCell:
+    return TableCell(text, text)
+
+
+def _texts(of: Tried) -> Iterator[str]:
+    """One for each title but the verdict's."""
+    yield of.name
+    yield "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
+    yield saved_text(of)
+    yield "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
+    yield str(of.pairs or "")
+    yield "" if of.a_bytes is None or of.b_bytes is None else f"{bytes_text(of.a_bytes)} → {bytes_text(of.b_bytes)}"
+    yield "" if of.numerics is None else numerics_text(of.numerics)
+
+
+def _from_to(before_s: float, after_s: float) -> str:
+    digits = digits_of(before_s)
+    return f"{ms_text(before_s, digits)} → {ms_text(after_s, digits)}"
+
+
+def numerics_text(of: Numerics) -> str:
+    """How far off loss and gradients are, and whether that is beyond the tolerance."""
+    known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
+    off = ", ".join(f"{what} {_share(share)}" for what, share in known.items() if share)
+    word = {True: "", False: "too much: ", None: "unknown" + ": " * bool(off)}[of.within]
+    return word + (off or "nothing" * bool(known))
+
+
+def _share(share: float) -> str:
+    return f"{share * 100:.2g} %"
+
+
+def _lines(record: ImproveRecord) -> Iterator[str]:
+    """How it ended, why changes were not taken, and what those that were may change."""
+    yield _end(record)
+    if record.left:
+        yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
+    yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
+    yield from (f"{of.name} may change {of.may_change}" for of in record.tried if of.accepted and of.may_change)
+    yield from (f"note: {note}" for note in record.notes)
+
+
+def _end(record: ImproveRecord) -> str:
+    compared = sum(of.verdict != "REFUSED" for of in record.tried)
+    tried = f"{counted(compared, 'change')} tried in {counted(record.runs, 'run')}"
+    spent = f"{duration(record.elapsed_s)} of a budget of {duration(record.budget_s)}"
+    words = {
+        "done": "all was tried",
+        "budget": "the budget ended first",
+        "interrupted": "interrupted: the same call goes on with it",
+        "unfinished": "it is still running, or its process was killed: the same call goes on with it",
+    }
+    return f"{tried}, {spent}; {words.get(record.ended, record.ended)}"
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``9.5 min``."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.3g} min"
