@@ -1,4 +1,4 @@
-"""A run's steps on fake tensors: what memory each phase would take, told without taking it.
+"""A run's steps on fake tensors: what memory each phase would take and what it has to do, told without doing it.
 
 The very loop runs, with the module's own hooks, its precision, its clipping and its accumulation; only the tensors
 have no data.
@@ -15,11 +15,18 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import StepFlops
+from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.run import MemoryCauses
 
@@ -47,6 +54,14 @@ class RehearsedStep:
     causes: Mapping[str, MemoryCauses]
 
 
+@dataclass(frozen=True)
+class RehearsedWork:
+    """What each phase of one step has to do at least, and how float32 is multiplied (``float32_matmul_precision``)."""
+
+    by_phase: Mapping[str, Work]
+    float32: str
+
+
 Sizes = Generator[Size, RehearsedStep, None]
 """Gives the size of the next step's batch, and is sent what that step took."""
 
@@ -60,6 +75,8 @@ class FakeStrategy(SingleDeviceStrategy):
         self.size = Size()
         self.samples: int | None = None
         """Of a batch as it comes; None where that is unknown."""
+        self.batch_bytes = 0
+        """Of the last batch."""
 
     def model_to_device(self) -> None:
         """It is where it is."""
@@ -75,7 +92,7 @@ class FakeStrategy(SingleDeviceStrategy):
         """Nothing was moved."""
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        self.samples = samples_in(batch, combined=False)
+        self.samples, self.batch_bytes = samples_in(batch, combined=False), bytes_of_batch(batch)
         return self._world.faked(batch, self.size)
 
 
@@ -90,6 +107,9 @@ class Rehearsal(Callback):
 
     world: FakeWorld
     sizes: Sizes
+    work: RehearsedWork | None = None
+    """Of the first step that ``sizes`` asks for."""
+    _flops: StepFlops | None = None
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
     _begun: bool = False
@@ -97,8 +117,9 @@ class Rehearsal(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeStrategy)
         self._strategy = trainer.strategy
-        timeline = Timeline()
-        self._reader = MemoryReader(self.world.live, timeline, META, lambda: (pl_module, trainer.optimizers))
+        self._trainer, self._timeline, self._forward = trainer, Timeline(), ForwardTraffic()
+        timeline, parties = self._timeline, lambda: (pl_module, trainer.optimizers)
+        self._reader = MemoryReader(self.world.live, timeline, META, parties, self._forward)
         trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
             trainer, timeline, _MOST, self._step_ended, lambda left: left, _nothing, True, _nothing, self
         )
@@ -116,6 +137,9 @@ class Rehearsal(Callback):
         reader.step_peaks()
         reader.end("memory")
         peaks = {phase: of[0] or 0 for phase, of in reader.facts["part_peaks"].items()}
+        first = not self._begun
+        if self._flops is not None:
+            self.work, self._flops = self._worked(self._flops), None
         try:
             if self._begun:
                 self._strategy.size = self.sizes.send(RehearsedStep(peaks, reader.facts["causes"]))
@@ -124,7 +148,21 @@ class Rehearsal(Callback):
         except StopIteration:
             return 0
         reader.begin("memory")
+        if first:  # that its work is counted makes a step slower
+            self._flops = StepFlops(self._timeline, self._forward, on_shapes=True)
+            self._timeline.observers += (self._flops,)
         return 1
+
+    def _worked(self, flops: StepFlops) -> RehearsedWork:
+        self._timeline.unobserve(flops)
+        flops.stop()
+        try:
+            work = StepWork(flops.flops(), flops.by_dtype())
+        except UncountableError:
+            work = None
+        batch_bytes = self._strategy.batch_bytes * self._trainer.accumulate_grad_batches
+        by_phase = phase_work(self._trainer, work, self._reader.facts["traffic"], batch_bytes)
+        return RehearsedWork(by_phase, float32_matmul_precision())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._inside.enter_context(self.world.inside())

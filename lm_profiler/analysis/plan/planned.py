@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.record.run import MemoryCauses
 
 ROOM = 0.9
@@ -16,7 +17,7 @@ _MOST = 12
 
 @dataclass(frozen=True)
 class Planned:
-    """Bytes of one step, by phase.
+    """Bytes and work of one step, by phase.
 
     Attributes:
         peaks: The most at one time.
@@ -25,6 +26,8 @@ class Planned:
         context: Tokens in a sequence; None where that is unknown, or cannot be changed.
         largest: The largest batch, or context, that fits: 0 where none does, None where it was not looked for.
         compiled: Whether the run would be compiled: its step was rehearsed as it is without.
+        work: What each phase has to do at least.
+        float32: How float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``.
     """
 
     peaks: Mapping[str, int]
@@ -33,6 +36,8 @@ class Planned:
     context: int | None = None
     largest: int | None = None
     compiled: bool = False
+    work: Mapping[str, Work] = field(default_factory=dict)
+    float32: str = "unknown"
 
     @property
     def phase(self) -> str:

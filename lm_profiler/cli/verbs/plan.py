@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
+from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
 from lm_profiler.measure.boundary import say
 from lm_profiler.measure.elsewhere import surroundings
@@ -65,7 +67,8 @@ def run(options: Options) -> int:
             say(f"cannot be planned: {answer['unknown']}")
             return FAILED
     planned = {what: _planned(answer) for what, answer in answers.items()}
-    table = plan_table(planned["batch"], planned["context"].largest, device, room)
+    floors = planned_floors(planned["batch"], device.name)
+    table = plan_table(planned["batch"], planned["context"].largest, device, room, floors)
     sys.stdout.write(terminal(table, sys.stdout))
     return OK if planned["batch"].peak <= room else FAILED
 
@@ -123,4 +126,5 @@ def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def _planned(answer: dict[str, Any]) -> Planned:
     causes = {phase: MemoryCauses(**of) for phase, of in answer.pop("causes").items()}
-    return Planned(causes=causes, **answer)
+    work = {phase: Work(**of) for phase, of in answer.pop("work").items()}
+    return Planned(causes=causes, work=work, **answer)

@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from traceback import walk_tb
 from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import Planned, largest_that_fits
-from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedStep, Size, Sizes
+from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedStep, RehearsedWork, Size, Sizes
 from lm_profiler.cli.asked import Asked, NoAnswer
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
@@ -46,6 +47,9 @@ LIMIT_S = 120.0
 class RehearsalCLI(ProfilerCLI):
     """Reads a call of ``fit``, and builds it of fake tensors."""
 
+    narrow: str | None = None
+    """The dtype of which bfloat16 takes the place."""
+
     def __init__(self, call: Call, world: FakeWorld) -> None:
         self.world = world
         super().__init__(call)
@@ -57,6 +61,7 @@ class RehearsalCLI(ProfilerCLI):
         """One that does of the user's what a step on one device depends on."""
         given = self._get(self.config_init, "trainer")
         precision = str(given["precision"] or "32-true")
+        self.narrow = "float16" if precision in _AS_WIDE else None
         off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         return Trainer(
             accelerator="cpu",
@@ -123,7 +128,26 @@ def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
     if search.step is None:
         raise UsageError("data: expected batches for two steps, given fewer")
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
-    return Planned(search.step.peaks, search.step.causes, rehearsal.samples, context, search.largest, compiled)
+    work = rehearsal.work or RehearsedWork({}, "unknown")
+    return Planned(
+        search.step.peaks,
+        search.step.causes,
+        rehearsal.samples,
+        context,
+        search.largest,
+        compiled,
+        {phase: _as_asked(phase, of, cli.narrow, compiled) for phase, of in work.by_phase.items()},
+        work.float32,
+    )
+
+
+def _as_asked(phase: str, work: Work, narrow: str | None, compiled: bool) -> Work:
+    """``work`` of the run in the place of that of its rehearsal."""
+    if work.flops is not None:
+        named = {"bfloat16": narrow or "bfloat16"}
+        work = replace(work, flops={named.get(dtype, dtype): count for dtype, count in work.flops.items()})
+    keeps = compiled and phase in ("forward", "backward")  # a compiler chooses what is kept for backward
+    return replace(work, bytes=None) if keeps else work
 
 
 @dataclass(frozen=True)

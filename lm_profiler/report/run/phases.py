@@ -26,7 +26,7 @@ def phase_table(record: RunRecord) -> Table:
 def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:
     """Texts by part, the last of them bold, with the parts' floors behind them where any is known."""
     known = any(floor.seconds for floor in floors.values())
-    shown = [text + _floor(floors.get(part)) * known for part, text in rows]
+    shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
     cells = [[TableCell(text, text, style="bold" if row is shown[-1] else "") for text in row] for row in shown]
     headings = [Heading(title, title, figures=title != "phase") for title in (*titles, *FLOOR_TITLES * known)]
     return Table(headings, cells)
@@ -63,7 +63,7 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
     ]
 
 
-def _floor(floor: Floor | None) -> list[str]:
+def floor_texts(floor: Floor | None) -> list[str]:
     """The least that a phase could take, with what that is of, and how many times as long it took."""
     if floor is None or not floor.seconds:
         return ["", ""]

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from lm_profiler.analysis.plan.capacities import Capacity
+from lm_profiler.analysis.plan.floors import PlannedFloors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
-from lm_profiler.record.quantities import PARTS, bytes_text
+from lm_profiler.record.quantities import PARTS, bytes_text, with_prefix
+from lm_profiler.report.run.phases import floor_texts
 from lm_profiler.report.tables.table import Table, text_table
 
 _CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
-_TITLES = ("phase", "peak", "parameters", "gradients", "optimizer states", "buffers", "activations and rest")
+_TITLES = (
+    "phase",
+    "peak",
+    "parameters",
+    "gradients",
+    "optimizer states",
+    "buffers",
+    "activations and rest",
+    "floor (ms)",
+)
 
 
-def plan_table(planned: Planned, context: int | None, device: Capacity, room: float) -> Table:
+def plan_table(planned: Planned, context: int | None, device: Capacity, room: float, floors: PlannedFloors) -> Table:
     """Of ``planned``, and of the largest ``context`` that fits into ``room`` bytes of ``device``."""
     rows = []
     for phase in (part for part in PARTS if part in planned.peaks):
         causes = planned.causes.get(phase)
         values = [planned.peaks[phase], *(getattr(causes, cause, None) for cause in _CAUSES)]
-        rows.append([phase, *("" if value is None else bytes_text(value) for value in values)])
+        floor, _ = floor_texts(floors.by_phase.get(phase))
+        rows.append([phase, *("" if value is None else bytes_text(value) for value in values), floor])
     fits = planned.peak <= room
     verdict = "fits" if fits else "does not fit"
     of_device = f"{ROOM:.0%} of {device.name}'s {bytes_text(device.bytes)}"
@@ -32,5 +44,20 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, room: fl
         below.append(f"the largest that fits: {', or '.join(largest)}")
     if planned.compiled:
         below.append("compiled: unknown; these are the figures of the same step without torch.compile")
+    below += _floor_lines(floors, device)
     below.append("without workspaces of libraries, the driver's context and gaps between blocks")
     return text_table(_TITLES, rows, below=below)
+
+
+def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
+    """The least that the step could take, and on what that rests."""
+    if floors.seconds is None:
+        return [f"floor of the step: unknown, as are the peaks of {device.name}"]
+    rates = floors.rates
+    peaks = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype}" for rate in rates.flops]
+    if rates.bytes_per_s is not None:
+        peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
+    sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
+    without = f", without {' and '.join(floors.unknown)}, which are unknown" if floors.unknown else ""
+    at = f"{floors.seconds * 1e3:,.1f} ms at {', '.join(peaks)}{without}"
+    return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]

@@ -49,8 +49,21 @@ def real_peak(folder: Path, precision: str, **model: Any) -> int:
     return most
 
 
-def test_a_rehearsed_step_holds_what_a_real_one_does(tmp_path: Path) -> None:
+def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) -> None:
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
     planned = told(ask(["fit", *options(precision, **model)], gpu=False))
     assert isinstance(planned, Planned)
     assert planned.peak == pytest.approx(real_peak(tmp_path, precision, **model), rel=0.01)
+
+    d, d_ff, layers, vocab = SMALL["d_model"], SMALL["d_ff"], SMALL["num_layers"], SMALL["vocab_size"]
+    layer = 2 * BATCH * CONTEXT * (4 * d * d + 3 * d * d_ff) + 4 * BATCH * CONTEXT**2 * d
+    forward = layers * layer + 2 * BATCH * CONTEXT * d * vocab
+    work = planned.work
+    assert sum(work["forward"].flops.values()) == forward
+    # Recomputed is what backward needs: not the product that a layer ends with.
+    again = layers * (layer - 2 * BATCH * CONTEXT * d * d_ff)
+    assert sum(work["backward"].flops.values()) == 2 * forward + again
+    assert set(work["backward"].flops) <= {"bfloat16", "float32"}
+    # AdamW reads the gradient, reads and writes a weight and two states of its size, and counts steps of each tensor.
+    weights, tensors = LanguageModel(**SMALL).config.num_parameters(), layers * 9 + 3
+    assert work["optimizer"].bytes == 28 * weights + 8 * tensors
