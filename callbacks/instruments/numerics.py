@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.instruments.work import step_of
 from lm_profiler.measure.copies.numerics import audit
 from lm_profiler.record.run import NumericsFacts, Verb
+from lm_profiler.usage_error import expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +26,38 @@ class NumericsOptions:
         audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
             dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
             steps, and the memory of a second model and its gradients.
+        losses: With it, the losses of the first so many steps. A callback more: leave it out where steps are timed.
     """
 
     audit: bool = False
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        expect(self.losses >= 0, "numerics.losses", "0 or more", self.losses)
+
+
+class KeptLosses(Callback):
+    """Keeps the loss of each batch of the first ``steps`` steps, where ``training_step`` returns one."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._kept: dict[int, list[torch.Tensor]] = {}
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step = trainer.global_step  # it has gone on when the batch ends
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self._step < self._steps and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._kept.setdefault(self._step, []).append(loss.detach().clone())
+
+    @property
+    def losses(self) -> list[float | None]:
+        """Of each step the mean over its batches; None where it is not finite."""
+        means = [float(torch.stack(losses).float().mean()) for losses in self._kept.values()]
+        return [mean if isfinite(mean) else None for mean in means]
 
 
 def on_host(batch: Any) -> Any:
@@ -47,7 +78,7 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
         raise ValueError("expected a fit with automatic optimization on one device")
     scaler = getattr(plugin, "scaler", None)
     with _unattached(module):
-        return audit(
+        facts = audit(
             module,
             step_of(module, verb),
             first,
@@ -55,6 +86,8 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
             plugin.forward_context(),
             1.0 if scaler is None else scaler.get_scale(),
         )
+    kept = [each for each in trainer.callbacks if isinstance(each, KeptLosses)]  # type: ignore[attr-defined]
+    return facts.model_copy(update={"losses": [loss for each in kept for loss in each.losses]})
 
 
 @contextmanager

@@ -83,6 +83,15 @@ class Call:
         options = [item.option for item in self._items if item.node is None]
         return {option.name: option.value for option in options if option.name not in left_out}
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """All that it says, nested as in a file, without what was written for other classes and where a run goes."""
+        content: dict[str, Any] = {}
+        for item in self._items:
+            passed = {*self._passed(item, self.leaves_data_out()), "config", "name", "log_dir"}
+            content = _merged(content, {key: value for key, value in item.content.items() if key not in passed})
+        return content
+
     def class_of(self, key: str) -> str:
         """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
         return self._named(key)[1]
@@ -140,6 +149,19 @@ class Call:
         said = [key for key in OURS if key in item.content]
         own = {key: item.names(key) or self._named(key, item)[1] for key in said}
         return {key for key in said if not _same(own[key], self.class_of(key)) or (leave_data and key == "data")}
+
+
+def _merged(into: Any, said: Any, key: str = "") -> Any:
+    """``said`` over ``into``; what stands beside a class's name belongs to its options."""
+    if key in OURS and isinstance(said, str):
+        said = {"class_path": said}
+    if not isinstance(into, Mapping) or not isinstance(said, Mapping):
+        return said
+    if "class_path" in into and "class_path" not in said and "init_args" not in said:
+        said = {"init_args": said}
+    elif "class_path" not in into and into and ("class_path" in said or "init_args" in said):
+        into = {"init_args": into}
+    return {**into, **{name: _merged(into.get(name), value, name) for name, value in said.items()}}
 
 
 def _same(one: str, other: str) -> bool:

@@ -24,6 +24,7 @@ TRAINER_VERBS = {
 
 OTHER_VERBS = {
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
+    "improve": "try what would be faster, and prove it",
     "plan": "what memory a run would need, on any GPU, before it runs",
     "report": "tables, plots and pages of any runs",
     "compare": "is B faster than A?",

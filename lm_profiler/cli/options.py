@@ -50,7 +50,8 @@ class OptionsReader(Generic[T]):
         hints = get_type_hints(kind)
         names = [field.name for field in fields(cast(Any, kind))]
         self._has = {name for name in (_REST, _COMMAND) if name in names}
-        self._fields = {name: _bare(hints[name]) for name in names if name not in self._has}
+        self._named = {name.removesuffix("_"): name for name in names if name not in self._has}  # `try` is a keyword
+        self._fields = {option: _bare(hints[name]) for option, name in self._named.items()}
 
     def read(self, arguments: Sequence[str]) -> T:
         """What ``arguments`` give, which go first, and the file that they name.
@@ -62,7 +63,8 @@ class OptionsReader(Generic[T]):
         file = given.get(self._file)
         settings = {**(self._in_file(file) if file is not None else {}), **given}
         aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
-        return self._kind(**self._typed(settings), **{name: aside[name] for name in self._has})
+        typed = {self._named[option]: value for option, value in self._typed(settings).items()}
+        return self._kind(**typed, **{name: aside[name] for name in self._has})
 
     def help(self, examples: str) -> str:
         """What ``--help`` prints."""
@@ -76,8 +78,8 @@ class OptionsReader(Generic[T]):
         )
         parser.add_class_arguments(self._kind, as_group=False, skip=self._has)
         for action in parser._actions:  # as they are read here: no `--runs+`, nothing after a flag, keys in a mapping
-            if (kind := self._fields.get(action.dest)) is not None:
-                action.option_strings = [action.option_strings[0] + ".KEY" * _is(kind, Mapping)]
+            if (kind := self._fields.get(action.dest.removesuffix("_"))) is not None:
+                action.option_strings = [action.option_strings[0].removesuffix("_") + ".KEY" * _is(kind, Mapping)]
                 action.nargs = 0 if kind is bool else None
                 many = _is(kind, Sequence) or _is(kind, Mapping)
                 action.metavar = "VALUE" + " ..." * _is(kind, Sequence) if many else action.metavar

@@ -24,6 +24,7 @@ from lm_profiler.callbacks import (
     TrainingProfiler,
     WhatIfOptions,
 )
+from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.logger import EventsLogger
 from lm_profiler.cli.attempt import Attempt, local_rank
@@ -253,7 +254,10 @@ class ProfilerCLI(LightningCLI):
             log_dir=log_dir,
             **{key: self._get(self.config_init, key) for key in _INSTRUMENTS},
         )
-        return self._instantiate_trainer({**config, **kwargs}, [attempt.profiler])
+        losses = self._get(self.config_init, "numerics").losses
+        return self._instantiate_trainer(
+            {**config, **kwargs}, [attempt.profiler, *([KeptLosses(losses)] if losses else [])]
+        )
 
     def build(self, key: str) -> Any:
         """The ``model`` or the ``data``. What a user's own code raises stays that exception."""

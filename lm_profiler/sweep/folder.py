@@ -170,14 +170,14 @@ def _check_plan(path: Path, plan: SweepPlan) -> None:
         other = read_plan(path)
     except RecordError as error:
         raise UsageError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
-    if difference := _difference(other, plan):
+    if (found := difference(other, plan)) is not None:
         raise UsageError(
-            f"name: expected the sweep that was started in {path}, given one with {difference}; "
+            f"name: expected the sweep that was started in {path}, given one with {found}; "
             "name another with --name, or remove that folder"
         )
 
 
-def _difference(old: SweepPlan, new: SweepPlan) -> str | None:
+def difference(old: SweepPlan, new: SweepPlan) -> str | None:
     """What keeps results of the two from standing in one table, or from being the same cells; None for nothing."""
     if old.config_sha256 != new.config_sha256:
         return "another config file, or one that was changed since"

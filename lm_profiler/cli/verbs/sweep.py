@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -128,6 +129,18 @@ def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None)
             if code is not None and code < 0:
                 return
             if (told := answered(wrong)) and told["unknown_option"] is not None:
+                raise UsageError(told["message"])
+            if code == 0:
+                _check_nodes(Path(folder, _OUTPUT), cell)
+
+
+def check_calls(server: CellServer, cells: Iterable[Cell]) -> None:
+    """Raise UsageError for the first cell whose call cannot be read, for whatever it says."""
+    with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
+        wrong = Path(folder, "wrong.json")
+        for cell in cells:
+            code = _parse(server, cell, wrong, None)
+            if told := answered(wrong):
                 raise UsageError(told["message"])
             if code == 0:
                 _check_nodes(Path(folder, _OUTPUT), cell)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from lm_profiler.record.run.part import Newer, Part
 
 
@@ -66,7 +68,8 @@ class NumericsFacts(Part):
 
     Errors are the Euclidean norm of the difference over that of the float32 result; None where it is not finite, or
     there is nothing to compare. ``output_error`` is of the first floating-point tensor, of one dimension or more, that
-    the last module to do so returned in the forward pass: the logits of a language model.
+    the last module to do so returned in the forward pass: the logits of a language model. ``losses`` are of the first
+    steps of training, each the mean over its batches (None: not finite); empty where none were asked for.
     """
 
     loss: float | None
@@ -74,6 +77,7 @@ class NumericsFacts(Part):
     output_error: float | None
     gradient_error: float | None
     kinds: list[NumericsKind]
+    losses: list[float | None] = Field(default_factory=list)
 
 
 Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]

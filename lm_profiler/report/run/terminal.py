@@ -148,4 +148,6 @@ def numerics_headline(audit: NumericsFacts) -> str:
     """Loss in both, and how far output and gradients are off."""
     losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
     output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
-    return f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
+    text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
+    steps = ["not finite" if x is None else f"{x:.6g}" for x in audit.losses]
+    return f"{text}; loss of the first {counted(len(steps), 'step')} from {steps[0]} to {steps[-1]}" if steps else text

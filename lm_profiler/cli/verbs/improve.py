@@ -1,0 +1,188 @@
+"""``improve``: tries what would make a training step faster, and proves it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+
+import yaml
+
+from lm_profiler.analysis.compare.ratio import MARGIN
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.configs import read_config
+from lm_profiler.cli.endings import handled
+from lm_profiler.cli.verbs.sweep import SERVER, check_calls
+from lm_profiler.improve.candidates import asked_for, candidates, worth_it
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, look_cell, plan_of, timed_cell
+from lm_profiler.improve.display import Display, tried_text
+from lm_profiler.improve.hardware import hardware
+from lm_profiler.improve.request import Request
+from lm_profiler.improve.search import search
+from lm_profiler.improve.told import Account
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.command import command_line
+from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.improve import IMPROVED_CONFIG, ImproveRecord, read_improve
+from lm_profiler.record.quantities import duration_text
+from lm_profiler.record.run import RecordError
+from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.record.sweep import Cell, SweepPlan, read_plan
+from lm_profiler.sweep.folder import SweepFolder, difference
+from lm_profiler.sweep.plan import CONFIGS
+from lm_profiler.sweep.schedule import Schedule
+from lm_profiler.sweep.server import CellServer, ServerError
+
+Options = Request
+EXAMPLES = """\
+for example:
+  lm_profiler improve --config small_bf16
+  lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
+
+
+def run(request: Request) -> int:
+    """Improve a run; returns the exit code: 1 where the first setting does not run.
+
+    Raises:
+        UsageError: a wrong call; nothing was run.
+    """
+    plan, call = _plan(request)
+    try:
+        with SweepFolder(request.folder, plan) as folder:
+            folder.take_over()
+            return _run(request, folder, call)
+    except ServerError as error:
+        say(str(error))
+        return FAILED
+
+
+def _plan(request: Request) -> tuple[SweepPlan, list[str]]:
+    """What has been asked for in the folder, if it is this improvement's; and the call of the first setting."""
+    configs, call = {}, ["fit"]
+    if request.config is not None:
+        name = f"{Path(config_file(request.config)).stem}.yaml"
+        configs[name] = read_config(request.config)[1]
+        call.append(f"--config={request.folder / CONFIGS / name}")
+    call += request.options
+    plan = plan_of(request.name, request.command, configs, [look_cell(request.folder, call)])
+    with suppress(RecordError):
+        begun = read_plan(request.folder)
+        if difference(begun.model_copy(update={"cells": begun.cells[:1]}), plan) is None:
+            return begun, call
+    return plan, call
+
+
+def _run(request: Request, folder: SweepFolder, call: Sequence[str]) -> int:
+    display = Display(folder.path, request.budget_s)
+    with CellServer(SERVER, folder.lock) as server:
+        runner = _Runner(folder, server, display, request.budget_s)
+        cells = Cells(folder, call, runner)
+        if folder.is_new:
+            check_calls(server, _written(folder.path, call, request))
+            folder.begin()
+        with display.shown(), runner.interrupting():
+            try:
+                record = _improved(request, cells, display)
+            except Interrupted:
+                record = None
+    return _ending(request, folder, record, call)
+
+
+def _written(folder: Path, call: Sequence[str], request: Request) -> list[Cell]:
+    """A cell for each value that somebody wrote: these are to be read before anything runs."""
+    asked = [{name: text} for name, texts in request.try_.items() for text in texts]
+    return [timed_cell(folder, call, options, 0) for options in ({}, *asked)]
+
+
+def _improved(request: Request, cells: Cells, display: Display) -> ImproveRecord | None:
+    """Look at the first setting, and try what could be better; None where it does not run."""
+    look = cells.look()
+    try:
+        first = look.record
+    except NoSteps as error:
+        say(f"the first setting does not run: {error}")
+        return None
+    assert first.environment is not None
+    known, refused = candidates(look.entry, hardware(first.environment), request.global_batch == "free")
+    tried, too_small = ([], []) if request.only else worth_it(known, first.time["step"].mean, MARGIN)
+    asked = asked_for(request.try_, known, look.entry.option)
+    new = {name for one in asked for name in one.options}
+    tried = [one for one in tried if not new & {*one.options}]
+    account = Account(request, _started(cells.folder.path), look.took_s, [] if request.only else [*refused, *too_small])
+    return search(cells, [*asked, *tried], account, first, display.tell)
+
+
+def _started(folder: Path) -> str:
+    """When it first began."""
+    with suppress(RecordError):
+        return read_improve(folder).started
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _ending(request: Request, folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
+    """Say how it ended, and write the setting that it ended with; returns the exit code."""
+    if record is None:
+        return FAILED
+    if record.ended == "interrupted":
+        say("interrupted; run the same command again to go on")
+        return INTERRUPTED
+    if record.ended == "failed":
+        say("the first setting does not run")
+        return FAILED
+    for tried in record.tried:
+        print(tried_text(tried))
+    if not record.options:
+        print(f"nothing helped; written to {folder.path}")
+        return OK
+    improved = folder.path / IMPROVED_CONFIG
+    write_whole(improved, _config_text(record, call))
+    print(_total(record))
+    print(f"the faster setting: {command_line(('fit', f'--config={improved}'))}")
+    return OK
+
+
+def _total(record: ImproveRecord) -> str:
+    final = record.final
+    if final is None or final.ratio is None or final.first_s is None or final.final_s is None:
+        return "the final setting could not be compared with the first"
+    steps = f"{duration_text(final.first_s)} → {duration_text(final.final_s)}"
+    return f"step {steps}, {final.ratio:.2f} × [{final.low:.2f}, {final.high:.2f}]"
+
+
+def _config_text(record: ImproveRecord, call: Sequence[str]) -> str:
+    """YAML that ``fit --config`` runs: the first call's own options and the changes."""
+    changes = [f"--{name}={text}" for name, text in record.options.items()]
+    content = Call([*call, *changes]).content
+    above = [f"# Improved: {record.command}", *(f"#   {change}" for change in changes)]
+    return "\n".join(above) + "\n" + yaml.safe_dump(content, sort_keys=False)
+
+
+class _Runner:
+    """Runs one cell at a time, for as long as nobody interrupts."""
+
+    def __init__(self, folder: SweepFolder, server: CellServer, display: Display, timeout_s: float) -> None:
+        self._folder, self._server, self._display, self._timeout_s = folder, server, display, timeout_s
+        self._schedule: Schedule | None = None
+        self.interrupted = False
+
+    def __call__(self, cell: Cell) -> None:
+        if self.interrupted:
+            raise Interrupted
+        self._schedule = Schedule(self._folder.path, [cell], self._server, self._display, timeout_s=self._timeout_s)
+        self._schedule.run()
+        if self.interrupted:
+            raise Interrupted
+
+    def interrupting(self) -> AbstractContextManager[None]:
+        """The first Ctrl-C lets the cell end; the second is an exception like any other."""
+
+        def interrupt(*_: object) -> None:
+            self.interrupted = True
+            if self._schedule is not None:
+                self._schedule.interrupted = True
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+        return handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})

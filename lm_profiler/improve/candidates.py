@@ -1,0 +1,262 @@
+"""The changes that are worth a try: what a run could switch on or off, and what that could save at most. Pure.
+
+What a change could save is read from the first setting's own run: the terms of its waterfall, else its phases, for a
+change saves no more than what it touches takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lm_profiler.analysis.improve.search import Candidate
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import RunRecord
+
+_FULL = (None, "32-true", "32", 32)
+_WITHOUT_CLIPPING = "gradients are not clipped: another training"
+_PER_BATCH = "what is computed over a batch, such as batch norm"
+_OTHER_BATCH = "another global batch: another training"
+_BFLOAT16 = "activations and products in bfloat16"
+_FLOAT16 = "activations and products in float16"
+_TF32 = "float32 products in TF32, of 11 bits"
+_FUSED = "the order in which sums are taken"
+
+ANOTHER_TRAINING = (_WITHOUT_CLIPPING, _OTHER_BATCH)
+"""What equal losses of a few steps cannot excuse."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the machine has. None is unknown: then the runs themselves will tell.
+
+    Attributes:
+        half_precision: The mixed precision that it multiplies faster than float32; "" for none.
+        tf32: Whether it multiplies float32 as TF32.
+        compiles: Why torch.compile cannot work here; "" where it can.
+        cores: That the run may use.
+        has_device: Whether batches are copied to a device.
+    """
+
+    half_precision: str | None
+    tf32: bool | None
+    compiles: str
+    cores: int
+    has_device: bool
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A candidate that is not tried, and why."""
+
+    candidate: Candidate
+    why: str
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """What a run was set to, and what its step consists of."""
+
+    entry: Entry
+    record: RunRecord
+
+    def option(self, path: str) -> Any:
+        return self.entry.option(path)
+
+    def has(self, path: str) -> bool:
+        """Whether the run's parser knows the option ``path``."""
+        head, _, name = path.rpartition(".")
+        section: Any = (self.record.config or {}).get(head)
+        section = section.get("init_args", section) if isinstance(section, Mapping) else {}
+        return isinstance(section, Mapping) and name in section
+
+    def phases_s(self, *names: str) -> float | None:
+        """Mean seconds of a step that these phases take."""
+        means = [self.record.time[name].mean for name in names if name in self.record.time]
+        return sum(mean for mean in means if mean is not None) if means else None
+
+    def terms_s(self, *names: str) -> float | None:
+        """Seconds that these terms of the waterfall could save at most; None without a waterfall."""
+        waterfall = self.record.waterfall
+        return waterfall and sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
+
+
+def candidates(folder_entry: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
+    """The changes that the run of ``folder_entry`` leaves open, and those of them that cannot work here.
+
+    Args:
+        folder_entry: The first setting's run, as it was configured, with its trace.
+        hardware: What it runs on.
+        free_batch: Whether a step's samples may change.
+    """
+    assert folder_entry.record is not None
+    setting = _Setting(folder_entry, folder_entry.record)
+    tried, refused = [], []
+    for of in _KINDS:
+        for candidate, why in of(setting, hardware):
+            if why:
+                refused.append(Refused(candidate, why))
+            elif free_batch or candidate.may_change != _OTHER_BATCH:
+                tried.append(candidate)
+    return tried, refused
+
+
+def asked_for(
+    values: Mapping[str, Sequence[str]], known: Sequence[Candidate], option: Callable[[str], Any]
+) -> list[Candidate]:
+    """A candidate for each of the ``values`` of each option, but for what the run is set to already.
+
+    What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there.
+    """
+    found = []
+    for name, texts in values.items():
+        for text in texts:
+            if _same(option(name), text):
+                continue
+            alike = next((one for one in known if one.options == {name: text}), None)
+            found.append(alike or Candidate(f"{name}={text}", {name: text}, name))
+    return found
+
+
+def _same(value: Any, text: str) -> bool:
+    spelled = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return spelled == text
+
+
+_Told = Iterator[tuple[Candidate, str]]
+
+
+def _one(
+    options: Mapping[str, str], group: str, ceiling_s: float | None = None, may_change: str | None = None
+) -> Candidate:
+    name = ", ".join(f"{option}={text}" for option, text in options.items())
+    return Candidate(name, options, group, ceiling_s, may_change)
+
+
+def _precision(s: _Setting, hardware: Hardware) -> _Told:
+    if s.option("trainer.precision") not in _FULL:
+        return
+    half = hardware.half_precision
+    kind = half or "bf16-mixed"
+    ceiling_s = s.phases_s("forward", "backward")
+    change = _FLOAT16 if kind.startswith("16") else _BFLOAT16
+    why = "this hardware multiplies no half precision faster" if half == "" else ""
+    yield _one({"trainer.precision": kind}, "trainer.precision", ceiling_s, change), why
+
+
+def _tf32(s: _Setting, hardware: Hardware) -> _Told:
+    name = _first_known(s, "model.float32_matmul_precision", "torch.float32_matmul_precision")
+    if name is None or not hardware.has_device or s.option("trainer.precision") not in _FULL:
+        return
+    if s.record.environment is not None and s.record.environment.flags.get("float32_matmul_precision") != "highest":
+        return
+    why = "this hardware has no TF32" if hardware.tf32 is False else ""
+    yield _one({name: "high"}, name, s.phases_s("forward", "backward"), _TF32), why
+
+
+def _compile(s: _Setting, hardware: Hardware) -> _Told:
+    name = _first_known(s, "model.compile", "torch.compile")
+    if name is None or not isinstance(s.option(name), bool):
+        return
+    fused_s = s.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
+    ceiling_s = s.phases_s("forward", "backward") if fused_s is None else fused_s
+    if s.option(name):
+        yield _one({name: "false"}, name, None, _FUSED), ""
+        return
+    yield _one({name: "true"}, name, ceiling_s, _FUSED), hardware.compiles
+    mode = f"{name}_mode"
+    if hardware.has_device and s.has(mode):
+        # What the tuned kernels could win is in the products, too.
+        for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", s.phases_s("forward", "backward"))):
+            yield _one({name: "true", mode: kind}, name, most_s, _FUSED), hardware.compiles
+
+
+def _fused(s: _Setting, hardware: Hardware) -> _Told:
+    if s.option("model.fused") is False:
+        yield _one({"model.fused": "true"}, "model.fused", s.phases_s("optimizer"), _FUSED), ""
+
+
+def _attention(s: _Setting, hardware: Hardware) -> _Told:
+    now = s.option("model.attention")
+    other = {"math": "sdpa", "sdpa": "math"}.get(str(now))
+    if other is not None:
+        yield _one({"model.attention": other}, "model.attention", s.phases_s("forward", "backward"), _FUSED), ""
+
+
+def _checkpointing(s: _Setting, hardware: Hardware) -> _Told:
+    for name in ("model.activation_checkpointing", "model.gradient_checkpointing"):
+        if s.option(name) is True:
+            ceiling_s = s.terms_s("recomputation") or s.phases_s("backward")
+            yield _one({name: "false"}, name, ceiling_s), ""
+
+
+def _batch(s: _Setting, hardware: Hardware) -> _Told:
+    batch, batches = s.option("data.batch_size"), s.option("trainer.accumulate_grad_batches")
+    if not isinstance(batch, int) or not isinstance(batches, int):
+        return
+    checkpointed = s.option("model.activation_checkpointing")
+    factor = 2
+    while batches % factor == 0:
+        options = {"data.batch_size": str(batch * factor), "trainer.accumulate_grad_batches": str(batches // factor)}
+        yield _one(options, "batch", None, _PER_BATCH), ""
+        if checkpointed is False:
+            yield _one({**options, "model.activation_checkpointing": "true"}, "batch", None, _PER_BATCH), ""
+        factor *= 2
+    if batch % 2 == 0:
+        options = {"data.batch_size": str(batch // 2), "trainer.accumulate_grad_batches": str(batches * 2)}
+        yield _one(options, "batch", None, _PER_BATCH), ""
+    for factor in (2, 4):
+        yield _one({"data.batch_size": str(batch * factor)}, "batch", None, _OTHER_BATCH), ""
+
+
+def _workers(s: _Setting, hardware: Hardware) -> _Told:
+    now = s.option("data.num_workers")
+    if not isinstance(now, int):
+        return
+    for count in (1, 2, 4, 8):
+        if count > now:
+            why = "" if count <= hardware.cores else f"there are {hardware.cores} cores for them"
+            yield _one({"data.num_workers": str(count)}, "data.num_workers", s.phases_s("data")), why
+
+
+def _pinned(s: _Setting, hardware: Hardware) -> _Told:
+    if s.option("data.pin_memory") is False and s.has("data.pin_memory"):
+        why = "" if hardware.has_device else "batches are not copied to a device"
+        yield _one({"data.pin_memory": "true"}, "data.pin_memory", s.phases_s("data", "transfer")), why
+
+
+def _clipping(s: _Setting, hardware: Hardware) -> _Told:
+    if s.option("trainer.gradient_clip_val"):
+        name = "trainer.gradient_clip_val"
+        yield _one({name: "null"}, name, s.phases_s("clip"), _WITHOUT_CLIPPING), ""
+
+
+def _checks(s: _Setting, hardware: Hardware) -> _Told:
+    if s.option("trainer.detect_anomaly") is True:
+        yield _one({"trainer.detect_anomaly": "false"}, "trainer.detect_anomaly", s.phases_s("forward", "backward")), ""
+    if s.option("trainer.benchmark") is not True and hardware.has_device and s.has("trainer.benchmark"):
+        name = "trainer.benchmark"
+        yield _one({name: "true"}, name, s.phases_s("forward", "backward"), _FUSED), ""
+
+
+def _first_known(s: _Setting, *names: str) -> str | None:
+    return next((name for name in names if s.has(name)), None)
+
+
+_KINDS: Sequence[Callable[[_Setting, Hardware], _Told]] = (
+    *(_precision, _tf32, _compile, _fused, _attention, _checkpointing),
+    *(_batch, _workers, _pinned, _clipping, _checks),
+)
+
+
+def worth_it(found: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
+    """Those that could save more than ``margin`` of the step, and those that could not."""
+    tried, refused = [], []
+    for one in found:
+        least_s = None if step_s is None else margin * step_s
+        if one.ceiling_s is None or least_s is None or one.ceiling_s >= least_s:
+            tried.append(one)
+        else:
+            refused.append(Refused(replace(one), f"less than {margin:.0%} of the step could be saved"))
+    return tried, refused

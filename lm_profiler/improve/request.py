@@ -1,0 +1,89 @@
+"""What an improvement is asked to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.usage_error import UsageError
+
+_OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
+_SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_OWN = ("name", "log_dir", "config")
+_OF_MEASURING = ("stages", "actions", "memory", "trace", "numerics", "whatif", "check_memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Try what would make a training step faster, prove it, and write down the setting that did.
+
+    Each change runs beside the setting without it, in fresh processes that alternate, until it is clear which is
+    faster. What wins stays, and the rest is tried on top of it. Started again, it goes on where it was.
+
+    Args:
+        file: YAML with any of these options.
+        config: Config of the run to be improved, or the name of one that comes with the package, such as demo.
+        try_: Values of an option to be tried too, as in --try.data.num_workers 0,2,4.
+        only: Try no changes but those.
+        budget: Time for all runs, such as 90s, 10m or 1h.
+        global_batch: Whether changes of the batch must keep the samples of a step (keep), or may not (free).
+        accept_numerics: Take what is faster though its numbers are off.
+        name: Name of the improvement; if not given, the config's and _improve.
+        log_dir: Folder of all runs.
+        options: Options of fit, of every run.
+        command: The whole call.
+
+    Raises:
+        UsageError: these do not go together; the message is a line.
+    """
+
+    WORDS: ClassVar[str] = "file"
+    FILE: ClassVar[str] = "file"
+
+    file: str | None = field(default=None, compare=False)
+    config: str | None = None
+    try_: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    only: bool = False
+    budget: str = "10m"
+    global_batch: Literal["keep", "free"] = "keep"
+    accept_numerics: bool = False
+    name: str = ""
+    log_dir: str = "logs"
+    options: Sequence[str] = ()
+    command: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            of = self.file or (self.config and config_file(self.config))
+            object.__setattr__(self, "name", f"{Path(of).stem}_improve" if of else "improve")
+        if Path(self.name).is_absolute() or ".." in Path(self.name).parts:
+            raise UsageError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
+        _ = self.budget_s
+        if self.only and not self.try_:
+            raise UsageError("only: expected with changes to try, given without; add, say, --try.data.num_workers 0,2")
+        for name, values in self.try_.items():
+            if not _OPTION.fullmatch(name):
+                raise UsageError(f"try: expected an option such as data.num_workers, given {name[:100]!r}")
+            if name in _OWN or name.split(".")[0] in _OF_MEASURING:
+                raise UsageError(f"try.{name}: expected an option of the training, given one of how it is measured")
+            if len(set(values)) < len(values):
+                raise UsageError(f"try.{name}: expected each value once, given {', '.join(values)}")
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds for all runs."""
+        told = _TIME.fullmatch(self.budget)
+        seconds = float(told[1]) * _SECONDS[told[2]] if told else 0.0
+        if seconds <= 0.0:
+            raise UsageError(f"budget: expected a time such as 90s, 10m or 1h, given {self.budget[:100]!r}")
+        return seconds
+
+    @property
+    def folder(self) -> Path:
+        """Where all of it goes."""
+        return Path(self.log_dir, self.name)

@@ -1,0 +1,64 @@
+"""Drives the search: answers what it asks for by cells, and writes down how it stands after each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from lm_profiler.analysis.improve.search import Asked, Candidate, Check, Checked, Improvement, Ran, improve
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, ran
+from lm_profiler.improve.numerics import distances, judge
+from lm_profiler.improve.told import Account
+from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
+from lm_profiler.record.run import RunRecord
+
+
+def search(
+    cells: Cells,
+    candidates: Sequence[Candidate],
+    account: Account,
+    first: RunRecord,
+    tell: Callable[[ImproveRecord], None],
+) -> ImproveRecord:
+    """Try ``candidates`` within what is left of the budget; returns the record, which is also in the folder.
+
+    Args:
+        cells: Run what is asked for.
+        candidates: In any order.
+        account: Of the improvement.
+        first: The first setting's own run, whose samples a step's seconds are scaled to.
+        tell: Is given the record after each answer.
+    """
+    asking = improve(candidates, account.request.budget_s - account.look_s, account.request.accept_numerics)
+    state = Improvement()
+
+    def write(ended: Ended) -> ImproveRecord:
+        record = account.record(state, ended, cells.count)
+        record.write(cells.folder.path / IMPROVE_FILE)
+        tell(record)
+        return record
+
+    asked = next(asking)
+    try:
+        while True:
+            state = asked.search
+            write("unfinished")
+            asked = asking.send(_answer(cells, asked, first))
+    except StopIteration as done:
+        state = done.value
+        return write(state.ended or "done")
+    except Interrupted:
+        return write("interrupted")
+
+
+def _answer(cells: Cells, asked: Asked, first: RunRecord) -> Ran | Checked:
+    if not isinstance(asked, Check):
+        return ran(cells.time(asked.options, asked.number), first)
+    sides = [cells.check(options) for options in (asked.a_options, asked.b_options)]
+    took_s = sum(side.took_s for side in sides)
+    try:
+        a, b = (side.record for side in sides)
+    except NoSteps as error:
+        return Checked(None, took_s, why=f"its numbers are unknown: {error}")
+    loss, gradients = distances(a.numerics, b.numerics)
+    within, why = judge(loss, gradients, asked.candidate.may_change)
+    return Checked(within, took_s, loss, gradients, why)

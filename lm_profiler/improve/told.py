@@ -1,0 +1,103 @@
+"""The record of a search: what is written after each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from statistics import median
+from typing import Any
+
+from lm_profiler.analysis.improve.search import Candidate, Checked, Compared, Improvement, Ran
+from lm_profiler.improve.candidates import Refused
+from lm_profiler.improve.request import Request
+from lm_profiler.record.improve import Ended, Final, ImproveRecord, Numerics, Tried
+
+
+@dataclass(frozen=True)
+class Account:
+    """What of an improvement does not change while it searches.
+
+    Attributes:
+        request: What was asked for.
+        started: When it first began.
+        look_s: What the first setting's own run took.
+        refused: Changes that are not tried.
+        given: Options of the first setting, beside its config.
+    """
+
+    request: Request
+    started: str
+    look_s: float = 0.0
+    refused: Sequence[Refused] = ()
+    notes: Sequence[str] = ()
+
+    def record(self, search: Improvement, ended: Ended, runs: int) -> ImproveRecord:
+        """All that is known by now."""
+        refused = [Tried(**_of(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
+        return ImproveRecord(
+            name=self.request.name,
+            command=self.request.command,
+            started=self.started,
+            budget_s=self.request.budget_s,
+            elapsed_s=self.look_s + search.spent_s,
+            ended=ended,
+            first_s=None if search.first is None else search.first.seconds,
+            options=dict(search.options),
+            tried=[*map(_tried, search.tried), *refused],
+            left=[candidate.name for candidate in search.left],
+            final=None if search.last is None else _final(search.last),
+            runs=runs,
+            notes=list(self.notes),
+        )
+
+
+def _of(candidate: Candidate) -> dict[str, Any]:
+    return {**vars(candidate), "options": dict(candidate.options)}
+
+
+def _tried(compared: Compared) -> Tried:
+    saved, low, high = compared.saved_s or (None, None, None)
+    assert compared.candidate is not None
+    return Tried(
+        **_of(compared.candidate),
+        pairs=compared.pairs,
+        a_s=compared.a_s,
+        b_s=compared.b_s,
+        saved_s=saved,
+        low_s=low,
+        high_s=high,
+        a_bytes=_bytes(compared.a),
+        b_bytes=_bytes(compared.b),
+        numerics=None if compared.checked is None else _numerics(compared.checked),
+        verdict=compared.verdict,
+        accepted=compared.accepted,
+        why=compared.why,
+    )
+
+
+def _numerics(checked: Checked) -> Numerics:
+    loss = checked.loss if checked.loss is not None and isfinite(checked.loss) else None
+    return Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
+
+
+def _final(last: Compared) -> Final:
+    interval = last.interval
+    ratio, low, high = (None, None, None)
+    if interval is not None:
+        ratio, low, high = 1.0 / interval.ratio, 1.0 / interval.high, 1.0 / interval.low
+    return Final(
+        pairs=last.pairs,
+        first_s=last.a_s,
+        final_s=last.b_s,
+        ratio=ratio,
+        low=low,
+        high=high,
+        first_bytes=_bytes(last.a),
+        final_bytes=_bytes(last.b),
+    )
+
+
+def _bytes(runs: Sequence[Ran]) -> int | None:
+    known = [run.memory_bytes for run in runs if run.memory_bytes is not None]
+    return round(median(known)) if known else None
