@@ -79,7 +79,9 @@ class _Setting:
     def terms_s(self, *names: str) -> float | None:
         """Seconds that these terms of the waterfall could save at most; None without a waterfall."""
         waterfall = self.record.waterfall
-        return waterfall and sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
+        if waterfall is None:
+            return None
+        return sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
 
 
 def candidates(folder_entry: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:

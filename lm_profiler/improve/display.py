@@ -22,7 +22,7 @@ from lm_profiler.sweep.outcome import OUTPUT_FILE
 from lm_profiler.sweep.schedule import Watcher
 
 
-class Display(Watcher):
+class ImproveDisplay(Watcher):
     """Tells how a search goes on.
 
     Args:

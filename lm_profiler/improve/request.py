@@ -19,7 +19,7 @@ _OF_MEASURING = ("stages", "actions", "memory", "trace", "numerics", "whatif", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ImproveRequest:
     """Try what would make a training step faster, prove it, and write down the setting that did.
 
     Each change runs beside the setting without it, in fresh processes that alternate, until it is clear which is

@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.improve.search import Candidate, Checked, Compared, Improvement, Ran
 from lm_profiler.improve.candidates import Refused
-from lm_profiler.improve.request import Request
+from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.record.improve import Ended, Final, ImproveRecord, Numerics, Tried
 
 
@@ -26,7 +26,7 @@ class Account:
         given: Options of the first setting, beside its config.
     """
 
-    request: Request
+    request: ImproveRequest
     started: str
     look_s: float = 0.0
     refused: Sequence[Refused] = ()

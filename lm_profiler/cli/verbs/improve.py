@@ -17,9 +17,9 @@ from lm_profiler.cli.endings import handled
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, look_cell, plan_of, timed_cell
-from lm_profiler.improve.display import Display, tried_text
+from lm_profiler.improve.display import ImproveDisplay, tried_text
 from lm_profiler.improve.hardware import hardware
-from lm_profiler.improve.request import Request
+from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
@@ -36,14 +36,14 @@ from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellServer, ServerError
 
-Options = Request
+Options = ImproveRequest
 EXAMPLES = """\
 for example:
   lm_profiler improve --config small_bf16
   lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
 
 
-def run(request: Request) -> int:
+def run(request: ImproveRequest) -> int:
     """Improve a run; returns the exit code: 1 where the first setting does not run.
 
     Raises:
@@ -59,7 +59,7 @@ def run(request: Request) -> int:
         return FAILED
 
 
-def _plan(request: Request) -> tuple[SweepPlan, list[str]]:
+def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
     """What has been asked for in the folder, if it is this improvement's; and the call of the first setting."""
     configs, call = {}, ["fit"]
     if request.config is not None:
@@ -75,8 +75,8 @@ def _plan(request: Request) -> tuple[SweepPlan, list[str]]:
     return plan, call
 
 
-def _run(request: Request, folder: SweepFolder, call: Sequence[str]) -> int:
-    display = Display(folder.path, request.budget_s)
+def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
+    display = ImproveDisplay(folder.path, request.budget_s)
     with CellServer(SERVER, folder.lock) as server:
         runner = _Runner(folder, server, display, request.budget_s)
         cells = Cells(folder, call, runner)
@@ -91,13 +91,13 @@ def _run(request: Request, folder: SweepFolder, call: Sequence[str]) -> int:
     return _ending(request, folder, record, call)
 
 
-def _written(folder: Path, call: Sequence[str], request: Request) -> list[Cell]:
+def _written(folder: Path, call: Sequence[str], request: ImproveRequest) -> list[Cell]:
     """A cell for each value that somebody wrote: these are to be read before anything runs."""
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
     return [timed_cell(folder, call, options, 0) for options in ({}, *asked)]
 
 
-def _improved(request: Request, cells: Cells, display: Display) -> ImproveRecord | None:
+def _improved(request: ImproveRequest, cells: Cells, display: ImproveDisplay) -> ImproveRecord | None:
     """Look at the first setting, and try what could be better; None where it does not run."""
     look = cells.look()
     try:
@@ -122,7 +122,7 @@ def _started(folder: Path) -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _ending(request: Request, folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
+def _ending(request: ImproveRequest, folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
     """Say how it ended, and write the setting that it ended with; returns the exit code."""
     if record is None:
         return FAILED
@@ -163,7 +163,7 @@ def _config_text(record: ImproveRecord, call: Sequence[str]) -> str:
 class _Runner:
     """Runs one cell at a time, for as long as nobody interrupts."""
 
-    def __init__(self, folder: SweepFolder, server: CellServer, display: Display, timeout_s: float) -> None:
+    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay, timeout_s: float) -> None:
         self._folder, self._server, self._display, self._timeout_s = folder, server, display, timeout_s
         self._schedule: Schedule | None = None
         self.interrupted = False
