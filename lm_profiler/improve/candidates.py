@@ -111,14 +111,14 @@ def asked_for(
 
     What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there.
     """
-    found = []
+    wished = []
     for name, texts in values.items():
         for text in texts:
             if _same(option(name), text):
                 continue
             alike = next((one for one in known if one.options == {name: text}), None)
-            found.append(alike or Candidate(f"{name}={text}", {name: text}, name))
-    return found
+            wished.append(alike or Candidate(f"{name}={text}", {name: text}, name))
+    return wished
 
 
 def _same(value: Any, text: str) -> bool:
@@ -252,10 +252,10 @@ _KINDS: Sequence[Callable[[_Setting, Hardware], _Told]] = (
 )
 
 
-def worth_it(found: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
+def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
     """Those that could save more than ``margin`` of the step, and those that could not."""
     tried, refused = [], []
-    for one in found:
+    for one in known:
         least_s = None if step_s is None else margin * step_s
         if one.ceiling_s is None or least_s is None or one.ceiling_s >= least_s:
             tried.append(one)

@@ -37,7 +37,7 @@ class NoSteps(Exception):
 
 
 @dataclass(frozen=True)
-class Done:
+class RanCell:
     """A cell that has run.
 
     Attributes:
@@ -75,19 +75,19 @@ class Cells:
         self.folder, self._call, self._run = folder, call, run
         self._asked: set[str] = set()
 
-    def look(self) -> Done:
+    def look(self) -> RanCell:
         """The first setting, with all instruments."""
         return self._done(look_cell(self.folder.path, self._call))
 
-    def check(self, options: Mapping[str, str]) -> Done:
+    def check(self, options: Mapping[str, str]) -> RanCell:
         """A setting whose numbers are looked at."""
         return self._done(_cell(self.folder.path, self._call, options, CHECK, _CHECKED))
 
-    def time(self, options: Mapping[str, str], number: int) -> Done:
+    def time(self, options: Mapping[str, str], number: int) -> RanCell:
         """A setting, timed for the ``number``-th time."""
         return self._done(timed_cell(self.folder.path, self._call, options, number))
 
-    def _done(self, cell: Cell) -> Done:
+    def _done(self, cell: Cell) -> RanCell:
         """What became of ``cell``, which is run if it has not been.
 
         Raises:
@@ -106,7 +106,7 @@ class Cells:
             record = read_run(run)
         except RecordError:
             record = None
-        return Done(Entry(run, record, cell, outcome, path), outcome, 0.0 if again else outcome.duration_s)
+        return RanCell(Entry(run, record, cell, outcome, path), outcome, 0.0 if again else outcome.duration_s)
 
     @property
     def count(self) -> int:
@@ -160,7 +160,7 @@ def _name(options: Mapping[str, str]) -> str:
     return f"{plain[: _LONGEST_ID - 9]}-{digest}"
 
 
-def ran(done: Done, first: RunRecord | None) -> Ran:
+def ran(done: RanCell, first: RunRecord | None) -> Ran:
     """How a run went, its seconds scaled to the samples or tokens of the ``first`` setting's step."""
     failed = refused = None
     seconds = peak = None

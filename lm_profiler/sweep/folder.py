@@ -170,9 +170,9 @@ def _check_plan(path: Path, plan: SweepPlan) -> None:
         other = read_plan(path)
     except RecordError as error:
         raise UsageError(f"name: expected a sweep, given a damaged one ({error}); name another with --name") from None
-    if (found := difference(other, plan)) is not None:
+    if (unlike := difference(other, plan)) is not None:
         raise UsageError(
-            f"name: expected the sweep that was started in {path}, given one with {found}; "
+            f"name: expected the sweep that was started in {path}, given one with {unlike}; "
             "name another with --name, or remove that folder"
         )
 
