@@ -15,13 +15,13 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RunRecord
 
 _FULL = (None, "32-true", "32", 32)
-_WITHOUT_CLIPPING = "gradients are not clipped: another training"
+_WITHOUT_CLIPPING = "training itself: gradients are not clipped"
+_OTHER_BATCH = "training itself: the global batch is another one"
 _PER_BATCH = "what is computed over a batch, such as batch norm"
-_OTHER_BATCH = "another global batch: another training"
-_BFLOAT16 = "activations and products in bfloat16"
-_FLOAT16 = "activations and products in float16"
-_TF32 = "float32 products in TF32, of 11 bits"
-_FUSED = "the order in which sums are taken"
+_BFLOAT16 = "rounding: activations and products are in bfloat16"
+_FLOAT16 = "rounding: activations and products are in float16"
+_TF32 = "rounding: factors of float32 products have 11 bits"
+_ORDER = "rounding: sums are taken in another order"
 
 ANOTHER_TRAINING = (_WITHOUT_CLIPPING, _OTHER_BATCH)
 """What equal losses of a few steps cannot excuse."""
@@ -164,26 +164,26 @@ def _compile(s: _Setting, hardware: Hardware) -> _Told:
     fused_s = s.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
     ceiling_s = s.phases_s("forward", "backward") if fused_s is None else fused_s
     if s.option(name):
-        yield _one({name: "false"}, name, None, _FUSED), ""
+        yield _one({name: "false"}, name, None, _ORDER), ""
         return
-    yield _one({name: "true"}, name, ceiling_s, _FUSED), hardware.compiles
+    yield _one({name: "true"}, name, ceiling_s, _ORDER), hardware.compiles
     mode = f"{name}_mode"
     if hardware.has_device and s.has(mode):
         # What the tuned kernels could win is in the products, too.
         for kind, most_s in (("reduce-overhead", ceiling_s), ("max-autotune", s.phases_s("forward", "backward"))):
-            yield _one({name: "true", mode: kind}, name, most_s, _FUSED), hardware.compiles
+            yield _one({name: "true", mode: kind}, name, most_s, _ORDER), hardware.compiles
 
 
 def _fused(s: _Setting, hardware: Hardware) -> _Told:
     if s.option("model.fused") is False:
-        yield _one({"model.fused": "true"}, "model.fused", s.phases_s("optimizer"), _FUSED), ""
+        yield _one({"model.fused": "true"}, "model.fused", s.phases_s("optimizer"), _ORDER), ""
 
 
 def _attention(s: _Setting, hardware: Hardware) -> _Told:
     now = s.option("model.attention")
     other = {"math": "sdpa", "sdpa": "math"}.get(str(now))
     if other is not None:
-        yield _one({"model.attention": other}, "model.attention", s.phases_s("forward", "backward"), _FUSED), ""
+        yield _one({"model.attention": other}, "model.attention", s.phases_s("forward", "backward"), _ORDER), ""
 
 
 def _checkpointing(s: _Setting, hardware: Hardware) -> _Told:
@@ -239,7 +239,7 @@ def _checks(s: _Setting, hardware: Hardware) -> _Told:
         yield _one({"trainer.detect_anomaly": "false"}, "trainer.detect_anomaly", s.phases_s("forward", "backward")), ""
     if s.option("trainer.benchmark") is not True and hardware.has_device and s.has("trainer.benchmark"):
         name = "trainer.benchmark"
-        yield _one({name: "true"}, name, s.phases_s("forward", "backward"), _FUSED), ""
+        yield _one({name: "true"}, name, s.phases_s("forward", "backward"), _ORDER), ""
 
 
 def _first_known(s: _Setting, *names: str) -> str | None:

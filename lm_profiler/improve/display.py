@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
@@ -15,7 +16,8 @@ from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
-from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.report.run.improve import improve_table, saved_text, verdict_text
+from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import lines
 from lm_profiler.sweep.display import duration, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
@@ -76,50 +78,21 @@ class ImproveDisplay(Watcher):
         self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
     def _picture(self) -> RenderableType:
-        tried = [] if self._record is None else [one for one in self._record.tried if one.verdict != "REFUSED"]
-        rows = [[one.name, _most(one), _saved(one), str(one.pairs), _word(one)] for one in tried]
-        table = text_table(["change", "at most", "saved", "pairs", "verdict"], rows, below=self._below())
-        whole = Table(table.headings, table.rows, below=table.below)
+        table = Table() if self._record is None else improve_table(self._record)
+        whole = replace(table, below=[*table.below, *self._running_text()])
         coloured = self._console.color_system is not None
-        return Group(
-            *(Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(whole, coloured=coloured))
-        )
+        shown = (Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(whole, coloured=coloured))
+        return Group(*shown)
 
-    def _below(self) -> list[str]:
-        told = []
-        spent_s = 0.0 if self._record is None else self._record.elapsed_s
-        if self._running is not None:
-            cell, since = self._running
-            spent_s += self._clock() - since
-            told.append(
-                f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {duration(self._clock() - since)}"
-            )
-        if self._record is not None and self._record.left:
-            names = ", ".join(self._record.left[:3]) + (", …" if len(self._record.left) > 3 else "")
-            told.append(f"left: {counted(len(self._record.left), 'change')}: {names}")
-        return [*told, f"{duration(spent_s)} of {duration(self._budget_s)}"]
+    def _running_text(self) -> list[str]:
+        if self._running is None:
+            return []
+        cell, since = self._running
+        return [f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {duration(self._clock() - since)}"]
 
 
 def tried_text(tried: Tried) -> str:
     """One change in a line: what it brought, and whether it stays."""
-    parts = [f"{tried.name}: {_word(tried)}"]
-    if tried.saved_s is not None and tried.a_s is not None:
-        parts.append(f"saved {_saved(tried)} of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}")
-    if tried.why:
-        parts.append(tried.why)
-    return "; ".join(parts)
-
-
-def _word(tried: Tried) -> str:
-    return "…" if tried.verdict is None else tried.verdict + (", taken" if tried.accepted else "")
-
-
-def _most(tried: Tried) -> str:
-    return "" if tried.ceiling_s is None else duration_text(tried.ceiling_s)
-
-
-def _saved(tried: Tried) -> str:
-    if tried.saved_s is None:
-        return ""
-    ends = [f"{x * 1e3:.3g}" for x in (tried.saved_s, tried.low_s, tried.high_s) if x is not None]
-    return f"{ends[0]} ms [{', '.join(ends[1:])}]"
+    of = f" of {duration_text(tried.a_s)} in {counted(tried.pairs, 'pair')}" if tried.a_s is not None else ""
+    brought = f"; saved {saved_text(tried)} ms{of}" if tried.saved_s is not None else ""
+    return f"{tried.name}: {verdict_text(tried)}{brought}" + (f"; {tried.why}" if tried.why else "")

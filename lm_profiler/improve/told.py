@@ -81,18 +81,17 @@ def _numerics(checked: Checked) -> Numerics:
     return Numerics(loss=loss, gradients=checked.gradients, within=checked.within)
 
 
-def _final(last: Compared) -> Final:
-    interval = last.interval
-    ratio, low, high = (None, None, None)
-    if interval is not None:
-        ratio, low, high = 1.0 / interval.ratio, 1.0 / interval.high, 1.0 / interval.low
+def _final(last: Compared) -> Final | None:
+    """None where too few of its runs ended well."""
+    if (interval := last.interval) is None or last.a_s is None or last.b_s is None:
+        return None
     return Final(
         pairs=last.pairs,
         first_s=last.a_s,
         final_s=last.b_s,
-        ratio=ratio,
-        low=low,
-        high=high,
+        ratio=1.0 / interval.ratio,
+        low=1.0 / interval.high,
+        high=1.0 / interval.low,
         first_bytes=_bytes(last.a),
         final_bytes=_bytes(last.b),
     )

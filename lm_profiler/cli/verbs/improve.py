@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime, timezone
@@ -17,20 +18,20 @@ from lm_profiler.cli.endings import handled
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, look_cell, plan_of, timed_cell
-from lm_profiler.improve.display import ImproveDisplay, tried_text
+from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
 from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.command import command_line
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVED_CONFIG, ImproveRecord, read_improve
-from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan, read_plan
+from lm_profiler.report.run.improve import improve_table
+from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.folder import SweepFolder, difference
 from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.schedule import Schedule
@@ -86,9 +87,10 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
         with display.shown(), runner.interrupting():
             try:
                 record = _improved(request, cells, display)
-            except Interrupted:
-                record = None
-    return _ending(request, folder, record, call)
+            except Interrupted:  # in the first setting's own run
+                say("interrupted; run the same command again to go on")
+                return INTERRUPTED
+    return _ending(folder, record, call)
 
 
 def _written(folder: Path, call: Sequence[str], request: ImproveRequest) -> list[Cell]:
@@ -122,42 +124,29 @@ def _started(folder: Path) -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _ending(request: ImproveRequest, folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
+def _ending(folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
     """Say how it ended, and write the setting that it ended with; returns the exit code."""
     if record is None:
         return FAILED
-    if record.ended == "interrupted":
-        say("interrupted; run the same command again to go on")
-        return INTERRUPTED
-    if record.ended == "failed":
-        say("the first setting does not run")
-        return FAILED
-    for tried in record.tried:
-        print(tried_text(tried))
-    if not record.options:
-        print(f"nothing helped; written to {folder.path}")
-        return OK
     improved = folder.path / IMPROVED_CONFIG
-    write_whole(improved, _config_text(record, call))
-    print(_total(record))
-    print(f"the faster setting: {command_line(('fit', f'--config={improved}'))}")
-    return OK
-
-
-def _total(record: ImproveRecord) -> str:
-    final = record.final
-    if final is None or final.ratio is None or final.first_s is None or final.final_s is None:
-        return "the final setting could not be compared with the first"
-    steps = f"{duration_text(final.first_s)} → {duration_text(final.final_s)}"
-    return f"step {steps}, {final.ratio:.2f} × [{final.low:.2f}, {final.high:.2f}]"
+    if record.options:
+        write_whole(improved, _config_text(record, call))
+    else:
+        improved.unlink(missing_ok=True)  # of a call that had come further
+    sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
+    print(f"written to {folder.path}")
+    if record.ended == "interrupted":
+        return INTERRUPTED
+    return FAILED if record.ended == "failed" else OK
 
 
 def _config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     """YAML that ``fit --config`` runs: the first call's own options and the changes."""
     changes = [f"--{name}={text}" for name, text in record.options.items()]
     content = Call([*call, *changes]).content
-    above = [f"# Improved: {record.command}", *(f"#   {change}" for change in changes)]
-    return "\n".join(above) + "\n" + yaml.safe_dump(content, sort_keys=False)
+    above = [f"{record.command} changed:", *changes]
+    lines = [f"# {line}\n" for text in above for line in text.splitlines()]
+    return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
 
 
 class _Runner:
