@@ -126,7 +126,9 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
     if record.left:
         yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
     yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
-    yield from (f"{of.name} may change {of.may_change}" for of in record.tried if of.accepted and of.may_change)
+    yield from (
+        f"{of.name} may change the results: {of.may_change}" for of in record.tried if of.accepted and of.may_change
+    )
     yield from (f"note: {note}" for note in record.notes)
 
 

@@ -35,7 +35,7 @@ def test_each_change_has_its_row_and_the_total_stands_below() -> None:
         "4 changes tried in 31 runs, 9.5 min of a budget of 10 min; all was tried",
         "trainer.precision=bf16-true: gradients 8.1 % off, at most 5 %",
         "model.fused=true: needs a GPU",
-        "trainer.precision=bf16-mixed may change rounding: products have 8 bits of precision",
+        "trainer.precision=bf16-mixed may change the results: rounding: products have 8 bits of precision",
     ]
 
 

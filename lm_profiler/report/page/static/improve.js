@@ -28,14 +28,14 @@ function card({ name, ended, headline, command, way, table }, colours) {
 
 // A change's bar ends where the step does with it; the pale piece behind it is what the change saved.
 function down(way, colours) {
-  const scale = 1 / Math.max(...way.map(({ seconds, high_s }) => Math.max(seconds, high_s ?? 0)));
+  const scale = 1 / Math.max(...way.map(({ step_s, high_s }) => Math.max(step_s, high_s ?? 0)));
   const head = el("div", { class: "rung head" }, ...["", "", "step (ms)", "interval"].map((text) => el("span", {}, text)));
   return el("div", { class: "way" }, head, ...way.map((point, i) => row(point, way[i - 1] ?? point, scale, colours)));
 }
 
-function row({ name, seconds, low_s, high_s, text, interval }, before, scale, colours) {
-  const bar = el("span", { class: "track" }, piece(0, seconds, colours.series[0], scale));
-  if (before.seconds > seconds) bar.append(piece(seconds, before.seconds, colours.pale, scale, "saved"));
+function row({ name, step_s, low_s, high_s, text, interval }, before, scale, colours) {
+  const bar = el("span", { class: "track" }, piece(0, step_s, colours.series[0], scale));
+  if (before.step_s > step_s) bar.append(piece(step_s, before.step_s, colours.pale, scale, "saved"));
   bar.append(...whisker(low_s, high_s, interval, scale));
   return el("div", { class: "rung" }, ...[name, bar, text, interval].map((cell) => el("span", {}, cell)));
 }
