@@ -2,8 +2,9 @@
 
     python -m benchmarks.known_ranks [--cases TEXT] [--seeds 20]
 
-Every case runs twice, with its delays and without them, so that what removing them saves is known. Five minutes on an
-idle machine; on a busy one ranks are late by themselves.
+What each rank notes of itself is the truth of own work and waiting (``truth``); what removing a delay saves is seen in
+the same processes, in turns without it and with it (``trial``). Ten minutes on an idle machine; on a busy one ranks are
+late by themselves, and differ from one turn to the next.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch.distributed
 from benchmarks.known_ranks.answers import LEAST_S, SHARE, Answer, answer
 from benchmarks.known_ranks.cases import SEEDS, of_four, of_two, ranks_of, seeded
 from benchmarks.known_ranks.processes import on_ranks
-from benchmarks.known_ranks.trial import Case, compare, quieten
+from benchmarks.known_ranks.trial import Case, quieten, watch
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.run.ranks import RankFinding
 from lm_profiler.report.tables.formats import markdown
@@ -50,8 +51,7 @@ def answers(cases: Sequence[Case], world: int) -> list[Answer]:
         found = []
         for case in cases:
             everyone: list[Any] = [None] * world
-            mine = compare(case, rank, world)
-            torch.distributed.all_gather_object(everyone, mine)
+            torch.distributed.all_gather_object(everyone, watch(case, rank, world))
             found.append(answer(case, everyone))
             if rank == 0:
                 print(" | ".join(row(found[-1])), file=sys.stderr, flush=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.known_ranks.trial import Case, Seen
+from benchmarks.known_ranks.notes import Notes
+from benchmarks.known_ranks.trial import Case, Seen, blocks
+from benchmarks.known_ranks.truth import mean_step_s, truth_of
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.run.ranks import RankFinding, Ranks
 
@@ -18,7 +20,8 @@ class Answer:
     """Of one case: what was found, and the largest errors in seconds.
 
     ``own_off_s`` and ``waiting_off_s`` are the largest over ranks (and phases), those within ``SHARE`` as well;
-    ``close`` whether each is within its tolerance. ``saved_s`` is how much shorter the mean step really was.
+    ``close`` whether each is within its tolerance. ``step_s`` is the mean step with the delays once the instruments
+    have ended, ``saved_s`` how much shorter it really was without.
     """
 
     case: Case
@@ -59,24 +62,22 @@ class Answer:
         return self.off_s is not None and abs(self.off_s) <= SHARE * self.step_s
 
 
-def answer(case: Case, seen: Sequence[tuple[Seen, Seen]]) -> Answer:
-    """``seen`` by each rank with the delays, and mended."""
-    delayed, mended = [each for each, _ in seen], [each for _, each in seen]
-    record = delayed[0].record
+def answer(case: Case, seen: Sequence[Seen]) -> Answer:
+    """``seen`` by each rank."""
+    record, notes = seen[0].record, [each.notes for each in seen]
     ranks = None if record is None else record.ranks
-    own, waiting = _errors(delayed, mended, ranks)
+    own, waiting = _errors(case, notes, ranks)
+    step_s, mended_s = (mean_step_s(notes, blocks(case, delayed), case.accumulate) for delayed in (True, False))
     return Answer(
         case,
         len(seen),
         None if ranks is None else ranks.finding,
-        []
-        if record is None
-        else [n for n in record.notes if not n.startswith("ceiling")] + (ranks.notes if ranks else []),
+        _notes(record),
         max((abs(off) for off, _ in own), default=0.0),
         max((abs(off) for off, _ in waiting), default=0.0),
         bool(own) and all(abs(off) <= max(SHARE * truth, LEAST_S) for off, truth in [*own, *waiting]),
-        delayed[0].step_s,
-        delayed[0].step_s - mended[0].step_s,
+        step_s,
+        step_s - mended_s,
     )
 
 
@@ -92,36 +93,20 @@ Errors = list[tuple[float, float]]
 """What is off, and the truth."""
 
 
-def _errors(delayed: Sequence[Seen], mended: Sequence[Seen], ranks: Ranks | None) -> tuple[Errors, Errors]:
-    """Of own work by phase, and of all waiting.
+def _errors(case: Case, notes: Sequence[Notes], ranks: Ranks | None) -> tuple[Errors, Errors]:
+    """Of own work by phase, and of all waiting, in the steps that count in ``ranks``.
 
-    What a rank did not sleep is the loop's own, what collectives take when nobody is late, and waiting. Nobody is late
-    for the rank that is held shortest in the mended run. How much of the loop's own is ``other`` is taken from what was
-    said of the mended run, so of that phase the delay is the truth; sharded, where collectives are in every phase and
-    nobody sees when they hold a rank, of every phase.
+    The loop notes four phases; transfer, clipping and zeroing gradients are in its ``other``.
     """
     own: Errors = []
     waiting: Errors = []
-    talking_s = min(each.held_s or 0.0 for each in mended)
-    loop_s = min(each.unslept_s for each in mended) - talking_s
-    for rank, truth in enumerate(delayed if ranks is not None else []):
-        assert ranks is not None
-        times = ranks.by_rank[rank]
-        held_s = truth.unslept_s - loop_s if truth.held_s is None else truth.held_s
-        more_s = _beside_sleep(mended, rank)
-        if truth.held_s is not None:
-            more_s = {"backward": talking_s, "other": more_s.get("other", 0.0)}
-        for phase, slept_s in truth.slept_s.items():
-            true_s = slept_s + more_s.get(phase, 0.0)
-            own.append((times.own_s.get(phase, 0.0) - true_s, true_s))
-        waiting_s = max(held_s - talking_s, 0.0)
-        waiting.append((times.all_waiting_s - waiting_s, waiting_s))
+    if ranks is None:
+        return own, waiting
+    truths = truth_of(notes, [step - 1 for step in ranks.columns], case.accumulate)  # counted from 1
+    for said, true in zip(ranks.by_rank, truths, strict=True):
+        told_s = {phase: said.own_s.get(phase, 0.0) for phase in true.own_s}
+        told_s["other"] = sum(said.own_s.values()) - sum(s for phase, s in told_s.items() if phase != "other")
+        own += [(told_s[phase] - seconds, seconds) for phase, seconds in true.own_s.items()]
+        waiting_s = sum(true.waiting_s.values())
+        waiting.append((said.all_waiting_s - waiting_s, waiting_s))
     return own, waiting
-
-
-def _beside_sleep(seen: Sequence[Seen], rank: int) -> dict[str, float]:
-    """Own seconds of each phase, as they were said, that it did not sleep."""
-    record, slept_s = seen[0].record, seen[rank].slept_s
-    if record is None or record.ranks is None:
-        return {}
-    return {phase: record.ranks.by_rank[rank].own_s.get(phase, 0.0) - s for phase, s in slept_s.items()}

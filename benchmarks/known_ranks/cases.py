@@ -16,10 +16,10 @@ _SMALL_BUCKETS = {"bucket_mb": 0.01, "width": 128}
 def one(rank: int, phase: str, **options: object) -> Case:
     """One slow phase of one rank."""
     name = "a hook" if phase == "other" else phase
-    title = ", ".join([f"{name} of rank {rank} +30", *(["small buckets"] if "bucket_mb" in options else [])])
+    title = ", ".join([f"{name} of rank {rank} +50", *(["small buckets"] if "bucket_mb" in options else [])])
     if options.get("sharded"):
         title = f"FSDP2: {title}"
-    return Case(title, [Delay(rank, phase, 30e-3)], told=("straggler", rank, phase), **options)  # type: ignore[arg-type]
+    return Case(title, [Delay(rank, phase, 50e-3)], told=("straggler", rank, phase), **options)  # type: ignore[arg-type]
 
 
 def of_two() -> Sequence[Case]:
@@ -33,14 +33,15 @@ def of_two() -> Sequence[Case]:
         two_phases(0, 1),
         in_turns(),
         Case(
-            "every fifth step of rank 1 +100",
-            [Delay(1, "forward", 0.1, every=5)],
+            "every fifth step of rank 1 +200",
+            [Delay(1, "forward", 0.2, every=5)],
             told=("straggler", 1, "forward"),
             steps=60,  # of 20 steps 4 are late: with one chance in eight the same of two ranks by accident
         ),
         Case(
-            "4 batches a step, forward of rank 1 +10 each",
-            [Delay(1, "forward", 10e-3)],
+            "4 batches a step, forward of rank 1 +15 each",
+            [Delay(1, "forward", 15e-3)],
+            {phase: 0.3 * s for phase, s in BASE_S.items()},
             told=("straggler", 1, "forward"),
             accumulate=4,
             steps=8,
@@ -58,8 +59,8 @@ def of_four() -> Sequence[Case]:
 def two_phases(first: int, other: int) -> Case:
     """One rank is late by the longer delay; the other's is hidden behind it."""
     return Case(
-        f"forward of rank {first} +20, data of rank {other} +30",
-        [Delay(first, "forward", 20e-3), Delay(other, "data", 30e-3)],
+        f"forward of rank {first} +40, data of rank {other} +60",
+        [Delay(first, "forward", 40e-3), Delay(other, "data", 60e-3)],
         told=("straggler", other, "data"),
         mended=1,
     )
@@ -67,7 +68,7 @@ def two_phases(first: int, other: int) -> Case:
 
 def in_turns() -> Case:
     """Another rank is late in each step."""
-    return Case("forward +30, each rank in turn", [Delay(None, "forward", 30e-3)], told=("turns", None, "forward"))
+    return Case("forward +50, each rank in turn", [Delay(None, "forward", 50e-3)], told=("turns", None, "forward"))
 
 
 def ranks_of(seed: int) -> int:
@@ -78,9 +79,9 @@ def ranks_of(seed: int) -> int:
 def seeded(seed: int) -> Case:
     """Any lengths of phases, a delay of any rank in any phase, and sleeps that differ by 2 %."""
     chance = random.Random(seed)
-    longest = {"data": 10e-3, "forward": 30e-3, "backward": 40e-3, "optimizer": 10e-3, "other": 4e-3}
+    longest = {"data": 20e-3, "forward": 60e-3, "backward": 80e-3, "optimizer": 20e-3, "other": 8e-3}
     base_s = {phase: chance.uniform(0.3, 1) * longest[phase] for phase in PHASES}
     rank, phase = chance.randrange(ranks_of(seed)), chance.choice(PHASES)
-    delay = Delay(rank, phase, chance.uniform(15e-3, 50e-3))
+    delay = Delay(rank, phase, chance.uniform(40e-3, 100e-3))
     title = f"seed {seed}: {'a hook' if phase == 'other' else phase} of rank {rank} +{delay.seconds * 1e3:.0f}"
     return Case(title, [delay], base_s, told=("straggler", rank, phase), steps=20, noise=0.02, seed=seed)

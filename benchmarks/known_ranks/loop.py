@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import random
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-BASE_S: Mapping[str, float] = {"data": 5e-3, "forward": 20e-3, "backward": 35e-3, "optimizer": 5e-3, "other": 2e-3}
+from benchmarks.known_ranks.notes import Met, Notes, Span
+
+BASE_S: Mapping[str, float] = {"data": 8e-3, "forward": 35e-3, "backward": 50e-3, "optimizer": 8e-3, "other": 4e-3}
 """What each phase sleeps; ``other`` is a hook of the module's, before its step."""
 
-_SPUN_S = 0.2e-3
 _LAYERS = 4
 
 
@@ -40,81 +37,51 @@ class Delay:
 
 @dataclass(eq=False)
 class Sleeper:
-    """Sleeps, and keeps how long it really was: on a busy machine a process does not run when it should.
+    """Sleeps, and notes when it came to what: on a busy machine a process does not run when it should.
 
     Args:
         base_s: what each phase sleeps on every rank.
         delays: what is added.
         rank: of this process, of ``world``.
+        accumulate: batches a step.
+        delayed: whether a step with this number has the ``delays``, else it has those of ``mended``.
+        mended: the delays that are left when one is mended.
         noise: standard deviation of every sleep, as a share of it.
         seed: of the noise, which differs from rank to rank.
-
-    ``slept_s`` holds the seconds of each batch in each phase, ``held_s`` those in which collectives held it, on this
-    rank's own clock; ``began_ns`` when each batch was asked for.
     """
 
     base_s: Mapping[str, float]
     delays: Sequence[Delay]
     rank: int
     world: int
+    accumulate: int = 1
+    delayed: Callable[[int], bool] = lambda step: True
+    mended: Sequence[Delay] = ()
     noise: float = 0.0
     seed: int = 0
     batch: int = -1
-    slept_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    held_s: list[float] = field(default_factory=list)
-    began_ns: list[int] = field(default_factory=list)
-    woke: float = 0.0
+    notes: Notes = field(default_factory=Notes)
+    woke_ns: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(1000 * self.seed + self.rank)
 
+    @property
+    def reduces(self) -> bool:
+        """Whether the running batch is its step's last."""
+        return self.batch % self.accumulate == self.accumulate - 1
+
     def next_batch(self) -> None:
         """One is asked for."""
         self.batch += 1
-        self.began_ns.append(time.perf_counter_ns())
-        self.held_s.append(0.0)
-        for phase in self.base_s:
-            self.slept_s[phase].append(0.0)
+        self.notes.next_batch()
 
     def __call__(self, phase: str, share: float = 1.0) -> None:
         """``share`` of what the running batch is to sleep in ``phase``."""
-        wanted_s = self.base_s[phase] + sum(d.of(self.rank, self.world, phase, self.batch) for d in self.delays)
-        wanted_s *= share * max(1 + self.noise * self._random.gauss(0, 1), 0.1)
-        began = time.perf_counter()
-        if wanted_s > 2 * _SPUN_S:
-            time.sleep(wanted_s - _SPUN_S)
-        while time.perf_counter() < began + wanted_s:
-            pass
-        self.woke = time.perf_counter()
-        self.slept_s[phase][self.batch] += self.woke - began
-
-    def held_since(self, began: float) -> None:
-        """A collective has let this rank go."""
-        if self.batch >= 0:
-            self.held_s[self.batch] += time.perf_counter() - began
-
-    @contextmanager
-    def hears_broadcasts(self) -> Iterator[None]:
-        """Lightning sends a flag before every batch."""
-        whole = torch.distributed.broadcast
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            sent = whole(*args, **kwargs)
-            self.held_since(began)
-            return sent
-
-        torch.distributed.broadcast = timed
-        try:
-            yield
-        finally:
-            torch.distributed.broadcast = whole
-
-    def seconds(self, batches: slice) -> tuple[dict[str, float], float, float]:
-        """Means of ``batches``: slept by phase, held by collectives, and from batch to batch."""
-        slept_s = {phase: statistics.mean(each[batches]) for phase, each in self.slept_s.items()}
-        apart_s = [(b - a) * 1e-9 for a, b in pairwise(self.began_ns)]
-        return slept_s, statistics.mean(self.held_s[batches]), statistics.mean(apart_s[batches])
+        delays = self.delays if self.delayed(self.batch // self.accumulate) else self.mended
+        wanted_s = self.base_s[phase] + sum(d.of(self.rank, self.world, phase, self.batch) for d in delays)
+        time.sleep(wanted_s * share * max(1 + self.noise * self._random.gauss(0, 1), 0.1))
+        self.woke_ns = time.perf_counter_ns()
 
 
 class Batches:
@@ -129,7 +96,8 @@ class Batches:
     def __iter__(self) -> Iterator[Tensor]:
         while True:
             self._sleeper.next_batch()
-            self._sleeper("data")
+            with self._sleeper.notes.phase("data"):
+                self._sleeper("data")
             yield self._batch
 
 
@@ -147,7 +115,12 @@ class _Asleep(torch.autograd.Function):
 
 
 class Sleepy(LightningModule):
-    """Layers that sleep; ``train_dataloader`` is its own."""
+    """Layers that sleep; ``train_dataloader`` is its own.
+
+    ``reduces_behind``: whether gradients are reduced while backward goes on, as DDP does.
+    """
+
+    reduces_behind = True
 
     def __init__(self, sleeper: Sleeper, width: int = 64) -> None:
         super().__init__()
@@ -159,12 +132,20 @@ class Sleepy(LightningModule):
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         x = batch
-        for layer in self.net:
-            x = _Asleep.apply(layer(x), self.sleeper)
-        return x.sum()
+        with self.sleeper.notes.phase("forward"):
+            for layer in self.net:
+                x = _Asleep.apply(layer(x), self.sleeper)
+            return x.sum()
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self._began_ns = time.perf_counter_ns()
 
     def on_after_backward(self) -> None:
-        self.sleeper.held_since(self.sleeper.woke)  # the first layer, which is the last here, has nothing left to do
+        notes, now = self.sleeper.notes, time.perf_counter_ns()
+        notes.spans.append(Span("backward", self._began_ns, now))
+        if self.reduces_behind and self.sleeper.reduces:
+            # The first layer, which is the last here, has nothing left to do.
+            notes.met.append(Met("gradients", self.sleeper.woke_ns, now))
 
     def train_dataloader(self) -> Batches:
         return Batches(self.sleeper, self.width)
@@ -175,15 +156,18 @@ class Sleepy(LightningModule):
         class SGD(torch.optim.SGD):
             def step(self, closure: Any = None) -> Any:
                 loss = closure() if closure is not None else None
-                sleeper("optimizer")
-                super().step()
+                with sleeper.notes.phase("optimizer"):
+                    sleeper("optimizer")
+                    super().step()
                 return loss
 
         return SGD(self.parameters(), lr=1e-6)
 
 
 class Sharded(Sleepy):
-    """The same, each layer a unit of FSDP2's."""
+    """The same, each layer a unit of FSDP2's, whose calls hold every rank on gloo."""
+
+    reduces_behind = False
 
     def configure_model(self) -> None:
         from torch.distributed.fsdp import fully_shard

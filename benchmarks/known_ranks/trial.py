@@ -1,4 +1,11 @@
-"""One case: the same loop with its delays and without them, in turns, and what was said of it."""
+"""One case: what was said of a loop with delays, and then the same loop without them and with them in turns.
+
+What mending saves is the difference of those turns, blocks of a few steps in the same processes: two runs differ by
+themselves, by how the ranks fall into step, by more than what is looked for. Of each block the first step does not
+count, because ranks carry into it what the block before did to them. The instruments have ended by then. Delays are of
+40 ms and more: where four ranks share two cores, Lightning's own milliseconds become longer when all are at work at the
+same time, which no delay's removal can foresee, and of such a delay that is under 5 %.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +20,23 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
 from benchmarks.known_ranks.loop import BASE_S, Delay, Sharded, Sleeper, Sleepy
+from benchmarks.known_ranks.notes import Notes
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.record.run import RunRecord
 
 WARMUP = 3
+AFTER = 8
+"""Steps of the instruments' stages after the measured ones, at least."""
+
+BLOCK = 6
+"""Steps of a turn: the first, and five that count, of which one is an every fifth."""
 
 
 @dataclass(frozen=True)
 class Case:
     """What is done to the ranks.
 
+    ``steps`` are measured; ``turns``: how often it then runs without the delays and with them.
     ``told``: kind, rank and phase of the finding that is right. ``mended``: which of the delays is taken away to see
     what that saves; None: all. ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in
     DDP's place.
@@ -33,6 +47,7 @@ class Case:
     base_s: Mapping[str, float] = field(default_factory=lambda: dict(BASE_S))
     accumulate: int = 1
     steps: int = 16
+    turns: int = 3
     noise: float = 0.0
     seed: int = 0
     bucket_mb: float = 25.0
@@ -49,45 +64,42 @@ class Case:
 
 @dataclass(frozen=True)
 class Seen:
-    """Of one rank and one run, mean seconds a step: slept by phase, held by collectives, in all; on rank 0 the record.
+    """Of one rank: what it noted; on rank 0 the record."""
 
-    ``held_s`` is None where nobody sees when collectives hold it.
-    """
-
-    slept_s: dict[str, float]
-    held_s: float | None
-    step_s: float
+    notes: Notes
     record: RunRecord | None = None
 
-    @property
-    def unslept_s(self) -> float:
-        """It waited, or the loop was at work."""
-        return self.step_s - sum(self.slept_s.values())
+
+def blocks(case: Case, delayed: bool) -> list[range]:
+    """Steps that count of the turns with the delays, or of those without."""
+    began = WARMUP + case.steps + AFTER
+    return [range(began + n * BLOCK + 1, began + (n + 1) * BLOCK) for n in range(int(delayed), 2 * case.turns, 2)]
 
 
-def watch(case: Case, rank: int, world: int, delayed: bool) -> Seen:
+def watch(case: Case, rank: int, world: int) -> Seen:
     """The loop once, on this rank."""
-    sleeper = Sleeper(case.base_s, case.delays if delayed else case.mended_delays, rank, world, case.noise, case.seed)
+    began = WARMUP + case.steps + AFTER
+
+    def delayed(step: int) -> bool:
+        return step < began or (step - began) // BLOCK % 2 == 1
+
+    sleeper = Sleeper(
+        *(case.base_s, case.delays, rank, world, case.accumulate, delayed, case.mended_delays, case.noise, case.seed)
+    )
     with tempfile.TemporaryDirectory() as folder:
         profiler = TrainingProfiler(
-            StageOptions(warmup_steps=WARMUP, measure_steps=case.steps),
+            StageOptions(warmup_steps=WARMUP, measure_steps=case.steps, stop_when_done=False),
             MemoryOptions(steps=1),  # without it, a process of its own counts FLOPs at the end
             TraceOptions(steps=0),
             actions=ActionsOptions(steps=0),
             quiet=True,
             log_dir=folder,
         )
-        trainer = quiet_trainer(world, folder, case, callbacks=[profiler])
-        with sleeper.hears_broadcasts():
+        steps = began + 2 * case.turns * BLOCK + 1
+        trainer = quiet_trainer(world, folder, case, callbacks=[profiler], max_steps=steps)
+        with sleeper.notes.hears_collectives():
             trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
-    n = case.accumulate
-    slept_s, held_s, batch_s = sleeper.seconds(slice(WARMUP * n, (WARMUP + case.steps) * n))
-    return Seen(
-        {phase: s * n for phase, s in slept_s.items()},
-        None if case.sharded else held_s * n,
-        batch_s * n,
-        profiler.record if rank == 0 else None,
-    )
+    return Seen(sleeper.notes, profiler.record if rank == 0 else None)
 
 
 def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: Any) -> Trainer:
@@ -107,13 +119,6 @@ def quiet_trainer(world: int, folder: str, case: Case | None = None, **options: 
         **dict.fromkeys(off, False),
         **options,
     )
-
-
-def compare(case: Case, rank: int, world: int) -> tuple[Seen, Seen]:
-    """With the delays and mended; which comes first alternates, so that a machine that changes favours neither."""
-    order = (True, False) if case.seed // 2 % 2 else (False, True)
-    seen = {delayed: watch(case, rank, world, delayed) for delayed in order}
-    return seen[True], seen[False]
 
 
 def quieten() -> None:

@@ -132,15 +132,15 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 SHORT_S = {"data": 1e-3, "forward": 2e-3, "backward": 2e-3, "optimizer": 1e-3, "other": 1e-3}
 SLOW = {
-    "DDP": Case("", [Delay(1, "data", 80e-3)], SHORT_S, steps=8),
-    "DDP, rank 0": Case("", [Delay(0, "optimizer", 80e-3)], SHORT_S, steps=8),
-    "FSDP2": Case("", [Delay(1, "forward", 80e-3)], SHORT_S, steps=8, sharded=True),
+    "DDP": Case("", [Delay(1, "data", 80e-3)], SHORT_S, steps=8, turns=0),
+    "DDP, rank 0": Case("", [Delay(0, "optimizer", 80e-3)], SHORT_S, steps=8, turns=0),
+    "FSDP2": Case("", [Delay(1, "forward", 80e-3)], SHORT_S, steps=8, turns=0, sharded=True),
 }
 
 
 def found(case: Case, rank: int) -> list[Any] | None:
     """What is said of it, on rank 0."""
-    record = watch(case, rank, 2, delayed=True).record
+    record = watch(case, rank, 2).record
     if record is None:
         return None
     assert record.ranks is not None, record.notes
