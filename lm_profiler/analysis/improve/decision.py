@@ -1,4 +1,4 @@
-"""Is B faster than A, after as many pairs of fresh processes as it takes? An interval that holds at any of them."""
+"""Is B faster than A? An interval for pairs of fresh processes, which holds after however many it is looked at."""
 
 from __future__ import annotations
 
@@ -6,29 +6,70 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lm_profiler.analysis.compare.ratio import RatioInterval
+from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval
 from lm_profiler.analysis.steps.statistics import finite
 
 PROCESSES = 0.05
-"""By how much (std of the logarithm) processes of one program may differ."""
+"""By how much (std of the logarithm) processes of one program are taken to differ, until pairs have shown it."""
 
-_EFFECT = 0.1
-"""Std of the changes (logarithms) for which the interval is narrowest; it holds for all."""
+FEWEST_PAIRS = 2
+"""Of which a word is said: one slow process must not decide."""
+
+_BORROWED = 6
+"""Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
+that makes processes differ more."""
+
+_EFFECTS = 20.0
+"""Variance of the changes for which the interval is narrowest, in variances of a pair. It holds for all."""
 
 
-def anytime_interval(a: Sequence[float], b: Sequence[float], error: float) -> RatioInterval | None:
-    """Ratio of geometric means, B over A, of pairs of processes; it holds after all pairs with probability 1 - error.
+def spread(settings: Sequence[Sequence[float]]) -> float:
+    """How far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    Of a normal mixture (Robbins 1970, Annals of Mathematical Statistics 41:1397), for processes that differ by
-    ``PROCESSES`` or less. None without a pair.
+    ``PROCESSES`` where fewer than six are beyond each setting's first.
     """
-    x, y = finite(a), finite(b)
-    n = min(x.size, y.size)
-    if not n:
+    logs = [np.log(finite(processes)) for processes in settings if len(processes)]
+    freedom = sum(processes.size - 1 for processes in logs)
+    return math.sqrt(sum(map(_squares, logs)) / freedom) if freedom >= _BORROWED else PROCESSES
+
+
+def anytime_interval(ratios: Sequence[float], error: float, spread: float) -> RatioInterval | None:
+    """Geometric mean of pairs' ratios, with an interval that holds after all of their numbers at once.
+
+    A confidence sequence: the means that a mixture of normal changes, with a scale unknown beforehand, does not
+    outweigh by 1 / ``error`` (Robbins 1970, Annals of Mathematical Statistics 41:1397; of an unknown scale: Lai 1976,
+    Annals of Statistics 4:265). What is known of it (``spread`` of processes) counts like a few pairs more.
+    None of fewer than ``FEWEST_PAIRS``, or where so few bound nothing.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    logs = np.log(finite(ratios))
+    n = logs.size
+    if n < FEWEST_PAIRS:
         return None
-    mean = float((np.log(y[:n]) - np.log(x[:n])).mean())
-    variance = 2.0 * PROCESSES**2
-    r = n * _EFFECT**2 / variance
-    half = math.sqrt(2.0 * (1.0 + r) / r * (math.log(1.0 / error) + 0.5 * math.log1p(r)) * variance / n)
-    return RatioInterval(math.exp(mean), math.exp(mean - half), math.exp(mean + half), 1.0 - error)
+    weight = 1.0 + n * _EFFECTS
+    outweighed = (math.sqrt(weight) / error) ** (2.0 / (_BORROWED + n))
+    if outweighed >= weight:
+        return None
+    squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
+    half_width = math.sqrt(squares * (outweighed - 1.0) / (1.0 - outweighed / weight) / n)
+    ratio = math.exp(float(logs.mean()))
+    return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), 1.0 - error)
+
+
+def hopeless(ratios: Sequence[float], spread: float) -> bool:
+    """Whether more pairs are not worth their time: with one standard error for it, B does not save ``MARGIN``."""
+    logs = np.log(finite(ratios))
+    n = logs.size
+    if n < FEWEST_PAIRS:
+        return False
+    error = math.sqrt((_BORROWED * 2.0 * spread**2 + _squares(logs)) / (_BORROWED + n - 1) / n)
+    return float(logs.mean()) - error > math.log1p(-MARGIN)
+
+
+def _squares(logs: NDArray[np.float64]) -> float:
+    """The sum of their squared distances from their mean."""
+    return float(((logs - logs.mean()) ** 2).sum())

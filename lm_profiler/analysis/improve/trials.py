@@ -1,0 +1,186 @@
+"""What a search asks for, what it is told, and what it knows: the words between `improve` and whoever runs trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lm_profiler.analysis.compare.ratio import RatioInterval
+from lm_profiler.record.improve import Ended, TriedVerdict
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A change that may make the step faster.
+
+    Attributes:
+        name: As the table says it: ``bf16-mixed``, ``data.num_workers=4``.
+        options: What the call gets more: text as written on the command line, by option.
+        group: Candidates of one group take each other's place (all values of one option).
+        ceiling_s: Seconds of a step that it saves at most, where the first run tells.
+        may_change: What it may change in the results; None where nothing.
+    """
+
+    name: str
+    options: Mapping[str, str]
+    group: str
+    ceiling_s: float | None = None
+    may_change: str | None = None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run went.
+
+    Attributes:
+        seconds: Of a step (median of the measured ones), scaled to the first setting's tokens or samples, so that
+            batches compare; None where it did not get that far.
+        took_s: Seconds of the budget that it took, start and end included.
+        failed: In a few words, why it did not end well.
+        refused: In a few words, why it was not begun: what the hardware lacks, or what would not fit.
+        memory_bytes: Its peak.
+    """
+
+    seconds: float | None
+    took_s: float
+    failed: str | None = None
+    refused: str | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Whether a winner computes what it did before.
+
+    Attributes:
+        within: Whether all distances are within the tolerance; None where that is unknown.
+        took_s: Seconds of the budget that it took.
+        loss: Largest distance of the loss over the same batches and seed, as a share.
+        gradients: Distance of the gradients from those in float32, as a share.
+        why: In a few words: which tolerance it was, or why it is unknown.
+    """
+
+    within: bool | None
+    took_s: float = 0.0
+    loss: float | None = None
+    gradients: float | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison, ended or under way: B is A with the candidate.
+
+    Attributes:
+        candidate: What was tried; None for the last comparison, of the final setting with the first.
+        a_options: Of A, beside those of the first setting.
+        b_options: Of B.
+        a: Runs of A, in the order of the pairs.
+        b: Runs of B.
+        interval: Of the ratio of seconds, B over A; None where too little is known. It holds whenever it is looked at.
+        verdict: Of the step's time, or why there is none; None while it is under way.
+        accepted: Whether B is what the rest is tried on.
+        checked: Of the numbers; None where that was not asked.
+        why: In a few words, where the verdict alone does not say it.
+    """
+
+    candidate: Candidate | None
+    a_options: Mapping[str, str]
+    b_options: Mapping[str, str]
+    a: tuple[Ran, ...] = ()
+    b: tuple[Ran, ...] = ()
+    interval: RatioInterval | None = None
+    verdict: TriedVerdict | None = None
+    accepted: bool = False
+    checked: Checked | None = None
+    why: str | None = None
+
+    @property
+    def pairs(self) -> int:
+        """Of runs, both of which ended well."""
+        return min(len(seconds(self.a)), len(seconds(self.b)))
+
+    @property
+    def ratios(self) -> list[float]:
+        """Of the pairs: seconds of B over seconds of A."""
+        return [b / a for a, b in zip(seconds(self.a), seconds(self.b), strict=False)]
+
+    @property
+    def a_s(self) -> float | None:
+        """Seconds of a step of A: the geometric mean of its runs."""
+        return geometric_mean(seconds(self.a)[: self.pairs])
+
+    @property
+    def b_s(self) -> float | None:
+        """Seconds of a step of B: the geometric mean of its runs."""
+        return geometric_mean(seconds(self.b)[: self.pairs])
+
+    @property
+    def saved_s(self) -> tuple[float, float, float] | None:
+        """Seconds of a step that B saves, the least, and the most that the interval allows."""
+        if self.interval is None or self.a_s is None:
+            return None
+        best, high, low = (self.a_s * (1.0 - x) for x in (self.interval.ratio, self.interval.low, self.interval.high))
+        return best, low, high
+
+
+@dataclass(frozen=True)
+class Improvement:
+    """What is known so far.
+
+    Attributes:
+        first: The run of the first setting alone, before anything was compared; None until it has ended.
+        options: What has been accepted: options beside those of the first setting.
+        tried: Comparisons in order; the last may be under way.
+        left: Candidates that wait for their turn, in order (at the end: that had none).
+        last: The final setting against the first, anew; None where nothing was accepted or the budget did not last.
+        spent_s: Seconds of the budget.
+        ended: None while it goes on; ``done``: all was tried; ``failed``: the first setting does not run.
+    """
+
+    first: Ran | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    tried: tuple[Compared, ...] = ()
+    left: tuple[Candidate, ...] = ()
+    last: Compared | None = None
+    spent_s: float = 0.0
+    ended: Ended | None = None
+
+    @property
+    def accepted(self) -> tuple[Compared, ...]:
+        """The way down, in order."""
+        return tuple(one for one in self.tried if one.accepted)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Asked for: a fresh process of the first setting with these options; the ``number``-th of them (from 0)."""
+
+    options: Mapping[str, str]
+    number: int
+    search: Improvement = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Asked for: whether a winner's numbers are right, compared with those of the setting that it was tried on."""
+
+    candidate: Candidate
+    a_options: Mapping[str, str]
+    b_options: Mapping[str, str]
+    search: Improvement = field(compare=False, repr=False)
+
+
+Asked = Trial | Check
+Improving = Generator[Asked, Ran | Checked, Improvement]
+
+
+def seconds(runs: Sequence[Ran]) -> list[float]:
+    """Of those that ended well."""
+    return [run.seconds for run in runs if run.seconds is not None]
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """None of no values."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values)) if values else None
