@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lm_profiler.analysis.improve.search import Candidate
+from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RunRecord
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_profiler.analysis.improve.search import Ran
+from lm_profiler.analysis.improve.trials import Ran
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run import RunRecord, read_run

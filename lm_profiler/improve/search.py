@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from lm_profiler.analysis.improve.search import Asked, Candidate, Check, Checked, Improvement, Ran, improve
+from lm_profiler.analysis.improve.search import improve
+from lm_profiler.analysis.improve.trials import Asked, Candidate, Check, Checked, Improvement, Ran
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, ran
 from lm_profiler.improve.numerics import distances, judge
 from lm_profiler.improve.told import Account

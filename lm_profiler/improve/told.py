@@ -8,7 +8,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
-from lm_profiler.analysis.improve.search import Candidate, Checked, Compared, Improvement, Ran
+from lm_profiler.analysis.improve.trials import Candidate, Checked, Compared, Improvement, Ran
 from lm_profiler.improve.candidates import Refused
 from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.record.improve import Ended, Final, ImproveRecord, Numerics, Tried

@@ -26,8 +26,6 @@ from lm_profiler.analysis.improve.trials import (
 )
 from lm_profiler.record.improve import TriedVerdict
 
-__all__ = ["Candidate", "Check", "Checked", "Compared", "Improvement", "Improving", "Ran", "Trial", "improve"]
-
 ERROR = 0.05
 """Share of all searches that may accept a change which does not make the step faster."""
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from lm_profiler.analysis.improve.search import Candidate, Checked, Improvement, Ran, Trial, improve
+import pytest
+
+from lm_profiler.analysis.improve.search import improve
+from lm_profiler.analysis.improve.trials import Candidate, Checked, Improvement, Ran, Trial
 
 
 def searched(
@@ -42,5 +45,5 @@ def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
     assert end.last is not None
     assert end.last.verdict == "FASTER"
     assert end.last.interval is not None
-    assert end.last.interval.low < 0.35 < end.last.interval.high
+    assert end.last.interval.ratio == pytest.approx(0.35)
     assert end.ended == "done"
