@@ -62,8 +62,8 @@ class RehearsedWork:
     float32: str
 
 
-Sizes = Generator[Size, RehearsedStep, None]
-"""Gives the size of the next step's batch, and is sent what that step took."""
+Sizes = Generator[Size, int, None]
+"""Gives the size of the next step's batch, and is sent that step's peak in bytes."""
 
 
 class FakeStrategy(SingleDeviceStrategy):
@@ -102,13 +102,15 @@ class Rehearsal(Callback):
 
     Args:
         world: in which the module was made.
-        sizes: what is rehearsed.
+        sizes: what is rehearsed. The first is looked at part by part; of the others the peak is enough.
     """
 
     world: FakeWorld
     sizes: Sizes
+    step: RehearsedStep | None = None
+    """The one that was looked at."""
     work: RehearsedWork | None = None
-    """Of the first step that ``sizes`` asks for."""
+    """Of the same."""
     _flops: StepFlops | None = None
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -125,7 +127,6 @@ class Rehearsal(Callback):
         )
         OptimizerMarks(timeline, self._undo).attach(trainer, pl_module)
         self.world.live.see([*pl_module.parameters(), *pl_module.buffers()])
-        self._reader.begin("memory")
 
     @property
     def samples(self) -> int | None:
@@ -133,25 +134,25 @@ class Rehearsal(Callback):
         return self._strategy.samples
 
     def _step_ended(self) -> int:
-        reader = self._reader
-        reader.step_peaks()
-        reader.end("memory")
-        peaks = {phase: of[0] or 0 for phase, of in reader.facts["part_peaks"].items()}
-        first = not self._begun
-        if self._flops is not None:
-            self.work, self._flops = self._worked(self._flops), None
+        peak = self.world.live.peaks()[0] or 0 if self._flops is None else self._seen(self._flops)
         try:
-            if self._begun:
-                self._strategy.size = self.sizes.send(RehearsedStep(peaks, reader.facts["causes"]))
-            else:
-                self._strategy.size, self._begun = next(self.sizes), True
+            self._strategy.size = self.sizes.send(peak) if self._begun else next(self.sizes)
         except StopIteration:
             return 0
-        reader.begin("memory")
-        if first:  # that its work is counted makes a step slower
+        self._reader.begin("rehearse" if self._begun else "memory")
+        if not self._begun:
             self._flops = StepFlops(self._timeline, self._forward, on_shapes=True)
             self._timeline.observers += (self._flops,)
+        self._begun = True
         return 1
+
+    def _seen(self, flops: StepFlops) -> int:
+        self._reader.step_peaks()
+        self._reader.end("memory")
+        facts = self._reader.facts
+        peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
+        self.step, self.work, self._flops = RehearsedStep(peaks, facts["causes"]), self._worked(flops), None
+        return max(peaks.values())
 
     def _worked(self, flops: StepFlops) -> RehearsedWork:
         self._timeline.unobserve(flops)

@@ -21,7 +21,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import Planned, largest_that_fits
-from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedStep, RehearsedWork, Size, Sizes
+from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedWork, Size, Sizes
 from lm_profiler.cli.asked import Asked, NoAnswer
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
@@ -82,22 +82,20 @@ class LargestSize:
     room: float
     samples: Callable[[], int | None]
     context: int | None
-    step: RehearsedStep | None = None
     largest: int | None = None
 
     def steps(self) -> Sizes:
         """The sizes, one after the other."""
-        self.step = yield Size()
+        peak = yield Size()
         begin = {"batch": self.samples(), "context": self.context}.get(self.what)
         if not begin:
             return
         unit = _UNIT if self.what == "context" and begin % _UNIT == 0 else 1
-        search = largest_that_fits(begin // unit, max(self.step.peaks.values()), self.room)
+        search = largest_that_fits(begin // unit, peak, self.room)
         try:
             n = next(search)
             while True:
-                step = yield Size(**{self.what: n * unit / begin})
-                n = search.send(max(step.peaks.values()))
+                n = search.send((yield Size(**{self.what: n * unit / begin})))
         except StopIteration as done:
             self.largest = done.value * unit
 
@@ -125,13 +123,14 @@ def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
     rehearsal = Rehearsal(world, search.steps())
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     trainer.fit(model, datamodule=data)
-    if search.step is None:
+    step = rehearsal.step
+    if step is None:
         raise UsageError("data: expected batches for two steps, given fewer")
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     work = rehearsal.work or RehearsedWork({}, "unknown")
     return Planned(
-        search.step.peaks,
-        search.step.causes,
+        step.peaks,
+        step.causes,
         rehearsal.samples,
         context,
         search.largest,

@@ -48,10 +48,11 @@ class LiveBytes(TorchDispatchMode):
 
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
-        for leaf in tree_leaves(value):
-            if isinstance(leaf, Tensor):
-                for piece in pieces(leaf):
-                    self._add(piece.untyped_storage())
+        with torch._C.DisableTorchFunction():
+            for leaf in tree_leaves(value):
+                if isinstance(leaf, Tensor):
+                    for piece in pieces(leaf):
+                        self._add(piece.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = storage._cdata, storage.nbytes()

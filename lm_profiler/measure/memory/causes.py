@@ -37,7 +37,8 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
     optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
     ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
     """
-    return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
+    with torch._C.DisableTorchFunction():  # a mode (that of torch.set_default_device, say) has no part in it
+        return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
 
 
 def storages_by_cause(
