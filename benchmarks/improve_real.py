@@ -94,7 +94,7 @@ def call(*arguments: str) -> None:
 
 
 def in_turns(first: Sequence[str], improved: Path, pairs: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Median steps, in seconds, of as many runs of both, A first and B first in turns."""
+    """Mean steps, in seconds, of as many runs of both, A first and B first in turns."""
     sides = {"a": first, "b": [f"--config={improved}"]}
     timed: dict[str, list[float]] = {"a": [], "b": []}
     for pair in range(pairs):
@@ -102,7 +102,7 @@ def in_turns(first: Sequence[str], improved: Path, pairs: int, folder: Path) -> 
             name = f"{side}{pair}"
             off = [f"--{stage}.steps=0" for stage in ("actions", "memory", "trace")]
             call("fit", *sides[side], *off, f"--log_dir={folder}", f"--name={name}")
-            timed[side].append(read_run(folder / name / "version_0").time["step"].median)
+            timed[side].append(read_run(folder / name / "version_0").time["step"].mean)
     return timed["a"], timed["b"]
 
 

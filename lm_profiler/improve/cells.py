@@ -161,12 +161,15 @@ def _name(options: Mapping[str, str]) -> str:
 
 
 def ran(done: RanCell, first: RunRecord | None) -> Ran:
-    """How a run went, its seconds scaled to the samples or tokens of the ``first`` setting's step."""
+    """How a run went, its seconds scaled to the samples or tokens of the ``first`` setting's step.
+
+    The mean step counts: batches of several workers come in bursts, of whose steps a median tells no rate.
+    """
     failed = refused = None
     seconds = peak = None
     try:
         record = done.record
-        step = record.time["step"].median if record.time else None
+        step = record.time["step"].mean if record.time else None
         if step is None:
             raise NoSteps("too few measured steps: raise --stages.measure_steps")
         seconds = step * _scale(record, first or record)

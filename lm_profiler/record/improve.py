@@ -42,7 +42,7 @@ class Numerics(Part):
 class Tried(Part):
     """A change, compared with the best setting so far in ``pairs`` of fresh processes, which alternate.
 
-    Seconds are of a step's median, scaled to the tokens or samples of the first setting's step: the geometric mean of
+    Seconds are of a mean step, scaled to the tokens or samples of the first setting's step: the geometric mean of
     its processes without the change (``a_s``) and with it (``b_s``). ``saved_s`` is their difference, from ``low_s`` to
     ``high_s``, an interval that holds whenever the comparison stopped. ``ceiling_s`` is the most that it could save, by
     what the first run says. Bytes are of the peak. None where unknown.

@@ -34,7 +34,7 @@ class Ran:
     """How a run went.
 
     Attributes:
-        seconds: Of a step (median of the measured ones), scaled to the first setting's tokens or samples, so that
+        seconds: Of a step (mean of the measured ones), scaled to the first setting's tokens or samples, so that
             batches compare; None where it did not get that far.
         took_s: Seconds of the budget that it took, start and end included.
         failed: In a few words, why it did not end well.

@@ -133,8 +133,8 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
 
 
 def _end(record: ImproveRecord) -> str:
-    compared = sum(of.verdict != "REFUSED" for of in record.tried)
-    tried = f"{counted(compared, 'change')} tried in {counted(record.runs, 'run')}"
+    compared = {of.name for of in record.tried if of.verdict != "REFUSED"}
+    tried = f"{counted(len(compared), 'change')} tried in {counted(record.runs, 'run')}"
     spent = f"{duration(record.elapsed_s)} of a budget of {duration(record.budget_s)}"
     words = {
         "done": "all was tried",

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from made_improve import made_improve, made_search, nothing_helped
 from tabled import write, write_sweep
 
 from lm_profiler.cli.main import main
@@ -285,6 +286,37 @@ def test_plots_and_pages_are_written_where_they_are_asked_for(logs: Path, tmp_pa
     assert report(logs, "--pivot", "size", "precision", "--output", tmp_path / "page.html") == 0
     assert "<svg" in (tmp_path / "phases.svg").read_text()
     assert "32-true" in (tmp_path / "page.html").read_text()
+
+
+def test_a_search_has_its_own_table_which_speaks_for_its_runs(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    search = logs / "search"
+    made_search(search, made_improve())
+    write(search / "first,r0" / "version_0", FAST, name="first,r0")
+    assert report(logs) == 0
+    out = capsys.readouterr().out
+    assert out.index("alone") < out.index("improve: small_improve") < out.index("1.73 × [1.69, 1.77]")
+    assert "first,r0" not in out
+    assert report(search, "--columns", "name,step_s") == 0
+    assert "first,r0" in capsys.readouterr().out
+    assert report(search, "--plot", "improve", "--output", tmp_path / "way.svg") == 0
+    assert "trainer.precision=bf16-mixed" in (tmp_path / "way.svg").read_text()
+    assert report(search, "--output", tmp_path / "page.html") == 0
+    assert "measured anew in 4 pairs" in (tmp_path / "page.html").read_text()
+
+
+def test_a_way_down_is_drawn_of_one_search_that_kept_something(
+    logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert report(logs, "--plot", "improve", "--output", tmp_path / "way.svg") == 2
+    assert "expected one folder of `lm_profiler improve`, given none; name one" in capsys.readouterr().err
+    made_search(logs / "search", nothing_helped())
+    assert report(logs, "--plot", "improve", "--output", tmp_path / "way.svg") == 2
+    assert "expected a search that kept a change, given small_improve: nothing helped" in capsys.readouterr().err
+    (logs / "search" / "improve.json").write_text("{}")
+    assert report(logs) == 0
+    assert "improve.json: not a record of improve of version 1: name: Field required" in capsys.readouterr().err
 
 
 def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
