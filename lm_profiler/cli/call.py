@@ -22,7 +22,7 @@ from lm_profiler.usage_error import UsageError
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}
 """What is taken where no class is named."""
 
-_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif")
+_SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics", "whatif", "torch", "loader")
 _FILES = (".yaml", ".yml", ".json")
 
 

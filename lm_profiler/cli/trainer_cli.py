@@ -44,6 +44,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
+from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError, expect
 
 _OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
@@ -55,6 +56,7 @@ _INSTRUMENTS = {
     "numerics": NumericsOptions,
     "whatif": WhatIfOptions,
 }
+_OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 _TITLES = {
     "trainer": "Lightning's Trainer",
     "model": "The model: any LightningModule; the options of ours are at the end",
@@ -120,7 +122,7 @@ class ProfilerCLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""
         parser.add_class_arguments(_RunOptions, as_group=False)
-        for key, kind in _INSTRUMENTS.items():
+        for key, kind in (_INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(kind, key)
         super().add_core_arguments_to_parser(parser)
         for key, title in _TITLES.items():
@@ -191,6 +193,7 @@ class ProfilerCLI(LightningCLI):
         self.trainer = self._build_trainer()
         self.datamodule = self.build("data")
         self.model = self.build("model")
+        self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         if self._get(self.config, "check_memory"):
             refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
@@ -201,6 +204,12 @@ class ProfilerCLI(LightningCLI):
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
         getattr(self.trainer, self.verb)(**arguments)
+
+    def offer(self) -> None:
+        """Have torch and the loader do for any module and data what was asked of them."""
+        source = self.datamodule if self.datamodule is not None else self.model
+        self._get(self.config_init, "torch").apply(self.model)
+        self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
 
     def _build_trainer(self) -> Trainer:
         given = vars(self._get(self.config, "trainer"))

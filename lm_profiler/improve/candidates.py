@@ -18,6 +18,7 @@ _FULL = (None, "32-true", "32", 32)
 _WITHOUT_CLIPPING = "training itself: gradients are not clipped"
 _OTHER_BATCH = "training itself: the global batch is another one"
 _PER_BATCH = "what is computed over a batch, such as batch norm"
+_BY_WORKERS = "the batches, where workers share an iterable data set"
 _BFLOAT16 = "rounding: activations and products are in bfloat16"
 _FLOAT16 = "rounding: activations and products are in float16"
 _TF32 = "rounding: factors of float32 products have 11 bits"
@@ -111,13 +112,14 @@ def asked_for(
 
     What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there.
     """
+    groups = {option: one.group for one in known for option in one.options}
     wished = []
     for name, texts in values.items():
         for text in texts:
             if _same(option(name), text):
                 continue
             alike = next((one for one in known if one.options == {name: text}), None)
-            wished.append(alike or Candidate(f"{name}={text}", {name: text}, name))
+            wished.append(alike or Candidate(f"{name}={text}", {name: text}, groups.get(name, name)))
     return wished
 
 
@@ -213,19 +215,21 @@ def _batch(s: _Setting, hardware: Hardware) -> _Told:
 
 
 def _workers(s: _Setting, hardware: Hardware) -> _Told:
-    now = s.option("data.num_workers")
-    if not isinstance(now, int):
+    name = _first_known(s, "data.num_workers", "loader.num_workers")
+    if name is None:
         return
+    now = s.option(name)  # None of the loader's option: as the data has it
     for count in (1, 2, 4, 8):
-        if count > now:
+        if count > (now or 0):
             why = "" if count <= hardware.cores else f"there are {hardware.cores} cores for them"
-            yield _one({"data.num_workers": str(count)}, "data.num_workers", s.phases_s("data")), why
+            yield _one({name: str(count)}, "num_workers", s.phases_s("data"), _BY_WORKERS), why
 
 
 def _pinned(s: _Setting, hardware: Hardware) -> _Told:
-    if s.option("data.pin_memory") is False and s.has("data.pin_memory"):
+    name = _first_known(s, "data.pin_memory", "loader.pin_memory")
+    if name == "loader.pin_memory" or (name and s.option(name) is False):
         why = "" if hardware.has_device else "batches are not copied to a device"
-        yield _one({"data.pin_memory": "true"}, "data.pin_memory", s.phases_s("data", "transfer")), why
+        yield _one({name: "true"}, name, s.phases_s("data", "transfer")), why
 
 
 def _clipping(s: _Setting, hardware: Hardware) -> _Told:

@@ -44,7 +44,7 @@ class Account:
             ended=ended,
             first_s=None if search.first is None else search.first.seconds,
             options=dict(search.options),
-            tried=[*map(_tried, search.tried), *refused],
+            tried=[*(_tried(of, of.candidate) for of in search.tried if of.candidate is not None), *refused],
             left=[candidate.name for candidate in search.left],
             final=None if search.last is None else _final(search.last),
             runs=runs,
@@ -56,11 +56,10 @@ def _of(candidate: Candidate) -> dict[str, Any]:
     return {**vars(candidate), "options": dict(candidate.options)}
 
 
-def _tried(compared: Compared) -> Tried:
+def _tried(compared: Compared, candidate: Candidate) -> Tried:
     saved, low, high = compared.saved_s or (None, None, None)
-    assert compared.candidate is not None
     return Tried(
-        **_of(compared.candidate),
+        **_of(candidate),
         pairs=compared.pairs,
         a_s=compared.a_s,
         b_s=compared.b_s,

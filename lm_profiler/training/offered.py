@@ -1,0 +1,120 @@
+"""What torch and its DataLoader offer any module and any data, without a line of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader
+
+from lm_profiler.usage_error import UsageError, expect, expect_one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchOptions:
+    """What torch offers any module.
+
+    Args:
+        compile: Compile the parts of the module with torch.compile.
+        compile_mode: Mode of torch.compile, such as reduce-overhead; counts only with compile.
+        float32_matmul_precision: Multiply float32 as it is (highest), as TF32 (high) or bf16 (medium).
+    """
+
+    compile: bool = False
+    compile_mode: str | None = None
+    float32_matmul_precision: Literal["highest", "high", "medium"] | None = None
+
+    def apply(self, module: nn.Module) -> None:
+        """Set this process and ``module`` to it.
+
+        Raises:
+            UsageError: there is nothing to compile, or no such mode.
+        """
+        if self.float32_matmul_precision is not None:
+            torch.set_float32_matmul_precision(self.float32_matmul_precision)
+        if not self.compile:
+            return
+        if self.compile_mode is not None:
+            from torch._inductor import list_mode_options  # slow to import, and rarely needed
+
+            expect_one_of(list_mode_options(), "torch.compile_mode", self.compile_mode)
+        parts = list(_parts(module))
+        expect(bool(parts), "torch.compile", "a module that has parts with weights before training begins", None)
+        for part in parts:
+            part.compile(mode=self.compile_mode)
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """The largest parts that are called and have weights. A ModuleList is not called."""
+    for part in module.children():
+        if any(True for _ in part.parameters()):
+            called = type(part).forward is not nn.Module.forward
+            yield from (part,) if called else _parts(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """What a DataLoader offers any data; what is not given stays as the data has it.
+
+    Args:
+        num_workers: Processes that make batches; 0 makes them in the training process.
+        pin_memory: Put batches in page-locked memory.
+    """
+
+    num_workers: int | None = None
+    pin_memory: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = self.num_workers
+        expect(given is None or given >= 0, "loader.num_workers", "0 or more", given)
+
+    def apply(self, source: Any, hook: str) -> None:
+        """Have ``source``, a module or data module, return another loader from its ``hook``, such as train_dataloader."""
+        if self.num_workers is None and self.pin_memory is None:
+            return
+        made = getattr(source, hook)
+
+        @wraps(made)
+        def changed() -> Any:
+            return self.changed(made())
+
+        setattr(source, hook, changed)
+
+    def changed(self, loader: Any) -> DataLoader[Any]:
+        """``loader`` made anew with these options.
+
+        Raises:
+            UsageError: it is no DataLoader of torch's own class, whose making is known.
+        """
+        if type(loader) is not DataLoader:
+            raise UsageError(f"loader: expected a DataLoader of torch in the data, given a {type(loader).__name__}")
+        workers = loader.num_workers if self.num_workers is None else self.num_workers
+        with_workers = {
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": loader.persistent_workers,
+            "timeout": loader.timeout,
+            "multiprocessing_context": loader.multiprocessing_context,
+        }
+        return DataLoader(
+            loader.dataset,
+            **_batches(loader),
+            num_workers=workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory if self.pin_memory is None else self.pin_memory,
+            worker_init_fn=loader.worker_init_fn,
+            generator=loader.generator,
+            **(with_workers if workers and loader.num_workers else {}),
+        )
+
+
+def _batches(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Which samples make a batch: torch takes some of these only without the others."""
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        return {"batch_sampler": loader.batch_sampler}
+    return {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}
