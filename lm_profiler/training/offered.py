@@ -73,7 +73,7 @@ class LoaderOptions:
         expect(given is None or given >= 0, "loader.num_workers", "0 or more", given)
 
     def apply(self, source: Any, hook: str) -> None:
-        """Have ``source``, a module or data module, return another loader from its ``hook``, such as train_dataloader."""
+        """Have ``source``, a module or data module, return another loader from its ``hook`` (train_dataloader, say)."""
         if self.num_workers is None and self.pin_memory is None:
             return
         made = getattr(source, hook)
