@@ -28,11 +28,11 @@ _EFFECTS = 20.0
 def spread(settings: Sequence[Sequence[float]]) -> float:
     """How far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    ``PROCESSES`` where fewer than six are beyond each setting's first.
+    It begins at ``PROCESSES``, which weighs as much as one process beyond a setting's first.
     """
     logs = [np.log(finite(processes)) for processes in settings if len(processes)]
     freedom = sum(processes.size - 1 for processes in logs)
-    return math.sqrt(sum(map(_squares, logs)) / freedom) if freedom >= _BORROWED else PROCESSES
+    return math.sqrt((PROCESSES**2 + sum(map(_squares, logs))) / (1 + freedom))
 
 
 def anytime_interval(ratios: Sequence[float], error: float, spread: float) -> RatioInterval | None:

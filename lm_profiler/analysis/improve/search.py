@@ -32,8 +32,14 @@ ERROR = 0.05
 MOST_PAIRS = 40
 """Of runs in one comparison."""
 
+SHARE = 4
+"""Pairs that a comparison may have, however many wait: two say little of what saves 10 %."""
+
 LAST_PAIRS = 6
 """Of runs that compare the final setting with the first anew: a fifth of the budget's pairs, where that is fewer."""
+
+_SETTLED = ("NUMERICS", "FAILED")
+"""Of these another setting would hardly change anything."""
 
 _UNLIKELY = "more pairs would hardly show it to be faster"
 
@@ -68,16 +74,19 @@ class _Searcher:
         while (turn := self.next()) and self.pairs_left() > self.last_pairs:
             yield from self.try_(turn)
         if self.now.accepted:
-            yield from self.compare(Compared(None, {}, self.now.options), ERROR, self.last_pairs)
+            yield from self.compare(Compared(None, {}, self.now.options), self.last_pairs)
         return replace(self.now, ended="budget" if turn else "done")
 
     def next(self) -> Compared | None:
-        """What nobody has tried; else the most promising that may go on; else what was tried on an earlier setting."""
+        """What is clear by now; else what nobody has tried; else the most promising; else what was tried before."""
+        here = sorted(self.open(), key=_ratio)
+        if clear := [one for one in here if self.judged(one, MOST_PAIRS).verdict == "FASTER"]:
+            return clear[0]
         if self.now.left:
             return self.on_top(self.now.left[0])
-        if here := self.open():
-            return min(here, key=_ratio)
-        earlier = [one for one in self.latest() if not one.accepted and one.verdict != "NUMERICS"]
+        if here:
+            return here[0]
+        earlier = [one for one in self.latest() if not one.accepted and one.verdict not in _SETTLED]
         again = [self.on_top(one.candidate) for one in earlier if one.candidate and one.a_options != self.now.options]
         return next((one for one in again if one.b_options != self.now.options), None)
 
@@ -96,19 +105,17 @@ class _Searcher:
         return Compared(candidate, self.now.options, options)
 
     def try_(self, compared: Compared) -> Generator[Asked, Ran | Checked, None]:
+        """A comparison to its verdict, or to the end of its share of the budget."""
         candidate = compared.candidate
         assert candidate is not None
-        before = [one for one in self.now.tried if one.candidate == candidate and one is not compared]
-        share = (self.pairs_left() - self.last_pairs) // max(1, len(self.now.left) or len(self.open()))
+        waiting = len(self.now.left) or len(self.open())
+        share = (self.pairs_left() - self.last_pairs) // max(1, waiting)
         self.now = replace(
             self.now,
             left=tuple(one for one in self.now.left if one != candidate),
-            tried=tuple(one for one in self.now.tried if one is not compared),
+            tried=(*(one for one in self.now.tried if one is not compared), compared),
         )
-        # Both sides of an interval may err and one of them accepts; each further try of a candidate has half the error.
-        error = 2.0 * ERROR / self.candidates / 2.0 ** (len(before) + 1)
-        most = min(MOST_PAIRS, compared.pairs + max(FEWEST_PAIRS, share))
-        compared = yield from self.compare(replace(compared, verdict=None), error, most)
+        compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + max(SHARE, share)))
         if compared.verdict == "FASTER":
             compared = yield from self.check(candidate, compared)
         if compared.accepted:
@@ -125,20 +132,29 @@ class _Searcher:
             return replace(compared, checked=checked, accepted=True, why=checked.why)
         return replace(compared, checked=checked, verdict="NUMERICS", why=checked.why)
 
-    def compare(self, compared: Compared, error: float, most: int) -> Generator[Asked, Ran | Checked, Compared]:
+    def compare(self, compared: Compared, most: int) -> Generator[Asked, Ran | Checked, Compared]:
         """Pairs of runs, B first and A first in turns, until the interval decides."""
-        differ = spread([seconds(runs) for runs in self.runs.values()])
-        if compared.candidate is not None:
-            self.now = replace(self.now, tried=(*self.now.tried, compared))
+        if compared.pairs:  # the others have shown meanwhile how far processes differ
+            compared = self.judged(compared, most)
         while compared.verdict is None:
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
                 ran = yield from self.run(compared.b_options if side == "b" else compared.a_options)
                 a, b = (compared.a, (*compared.b, ran)) if side == "b" else ((*compared.a, ran), compared.b)
-                compared = judged(replace(compared, a=a, b=b), error, most, differ)
+                compared = self.judged(replace(compared, a=a, b=b), most)
                 self.tell(compared)
                 if compared.verdict is not None:
                     break
         return compared
+
+    def judged(self, compared: Compared, most: int) -> Compared:
+        """By how far the processes of all other comparisons differ, with its part of the error."""
+        own = (*compared.a, *compared.b)
+        others = [seconds([ran for ran in runs if ran not in own]) for runs in self.runs.values()]
+        tries = [one for one in self.now.tried if one.candidate == compared.candidate]
+        earlier = [one for one in tries if one.a_options != compared.a_options]
+        # An interval may err on both of its sides and one of them accepts; each further try has half the error.
+        error = ERROR if compared.candidate is None else 2.0 * ERROR / self.candidates / 2.0 ** (len(earlier) + 1)
+        return judged(replace(compared, verdict=None), error, most, spread(others))
 
     def run(self, options: Mapping[str, str]) -> Generator[Asked, Ran | Checked, Ran]:
         runs = self.runs.setdefault(frozenset(options.items()), [])
