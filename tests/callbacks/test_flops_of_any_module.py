@@ -14,7 +14,7 @@ import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
 from torch.utils._pytree import tree_leaves
-from warm_ranks import run_ranks
+from warm import run_ranks
 from zoo import KINDS, ROWS, WIDTH, Accumulating, Kind, Paper, mm
 
 from lm_profiler.callbacks import TrainingProfiler

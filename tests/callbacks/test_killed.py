@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from dying import LAST, STEP_S, WAYS
 from scripts import SUPPORT
+from warm import run
 
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -18,8 +17,8 @@ from lm_profiler.record.steps import read_steps
 @pytest.fixture(scope="module")
 def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("died")
-    command = [sys.executable, str(SUPPORT / "dying.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = run(str(SUPPORT / "dying.py"), str(folder))
+    assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.splitlines()[-1])
     assert codes[0] == 0  # os._exit
     assert all(code < 0 for code in codes[1:]), codes  # a signal's

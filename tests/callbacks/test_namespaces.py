@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from known_loop import instruments
+from warm import run
 
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -178,10 +178,10 @@ trainer = pl.Trainer(callbacks=profiling_callbacks(1, 200), logger=False, accele
                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer.fit(Stops())
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ}, capture_output=True)
+    done = run("-c", program, folder=tmp_path)
     (folder,) = tmp_path.glob("**/version_0")
     record = read_run(folder)
-    assert record.status == "interrupted", done.stderr.decode()
+    assert record.status == "interrupted", done.stderr
     assert record.steps["measure"] in (2, 3)  # a SIGTERM is seen when its step is over
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.profilers import SimpleProfiler
 from scripts import SUPPORT
+from warm import run
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.outcome.failures import status_of
@@ -260,9 +259,7 @@ def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_a_signal(tmp_path: Path, name: str) -> None:
-    script = SUPPORT / "failing.py"
-    command = [sys.executable, str(script), str(tmp_path), name]
-    subprocess.run(command, capture_output=True, timeout=120, check=False)  # Lightning's exit code: 0 after SIGTERM
+    run(str(SUPPORT / "failing.py"), str(tmp_path), name)  # whose exit code is Lightning's: 0 after SIGTERM
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     assert record.status == "interrupted"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from scripts import SUPPORT
+from warm import run
 
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By each rank. All in one pair of processes, which take long to start."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT.parent.parent)}
-    command = [sys.executable, str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    program, folder = str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))
+    done = run(program, folder, environment=environment, timeout_s=200)
     assert done.returncode == 0, done.stderr
     said: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return said

@@ -9,7 +9,6 @@ import pickle
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from faults import Manual, Tiny, assert_same_weights, fault, places, profiler, train
 from lightning.pytorch import Callback, LightningModule, Trainer
 from scripts import SUPPORT
+from warm import run
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
@@ -49,8 +49,7 @@ def second_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("whose", ["Lightning's", "torch's"])
 def test_somebodys_own_trace_survives(whose: str) -> None:
-    command = [sys.executable, str(SUPPORT / "two_profilers.py"), whose]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run(str(SUPPORT / "two_profilers.py"), whose)
     assert done.returncode == 0, done.stderr
     events, _, notes = done.stdout.splitlines()[-1].partition(" ")
     assert int(events) >= 2 * 7  # two linear layers in every step
@@ -60,8 +59,7 @@ def test_somebodys_own_trace_survives(whose: str) -> None:
 @pytest.mark.parametrize("step", [7, 8])
 def test_a_step_that_somebody_profiles_while_ours_traces_ends_nothing(step: int) -> None:
     """In the step in which our profiler warms up, and in the one that it traces."""
-    command = [sys.executable, str(SUPPORT / "two_profilers.py"), str(step)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run(str(SUPPORT / "two_profilers.py"), str(step))
     assert done.returncode == 0, done.stderr
     events, _, notes = done.stdout.splitlines()[-1].partition(" ")
     assert int(events) >= 2

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
+from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
 from lm_profiler.cli.attempt import Attempt
@@ -202,18 +202,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def launched(started: Started, *options: str) -> subprocess.Popen[str]:
+def launched(started: Started, out: Path, *options: str) -> ForkServerProcess:
     """In a process group of its own."""
     program = ["-m", "lm_profiler", "fit", *SMALL, *started.options, *options]
     launcher = ["-m", "torch.distributed.run", *started.launcher] if started.launcher else []
-    return subprocess.Popen(
-        [sys.executable, *launcher, *program],
-        env=os.environ | {name: str(value) for name, value in started.variables.items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    variables = os.environ | {name: str(value) for name, value in started.variables.items()}
+    return start(*launcher, *program, out=out, environment=variables)
 
 
 def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> None:
@@ -221,9 +215,12 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     options = [*FSDP2, "--trainer.devices=1", "--trainer.num_nodes=2"]
-    nodes = [launched(replace(started, options=options)) for started in WAYS["torchrun on 2 nodes"](port)]
-    said = [node.communicate(timeout=240)[0] for node in nodes]
-    assert [node.returncode for node in nodes] == [0, 0], said
+    files = [here / "node0.txt", here / "node1.txt"]
+    ways = WAYS["torchrun on 2 nodes"](port)
+    nodes = [launched(replace(started, options=options), out) for started, out in zip(ways, files, strict=True)]
+    codes = [end(node) for node in nodes]
+    said = [out.read_text() for out in files]
+    assert codes == [0, 0], said
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
     assert sum(text.count("written to logs/toy/version_0") for text in said) == 1
     record = read_run(Path("logs/toy/version_0"))
@@ -232,11 +229,10 @@ def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> No
 
 
 def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> None:
-    fork = launched(
-        Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), "--model.at=step", "--model.rank=1"
-    )
-    said = fork.communicate(timeout=240)[0]
-    assert fork.returncode == 1, said
+    two, out = Started(["--trainer.strategy=ddp_fork", "--trainer.devices=2"]), here / "said.txt"
+    fork = launched(two, out, "--model.at=step", "--model.rank=1")
+    assert end(fork) == 1, out.read_text()
+    assert fork.pid is not None
     with pytest.raises(ProcessLookupError):
         os.killpg(fork.pid, 0)
     folder = Path("logs/toy/version_0")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from warm import run
 
 from lm_profiler.record.schema import schemas
 
@@ -46,7 +45,8 @@ def test_files_of_every_version_are_valid(path: Path) -> None:
 
 def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path) -> None:
     call = ("fit", f"--config={STORED / 'tiny.yaml'}", f"--log_dir={tmp_path}", "--name=today", "--numerics.audit=true")
-    subprocess.run((sys.executable, "-m", "lm_profiler", *call), check=True, capture_output=True, timeout=300)
+    done = run("-m", "lm_profiler", *call)
+    assert done.returncode == 0, done.stderr
     written = files(tmp_path)
     assert [path.name for path in written] == ["run.json", "rank0.kernels.json"]
     for path in written:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from kept import Keeps
 from lightning.pytorch import Trainer
-from warm_ranks import run_ranks
+from warm import run_ranks
 
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.training import FakeTokens, LanguageModel

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ import torch
 from ddp_run import COLLECTED_S, KILLED_AT, SLOWER_S
 from known_loop import TRUTH_S
 from scripts import SUPPORT
-from warm_ranks import run_ranks
+from warm import run, run_ranks
 
 from benchmarks.free_port import free_port
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
@@ -30,13 +29,10 @@ from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps
 
 
-def start(folder: Path, fails: str) -> subprocess.CompletedProcess[str]:
+def start(folder: Path, fails: str) -> CompletedProcess[str]:
     """By Lightning's own launcher."""
     environment = {**os.environ, "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SUPPORT / "ddp_run.py"), str(folder), fails]
-    return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=120, check=False
-    )
+    return run(str(SUPPORT / "ddp_run.py"), str(folder), fails, folder=folder, environment=environment)
 
 
 def test_two_ranks_make_one_record(tmp_path: Path) -> None:

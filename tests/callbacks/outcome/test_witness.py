@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
 import pytest
 from ranks_witnessed import STEPS
 from scripts import SUPPORT
+from warm import run
 
 from lm_profiler.analysis.ranks.summary import ranks_of
 from lm_profiler.analysis.ranks.timeline import RankTimeline
@@ -24,10 +23,8 @@ RING = 40
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("witness")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT.parent.parent)}
-    environment["TORCH_FR_BUFFER_SIZE"] = str(RING)
-    command = [sys.executable, str(SUPPORT / "ranks_witnessed.py"), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": str(RING)}
+    done = run(str(SUPPORT / "ranks_witnessed.py"), str(folder), environment=environment)
     assert done.returncode == 0, done.stderr
     return pickle.loads((folder / "timelines.pkl").read_bytes())
 

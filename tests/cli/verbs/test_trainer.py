@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+import warm
 import yaml
 from lightning.pytorch import Trainer
+from warm import run
 
 from lm_profiler.callbacks.session import Session
 from lm_profiler.cli import checks
@@ -426,14 +429,9 @@ def test_options_of_the_trainer_are_the_users(options: list[str], folder: str, h
 
 
 def test_a_profiler_of_the_users_still_reports(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "lm_profiler", "fit", "--config=tiny.yaml", "--trainer.profiler=simple"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0
-    assert "Profiler Report" in run.stdout + run.stderr
+    done = run("-m", "lm_profiler", "fit", "--config=tiny.yaml", "--trainer.profiler=simple")
+    assert done.returncode == 0
+    assert "Profiler Report" in done.stdout + done.stderr
 
 
 def test_the_config_can_be_printed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -574,50 +572,38 @@ def test_the_process_is_left_as_it_was(here: Path) -> None:
 
 
 class Program:
-    """The program in a process group of its own; what it prints is read as it comes."""
+    """The program in a process group of its own."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, "-m", "lm_profiler", "fit", *MINE, *arguments]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        self.lines: list[str] = []
-        self._waits = threading.Semaphore(0)
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if line.startswith("waiting"):
-                self._waits.release(line.count("waiting"))  # two ranks may say it in one line
+    def __init__(self, out: Path, *arguments: str) -> None:
+        self._out = out
+        self._process = warm.start("-m", "lm_profiler", "fit", *MINE, *arguments, out=out)
+        assert self._process.pid is not None
+        self.pid = self._process.pid
 
     def until_they_wait(self, ranks: int) -> list[psutil.Process]:
         """Until each of ``ranks`` has said so; returns the processes below the first."""
-        assert all(self._waits.acquire(timeout=90) for _ in range(ranks)), self.lines
-        return psutil.Process(self.process.pid).children(recursive=True)
+        late = time.monotonic() + 90
+        while not self._out.exists() or self._out.read_text().count("waiting") < ranks:
+            assert self._process.is_alive(), self._out.read_text()
+            assert time.monotonic() < late, self._out.read_text()
+            time.sleep(0.02)
+        return psutil.Process(self.pid).children(recursive=True)
 
     def ends(self) -> tuple[int, str]:
-        code = self.process.wait(90)
-        self._reader.join(10)
-        return code, "".join(self.lines)
+        return warm.end(self._process), self._out.read_text()
 
     def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self._reader.join(10)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        if self._process.is_alive():
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
 
 
 @pytest.fixture
-def start(here: Path) -> Iterator[Callable[..., Program]]:
+def start(here: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Program]]:
     started: list[Program] = []
 
     def begin(*arguments: str) -> Program:
-        started.append(Program(*arguments))
+        started.append(Program(tmp_path_factory.mktemp("said") / "out.txt", *arguments))
         return started[-1]
 
     yield begin
@@ -632,20 +618,19 @@ DDP = ["--trainer.strategy=ddp", "--trainer.devices=2"]
 def test_only_the_user_speaks_beside_us(here: Path) -> None:
     """In a process: the module in the current folder is found, and of warnings and prints only his are left."""
     command = [sys.executable, "-m", "lm_profiler", "fit", *MINE, "--trace.steps=1"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0
-    said = [line for line in run.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
     assert [line.rpartition(": ")[2] for line in said] == ["the user's warning"]
-    assert run.stdout.startswith("the user's print\nmine: 3 steps of fit")
-    assert run.stdout.splitlines()[-1].startswith("written to logs/mine/version_0")
+    assert done.stdout.startswith("the user's print\nmine: 3 steps of fit")
+    assert done.stdout.splitlines()[-1].startswith("written to logs/mine/version_0")
 
 
 def test_two_processes_make_one_run_one_record_and_one_table(here: Path) -> None:
-    command = [sys.executable, "-m", "lm_profiler", "fit", "--config=tiny.yaml", *DDP]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0
-    assert [line for line in run.stderr.splitlines() if not PROGRESS.match(line.strip("\r\x1b[K"))] == []
-    assert run.stdout.count("written to") == 1
+    done = run("-m", "lm_profiler", "fit", "--config=tiny.yaml", *DDP)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if not PROGRESS.match(line.strip("\r\x1b[K"))] == []
+    assert done.stdout.count("written to") == 1
     assert [str(path.relative_to(here)) for path in here.rglob("version_*")] == ["logs/tiny/version_0"]
     record = read_run(here / "logs" / "tiny" / "version_0")
     assert record.environment is not None
@@ -688,7 +673,7 @@ def test_a_signal_ends_it_with_what_it_has(
 ) -> None:
     program = start(*options)
     children = program.until_they_wait(2 if DDP[0] in options else 1)
-    (os.killpg if to_group else os.kill)(program.process.pid, number)
+    (os.killpg if to_group else os.kill)(program.pid, number)
     code, said = program.ends()
     assert code == 130
     assert "Traceback" not in said
@@ -713,8 +698,8 @@ def test_ctrl_c_while_importing_is_quiet(here: Path) -> None:
         "from lm_profiler.cli.main import main\n"
         "sys.exit(main(['fit']))"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout, run.stderr) == (130, "", "lm_profiler: interrupted before the run began\n")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "lm_profiler: interrupted before the run began\n")
 
 
 def test_the_parser_is_not_needed_to_refuse_a_file(here: Path) -> None:

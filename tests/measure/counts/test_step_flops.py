@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from scripts import SUPPORT
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
+from warm import end, start
 
 from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER, Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
@@ -279,16 +279,13 @@ def test_a_mode_that_the_step_leaves_behind_stays_until_the_step_takes_it_away()
 
 
 def test_sharded_weights_count_what_this_rank_multiplies(tmp_path: Path) -> None:
-    script, port = SUPPORT / "sharded_run.py", tmp_path / "store"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    said = [tmp_path / f"rank{rank}.txt" for rank in (0, 1)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(port)], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        for rank in (0, 1)
+        start(str(SUPPORT / "sharded_run.py"), str(rank), str(tmp_path / "store"), out=out, err=tmp_path / "err.txt")
+        for rank, out in enumerate(said)
     ]
-    answers = [rank.communicate(timeout=240)[0].split()[-4:] for rank in ranks]  # old Gloo prints too
-    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert [end(rank) for rank in ranks] == [0, 0]
+    answers = [out.read_text().split()[-4:] for out in said]  # old Gloo prints too
     whole = 2 * 2 * 8 * 16
     # Two layers, each cut in two by tensor parallelism; of FSDP2's gathered weights every rank multiplies the whole.
     assert answers == [[f"{whole}", f"{3 * whole // 2}", f"{2 * whole}", f"{3 * whole}"]] * 2
