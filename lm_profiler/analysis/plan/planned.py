@@ -4,12 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.record.run import MemoryCauses
 
 ROOM = 0.9
 """Share of a device's memory that a run may fill: the rest is the driver's context, workspaces and gaps."""
+
+SETTINGS = (
+    "trainer.precision",
+    "trainer.accumulate_grad_batches",
+    "data.batch_size",
+    "data.context_length",
+    "model.attention",
+    "model.activation_checkpointing",
+    "model.optimizer",
+)
+"""Options that decide what a step needs; those of ``model`` where it is ours."""
 
 _MOST = 12
 """Sizes that are tried."""
@@ -28,6 +40,7 @@ class Planned:
         compiled: Whether the run would be compiled: its step was rehearsed as it is without.
         work: What each phase has to do at least.
         float32: How float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``.
+        settings: Of ``SETTINGS``, those that the call has, by name.
     """
 
     peaks: Mapping[str, int]
@@ -38,6 +51,7 @@ class Planned:
     compiled: bool = False
     work: Mapping[str, Work] = field(default_factory=dict)
     float32: str = "unknown"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def phase(self) -> str:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.analysis.plan.remedies import remedies, together
 from lm_profiler.measure.boundary import say
-from lm_profiler.measure.elsewhere import surroundings
 from lm_profiler.record.exit_codes import FAILED, OK
-from lm_profiler.record.run import MemoryCauses
-from lm_profiler.report.run.plan import plan_table
+from lm_profiler.report.run.plan import plan_table, remedy_table
+from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError
+
+if TYPE_CHECKING:
+    from lm_profiler.cli.workers.rehearse import Unplanned
 
 EXAMPLES = """\
 for example:
   lm_profiler plan --config xl_bf16 --device H100
   lm_profiler plan --config demo --memory 8GiB --data.batch_size=64"""
+
+_LIMIT_S = 600.0
+_AT_ONCE = 2
+"""Rehearsals: each keeps a core busy."""
 
 _SIZES = {"": 1}
 _SIZES |= {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
@@ -56,21 +62,57 @@ def run(options: Options) -> int:
     """
     device, gpu = _device(options)
     room = ROOM * device.bytes
-    kind = "gpu" if gpu else "cpu"
-    # Side by side: each takes most of the time to import and to build.
-    asked = {what: _rehearsal(kind, what, room, options.options) for what in ("batch", "context")}
-    answers = {what: _answer(process) for what, process in asked.items()}
-    for answer in answers.values():
-        if "wrong" in answer:
-            raise UsageError(answer["wrong"])
-        if "unknown" in answer:
-            say(f"cannot be planned: {answer['unknown']}")
-            return FAILED
-    planned = {what: _planned(answer) for what, answer in answers.items()}
-    floors = planned_floors(planned["batch"], device.name)
-    table = plan_table(planned["batch"], planned["context"].largest, device, room, floors)
+    rehearsed = partial(_rehearsed, options.options, gpu, room)
+    batch, context = (_known(answer) for answer in rehearsed([((), "batch"), ((), "context")]))
+    if batch is None or context is None:
+        return FAILED
+    _write(plan_table(batch, context.largest, device, room, planned_floors(batch, device.name)))
+    if batch.peak <= room:
+        return OK
+    ways = remedies(batch, context.largest)
+    tried = [*zip(ways, rehearsed([(way.words, "nothing") for way in ways]), strict=True)]
+    if not any(isinstance(answer, Planned) and answer.peak <= room for _, answer in tried):
+        ways = together(batch)
+        tried += zip(ways, rehearsed([(way.words, "nothing") for way in ways]), strict=True)
+    known = [(way, answer) for way, answer in tried if isinstance(answer, Planned)]
+    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in known], room))
+    return FAILED
+
+
+def _write(table: Table) -> None:
     sys.stdout.write(terminal(table, sys.stdout))
-    return OK if planned["batch"].peak <= room else FAILED
+    sys.stdout.flush()
+
+
+def _known(answer: Planned | Unplanned) -> Planned | None:
+    """``answer``; None where it is unknown, which is said."""
+    if isinstance(answer, Planned):
+        return answer
+    if answer.wrong:
+        raise UsageError(answer.reason)
+    say(f"cannot be planned: {answer.reason}")
+    return None
+
+
+def _rehearsed(
+    options: Sequence[str], gpu: bool, room: float, questions: Iterable[tuple[Sequence[str], str]]
+) -> Iterator[Planned | Unplanned]:
+    """Of the call with more options, one question after the other, and what is looked for."""
+    from lm_profiler.cli.quiet import quiet_libraries  # slow to import
+    from lm_profiler.cli.workers.rehearse import ask, told
+
+    quiet_libraries()
+    asked: deque[Any] = deque()
+    try:
+        for more, what in questions:
+            asked.append(ask(["fit", *options, *more], gpu, what, room, _LIMIT_S))
+            if len(asked) == _AT_ONCE:
+                yield told(asked.popleft())
+        while asked:
+            yield told(asked.popleft())
+    finally:
+        for each in asked:
+            each.end()
 
 
 def _device(options: Options) -> tuple[Capacity, bool]:
@@ -107,24 +149,3 @@ def _bytes(text: str) -> int:
     if size is None or size[2].casefold() not in _SIZES:
         raise UsageError(f"memory: expected a size such as 80GiB, given {text[:100]!r}")
     return int(float(size[1]) * _SIZES[size[2].casefold()])
-
-
-def _rehearsal(kind: str, what: str, room: float, options: Sequence[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "lm_profiler.cli.workers.rehearse", kind, what, str(room), "fit", *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=surroundings())
-
-
-def _answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    said, errors = process.communicate()
-    try:
-        answer: dict[str, Any] = json.loads(said)
-    except ValueError:
-        lines = errors.strip().splitlines()
-        return {"unknown": lines[-1] if lines else f"the rehearsal ended with code {process.returncode}"}
-    return answer
-
-
-def _planned(answer: dict[str, Any]) -> Planned:
-    causes = {phase: MemoryCauses(**of) for phase, of in answer.pop("causes").items()}
-    work = {phase: Work(**of) for phase, of in answer.pop("work").items()}
-    return Planned(causes=causes, work=work, **answer)

@@ -1,18 +1,13 @@
 """A run rehearsed on fake tensors: what each phase of its step would need, without needing it.
 
 In a process of its own, since it replaces code of torch: ``ask`` begins one, ``told`` waits for what it finds.
-
-As a program, ``python -m lm_profiler.cli.workers.rehearse gpu batch 8e10 fit`` with the options of a run prints JSON:
-``Planned`` by its fields, or why there is none. ``cpu`` in the place of ``gpu`` counts as the CPU does; ``batch``,
-``context`` or ``nothing`` is what it looks for, within so many bytes.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from traceback import walk_tb
 from typing import Any
@@ -20,18 +15,17 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.analysis.plan.planned import Planned, largest_that_fits
+from lm_profiler.analysis.plan.planned import SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedWork, Size, Sizes
 from lm_profiler.cli.asked import Asked, NoAnswer
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
-from lm_profiler.cli.quiet import quiet, quiet_libraries
+from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.measure.elsewhere import answer
 from lm_profiler.measure.fake.world import FakeWorld, prepare
-from lm_profiler.training.fake_tokens import FakeTokens
+from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
 _KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
@@ -56,6 +50,14 @@ class RehearsalCLI(ProfilerCLI):
 
     def _begin(self, trainer: Trainer) -> None:
         """No folder."""
+
+    def setting(self, name: str) -> Any:
+        """Of a part of the run; None where that has none of this name, or means something of its own by it."""
+        part, _, option = name.partition(".")
+        if part == "model" and not isinstance(self.model, LanguageModel):
+            return None
+        said = self._get(self.config, part) or {}
+        return (said.get("init_args") or said).get(option)
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """One that does of the user's what a step on one device depends on."""
@@ -137,6 +139,7 @@ def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
         compiled,
         {phase: _as_asked(phase, of, cli.narrow, compiled) for phase, of in work.by_phase.items()},
         work.float32,
+        {name: value for name in SETTINGS if (value := cli.setting(name)) is not None},
     )
 
 
@@ -172,19 +175,6 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
         return Unplanned(str(error))
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the answer to a call, as JSON."""
-    quiet_libraries()
-    answer(partial(_as_json, *arguments))
-
-
-def _as_json(device: str, what: str, room: str, *call: str) -> dict[str, Any]:
-    planned = _planned(call, device == "gpu", what, float(room))
-    if isinstance(planned, Unplanned):
-        return {"wrong" if planned.wrong else "unknown": planned.reason}
-    return {**asdict(planned), "causes": {phase: of.model_dump() for phase, of in planned.causes.items()}}
-
-
 def _planned(call: Sequence[str], gpu: bool, what: str, room: float) -> Planned | Unplanned:
     prepare(gpu)
     with quiet():
@@ -203,7 +193,3 @@ def _reason(error: Exception) -> str:
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return f"what it does depends on values, which are not known without running it{where}"
     return f"{said(error)}{where}"
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.floors import PlannedFloors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.analysis.plan.remedies import Remedy
 from lm_profiler.record.quantities import PARTS, bytes_text, with_prefix
 from lm_profiler.report.run.phases import floor_texts
-from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
 
 _CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
 _TITLES = (
@@ -18,18 +21,17 @@ _TITLES = (
     "optimizer states",
     "buffers",
     "activations and rest",
-    "floor (ms)",
 )
 
 
 def plan_table(planned: Planned, context: int | None, device: Capacity, room: float, floors: PlannedFloors) -> Table:
     """Of ``planned``, and of the largest ``context`` that fits into ``room`` bytes of ``device``."""
-    rows = []
+    rows, known = [], floors.seconds is not None
     for phase in (part for part in PARTS if part in planned.peaks):
         causes = planned.causes.get(phase)
         values = [planned.peaks[phase], *(getattr(causes, cause, None) for cause in _CAUSES)]
         floor, _ = floor_texts(floors.by_phase.get(phase))
-        rows.append([phase, *("" if value is None else bytes_text(value) for value in values), floor])
+        rows.append([phase, *("" if value is None else bytes_text(value) for value in values), *[floor] * known])
     fits = planned.peak <= room
     verdict = "fits" if fits else "does not fit"
     of_device = f"{ROOM:.0%} of {device.name}'s {bytes_text(device.bytes)}"
@@ -46,7 +48,7 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, room: fl
         below.append("compiled: unknown; these are the figures of the same step without torch.compile")
     below += _floor_lines(floors, device)
     below.append("without workspaces of libraries, the driver's context and gaps between blocks")
-    return text_table(_TITLES, rows, below=below)
+    return text_table([*_TITLES, *["floor (ms)"] * known], rows, below=below)
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
@@ -61,3 +63,20 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     without = f", without {' and '.join(floors.unknown)}, which are unknown" if floors.unknown else ""
     at = f"{floors.seconds * 1e3:,.1f} ms at {', '.join(peaks)}{without}"
     return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
+
+
+def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], room: float) -> Table:
+    """Of other settings of a run that does not fit into ``room`` bytes, each rehearsed, and its step's floor."""
+    if not tried:
+        return Table(below=["nothing is known that would make it fit"])
+    fitting = any(planned.peak <= room for _, planned, _ in tried)
+    known = any(floors.seconds is not None for *_, floors in tried)
+    titles = [("peak", True), *[("floor (ms)", True)] * known, ("", False), ("may change", False), ("with", False)]
+    rows = []
+    for remedy, planned, floors in tried:
+        floor = "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}"
+        fits = "fits" if planned.peak <= room else "does not fit"
+        texts = [bytes_text(planned.peak), *[floor] * known, fits, remedy.changes or "nothing", " ".join(remedy.words)]
+        rows.append([TableCell(text, text) for text in texts])
+    below = [] if fitting else ["none of them fits"]
+    return Table([Heading(title, title, figures) for title, figures in titles], rows, below=below)

@@ -1,0 +1,70 @@
+"""Which other settings of a run are tried where it does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.analysis.plan.remedies import remedies, together
+
+
+def planned(largest: int | None = None, batch: int = 12, **settings: Any) -> Planned:
+    return Planned({"forward": 100}, {}, batch, 512, largest, settings=settings)
+
+
+OURS = {
+    "trainer.precision": "32-true",
+    "trainer.accumulate_grad_batches": 2,
+    "data.batch_size": 12,
+    "data.context_length": 512,
+    "model.attention": "math",
+    "model.activation_checkpointing": False,
+    "model.optimizer": "adamw",
+}
+
+
+def test_a_model_of_ours_has_a_remedy_for_each_of_its_settings() -> None:
+    assert [" ".join(way.words) for way in remedies(planned(largest=5, **OURS), largest_context=256)] == [
+        "--trainer.precision=bf16-mixed",
+        "--trainer.precision=bf16-true",
+        "--model.attention=sdpa",
+        "--model.activation_checkpointing=true",
+        "--data.batch_size=4 --trainer.accumulate_grad_batches=6",  # the same 24 samples a step
+        "--data.batch_size=3 --trainer.accumulate_grad_batches=8",
+        "--model.optimizer=sgd",
+        "--data.context_length=256",
+    ]
+
+
+def test_what_is_already_so_is_no_remedy() -> None:
+    sparse = OURS | {
+        "trainer.precision": "bf16-true",
+        "model.attention": "sdpa",
+        "model.activation_checkpointing": True,
+        "model.optimizer": "sgd",
+    }
+    assert remedies(planned(largest=0, **sparse), largest_context=0) == []
+    assert remedies(planned(**{"trainer.precision": "64-true"})) == []  # whoever asks for that needs it
+
+
+def test_of_other_peoples_modules_only_what_the_trainer_offers() -> None:
+    own = {"trainer.precision": "16-mixed", "data.batch_size": 12}
+    ways = [way.options for way in remedies(planned(largest=7, **own))]
+    smaller = {"data.batch_size": "6", "trainer.accumulate_grad_batches": "2"}
+    assert ways[:2] == [{"trainer.precision": "bf16-true"}, smaller]
+    other = planned(largest=7, batch=24, **own)  # its loader gives batches of another size
+    assert [way.options for way in remedies(other)] == [{"trainer.precision": "bf16-true"}]
+
+
+def test_together_they_leave_the_model_alone_first() -> None:
+    gentle, least = together(planned(largest=0, **OURS))
+    kept = {
+        "model.attention": "sdpa",
+        "model.activation_checkpointing": "true",
+        "data.batch_size": "1",
+        "trainer.accumulate_grad_batches": "24",
+    }
+    assert gentle.options == {"trainer.precision": "bf16-mixed", **kept}
+    assert least.options == {"trainer.precision": "bf16-true", **kept, "model.optimizer": "sgd"}
+    assert "the optimizer" in least.changes
+    assert "the optimizer" not in gentle.changes

@@ -1,0 +1,91 @@
+"""The verb ``plan``, with the rehearsal's part played by a formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.cli.verbs import plan
+from lm_profiler.cli.workers import rehearse
+from lm_profiler.usage_error import UsageError
+
+GIB = 1 << 30
+
+
+@dataclass
+class Asked:
+    """Of a model of 10 GiB and 4 GiB a sample, half of it in bfloat16; with accumulation, gradients of 3 GiB more."""
+
+    call: list[str]
+    what: str
+
+    def answer(self) -> Planned:
+        given = dict(word[2:].split("=") for word in self.call[1:])
+        batch, times = (
+            int(given.get(f"{name}", n)) for name, n in (("data.batch_size", 8), ("trainer.accumulate_grad_batches", 1))
+        )
+        low = given.get("trainer.precision") == "bf16-mixed"
+        peak = lambda n: (10 + 3 * (times > 1)) * GIB + n * (2 if low else 4) * GIB  # noqa: E731
+        largest = {"batch": 2, "context": 0}.get(self.what)
+        settings = {"data.batch_size": batch, "trainer.precision": given.get("trainer.precision", "32-true")}
+        work = {"forward": Work({"bfloat16" if low else "float32": 10**12}, 10**9)}
+        return Planned(
+            {"forward": peak(batch)}, {}, batch, None, largest, work=work, float32="highest", settings=settings
+        )
+
+    def end(self) -> None:
+        pass
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    calls: list[Any] = []
+
+    def ask(call: list[str], gpu: bool, what: str, room: float, limit_s: float) -> Asked:
+        calls.append((call[1:], gpu, what))
+        return Asked(call, what)
+
+    monkeypatch.setattr(rehearse, "ask", ask)
+    monkeypatch.setattr(rehearse, "told", lambda asked: asked.answer())
+    return calls
+
+
+def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
+    asked: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any("peak 42.0 GiB, in forward: does not fit into 21.6 GiB" in line for line in lines)
+    tried = {line.split("--", 1)[1]: line.split() for line in lines if " --" in line}
+    assert {options: (row[0], "not" in row) for options, row in tried.items()} == {
+        "trainer.precision=bf16-mixed": ("26.0", True),
+        "trainer.precision=bf16-true": ("42.0", True),
+        "data.batch_size=2 --trainer.accumulate_grad_batches=4": ("21.0", False),
+        "data.batch_size=1 --trainer.accumulate_grad_batches=8": ("17.0", False),
+    }
+    assert tried["trainer.precision=bf16-mixed"][2] == "6.1"  # ms: 10^12 at 165 TFLOP/s
+    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], True, "nothing") in asked
+
+
+def test_what_fits_has_no_remedies(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(plan.Options(device="H100", memory="60GiB")) == 0
+    assert [what for *_, what in asked] == ["batch", "context"]
+    assert "with" not in capsys.readouterr().out.splitlines()[-1].split()
+
+
+def test_where_nothing_helps_alone_all_is_tried_at_once(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.run(plan.Options(memory="16GiB")) == 1
+    assert "none of them fits" in capsys.readouterr().out
+    assert asked[-1][0] == [
+        *("--trainer.precision=bf16-true", "--data.batch_size=1", "--trainer.accumulate_grad_batches=8")
+    ]
+
+
+def test_a_wrong_device_gives_one_line_with_near_names() -> None:
+    with pytest.raises(UsageError, match="did you mean NVIDIA H100") as error:
+        plan.run(plan.Options(device="H10O"))
+    assert "\n" not in str(error.value)
