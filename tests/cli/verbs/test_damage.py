@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_improve import made_improve, made_search
 from made_runs import made_entry
 
 from lm_profiler.cli.main import main
@@ -155,6 +156,23 @@ def test_a_damaged_run_is_no_picture_less(
     output = tmp_path / ("a.html" if kind == "html" else "a.svg")
     shown(logs, ["--output", str(output), *(["--plot", kind] if kind != "html" else [])], capsys)
     assert output.stat().st_size > 1000, what
+
+
+def test_a_damaged_search_hides_no_run(logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made_search(logs / "search", made_improve())
+    path = logs / "search" / "improve.json"
+    whole = path.read_bytes()
+    for round_ in range(24):
+        rng = random.Random(SEED + round_)
+        path.write_bytes(rng.choice(DAMAGES)(whole, rng))
+        for options in (
+            [],
+            ["--output", str(tmp_path / "page.html")] if round_ % 12 == 0 else ["--format", "markdown"],
+        ):
+            out = shown(logs, options, capsys)
+            assert options or all(name in out for name in ("first", "second")), path.read_text()
+        if round_ % 12 == 0:
+            shown(logs, ["--plot", "improve", "--output", str(tmp_path / "way.svg")], capsys)
 
 
 @pytest.mark.parametrize(
