@@ -13,11 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_runs import made_entry
-from playwright.sync_api import Browser, ConsoleMessage, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 from tab import MARKUP, Alone, OpenTab, Tab
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
@@ -29,6 +31,7 @@ ROOT = HERE.parents[1]
 PATIENCE_MS = 60_000  # a condition is waited for as long as a slow machine may need
 expect.set_options(timeout=PATIENCE_MS)
 LOCAL_ONLY = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1"
+OURS = "iframe[src*='name=lm_profiler']"
 TINY = ["--model.num_layers=1", "--data.context_length=32", "--trainer.accelerator=cpu"]
 
 
@@ -75,47 +78,97 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def new_page(chromium: Browser, tensorboard: str) -> Iterator[Callable[..., Page]]:
-    """A window; when the test is over, nothing of ours has complained in it, or asked for anything elsewhere."""
-    complaints: list[str] = []
-    contexts = []
+@pytest.fixture(scope="session")
+def kept(chromium: Browser, tensorboard: str) -> Callable[[str, int], Page]:
+    """A window of a theme and a width, with TensorBoard in it, all of which takes four times as long as our tab."""
 
-    def open_(theme: str = "light", width: int = 1280) -> Page:
-        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
-        contexts.append(context)
-        context.route(lambda url: not url.startswith((tensorboard, "data:", "blob:", "file:")), refuse)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("console", hear)
-        page.on("pageerror", lambda error: complaints.append(f"uncaught: {error}"))
+    @cache
+    def open_(theme: str, width: int) -> Page:
+        page = _context(chromium, theme, width).new_page()
+        page.goto(f"{tensorboard}/#lm_profiler")
+        page.locator(OURS).wait_for()
         return page
 
-    def refuse(route: Route) -> None:
-        complaints.append(f"asked for {route.request.url}")
-        route.abort()
+    return open_
+
+
+def _context(chromium: Browser, theme: str, width: int) -> BrowserContext:
+    context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
+    context.set_default_timeout(PATIENCE_MS)
+    return context
+
+
+@pytest.fixture
+def heard(tensorboard: str) -> Iterator[Callable[[Page], None]]:
+    """Listens to a page; when the test is over, nothing of ours has complained in it, or asked anything of others."""
+    complaints: list[str] = []
+    pages: list[Page] = []
+
+    def listen(page: Page) -> None:
+        pages.append(page)
+        for event, listener in listeners.items():
+            page.on(event, listener)
+
+    def ask(request: Request) -> None:
+        here = request.url.startswith((tensorboard, "data:", "blob:", "file:"))
+        if not here and request.failure != "csp":  # forbidden by the page itself: nobody was asked
+            complaints.append(f"asked for {request.url}")
 
     def hear(message: ConsoleMessage) -> None:
         source = message.location["url"]
         if message.type in ("error", "warning") and _is_ours(source) and not _is_refusal(message.text):
             complaints.append(f"{source}: {message.text}")
 
-    yield open_
-    for context in contexts:
-        context.close()
+    def fail(error: Error) -> None:
+        complaints.append(f"uncaught: {error}")
+
+    listeners: dict[Any, Any] = {"requestfinished": ask, "requestfailed": ask, "console": hear, "pageerror": fail}
+    yield listen
+    for page in pages:
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
     assert complaints == []
 
 
 @pytest.fixture
-def open_tab(new_page: Callable[..., Page], tensorboard: str) -> OpenTab:
-    """Opens the tab."""
+def open_tab(kept: Callable[[str, int], Page], heard: Callable[[Page], None], tensorboard: str) -> Iterator[OpenTab]:
+    """Opens the tab, as it is when TensorBoard has just come to it."""
+    pages: list[Page] = []
 
     def open_(theme: str = "light", width: int = 1280) -> Tab:
-        page = new_page(theme, width)
-        page.goto(f"{tensorboard}/#lm_profiler")
+        page = kept(theme, width)
+        pages.append(page)
+        element = page.locator(OURS).element_handle()
+        frame, address = element.content_frame(), f"{tensorboard}/{element.get_attribute('src')}"
+        assert frame is not None
+        frame.goto("about:blank")  # what the test before had asked for ends here
+        page.evaluate("localStorage.clear(); history.replaceState(null, '', '#lm_profiler')")
+        heard(page)
+        frame.goto(address)
         return Tab(page, tensorboard)
 
-    return open_
+    yield open_
+    for page in pages:
+        page.unroute_all()
+        for other in page.context.pages:
+            if other != page:
+                other.close()
+
+
+@pytest.fixture
+def new_page(chromium: Browser, heard: Callable[[Page], None]) -> Iterator[Callable[..., Page]]:
+    """Opens an empty window."""
+    contexts: list[BrowserContext] = []
+
+    def open_(theme: str = "light", width: int = 1280) -> Page:
+        contexts.append(_context(chromium, theme, width))
+        page = contexts[-1].new_page()
+        heard(page)
+        return page
+
+    yield open_
+    for context in contexts:
+        context.close()
 
 
 @pytest.fixture
