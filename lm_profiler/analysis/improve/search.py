@@ -63,15 +63,15 @@ class _Searcher:
         self.candidates = len(candidates)
         self.kept: dict[str, Candidate] = {}
         self.runs: dict[frozenset[tuple[str, str]], list[Ran]] = {}
-        self.last_pairs = LAST_PAIRS
+        self.last_pairs = 0
 
     def search(self) -> Improving:
         first = yield from self.run({})
         self.now = replace(self.now, first=first)
         if first.seconds is None:
             return replace(self.now, ended="failed")
-        self.last_pairs = max(FEWEST_PAIRS, min(LAST_PAIRS, self.pairs_left() // 5))
-        while (turn := self.next()) and self.pairs_left() > self.last_pairs:
+        self.last_pairs = max(FEWEST_PAIRS, min(LAST_PAIRS, self.room() // 5))
+        while (turn := self.next()) and (self.room() >= FEWEST_PAIRS or self.clear(turn)):
             yield from self.try_(turn)
         if self.now.accepted:
             yield from self.compare(Compared(None, {}, self.now.options), self.last_pairs)
@@ -80,8 +80,9 @@ class _Searcher:
     def next(self) -> Compared | None:
         """What is clear by now; else what nobody has tried; else the most promising; else what was tried before."""
         here = sorted(self.open(), key=_ratio)
-        if clear := [one for one in here if self.judged(one, MOST_PAIRS).verdict == "FASTER"]:
-            return clear[0]
+        for one in here:
+            if self.clear(one):
+                return one
         if self.now.left:
             return self.on_top(self.now.left[0])
         if here:
@@ -98,6 +99,10 @@ class _Searcher:
         """Comparisons with the latest setting that more pairs may decide."""
         return [one for one in self.latest() if one.a_options == self.now.options and _may_go_on(one)]
 
+    def clear(self, compared: Compared) -> bool:
+        """Whether it is FASTER by what the others have shown meanwhile of how far processes differ."""
+        return compared.pairs > 0 and self.judged(compared, MOST_PAIRS).verdict == "FASTER"
+
     def on_top(self, candidate: Candidate) -> Compared:
         """Of the candidate with the latest setting, where it takes the place of what its group had."""
         kept = {**self.kept, candidate.group: candidate}
@@ -109,13 +114,13 @@ class _Searcher:
         candidate = compared.candidate
         assert candidate is not None
         waiting = len(self.now.left) or len(self.open())
-        share = (self.pairs_left() - self.last_pairs) // max(1, waiting)
+        share = min(self.room(), max(SHARE, self.room() // max(1, waiting)))
         self.now = replace(
             self.now,
             left=tuple(one for one in self.now.left if one != candidate),
             tried=(*(one for one in self.now.tried if one is not compared), compared),
         )
-        compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + max(SHARE, share)))
+        compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + share))
         if compared.verdict == "FASTER":
             compared = yield from self.check(candidate, compared)
         if compared.accepted:
@@ -134,7 +139,7 @@ class _Searcher:
 
     def compare(self, compared: Compared, most: int) -> Generator[Asked, Ran | Checked, Compared]:
         """Pairs of runs, B first and A first in turns, until the interval decides."""
-        if compared.pairs:  # the others have shown meanwhile how far processes differ
+        if compared.pairs:
             compared = self.judged(compared, most)
         while compared.verdict is None:
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
@@ -170,10 +175,11 @@ class _Searcher:
         else:
             self.now = replace(self.now, tried=(*self.now.tried[:-1], compared))
 
-    def pairs_left(self) -> int:
-        """That the budget has room for, if they take as long as the runs so far."""
+    def room(self) -> int:
+        """Pairs that the budget has room for beside the last, if they take as long as the runs so far."""
         took = [ran.took_s for runs in self.runs.values() for ran in runs if ran.refused is None]
-        return int((self.budget_s - self.now.spent_s) * len(took) / max(2.0 * sum(took), 1e-9))
+        left = (self.budget_s - self.now.spent_s) * len(took) / max(2.0 * sum(took), 1e-9)
+        return max(0, int(left) - self.last_pairs)
 
 
 def judged(compared: Compared, error: float, most: int, spread: float) -> Compared:

@@ -2,48 +2,207 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
+import numpy as np
 import pytest
 
+from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Candidate, Checked, Improvement, Ran, Trial
+from lm_profiler.analysis.improve.trials import Asked, Candidate, Check, Checked, Improvement, Ran, Trial
+
+Answer = Callable[[Asked], Ran | Checked]
 
 
-def searched(
-    candidates: Sequence[Candidate], seconds: Callable[[Mapping[str, str]], float], budget_s: float = 1e3
-) -> Improvement:
-    """The end of a search in which a run takes ten seconds and every winner is right."""
-    going = improve(candidates, budget_s)
-    try:
-        asked = next(going)
-        while True:
-            asked = going.send(Ran(seconds(asked.options), 10.0) if isinstance(asked, Trial) else Checked(True))
-    except StopIteration as end:
-        return end.value
+def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Improvement:
+    """The end of a search."""
+    searching = improve(candidates, budget_s, **more)
+    asked = next(searching)
+    while True:
+        try:
+            asked = searching.send(answer(asked))
+        except StopIteration as end:
+            return cast("Improvement", end.value)
+
+
+def recorded(answer: Answer) -> tuple[Answer, list[Asked]]:
+    """The same answers, and what they were asked for."""
+    asked: list[Asked] = []
+
+    def recording(one: Asked) -> Ran | Checked:
+        asked.append(one)
+        return answer(one)
+
+    return recording, asked
+
+
+def program(shares: Mapping[str, float], noise: float = 0.0, checked: Checked | None = None) -> Answer:
+    """A step of a second times the share of each option; a run takes ten seconds, and every winner is right."""
+    rng = np.random.default_rng(1)
+
+    def answer(asked: Asked) -> Ran | Checked:
+        if isinstance(asked, Check):
+            return checked or Checked(True)
+        of_options = math.prod(shares[f"{option}={text}"] for option, text in asked.options.items())
+        return Ran(of_options * math.exp(noise * rng.standard_normal()), 10.0)
+
+    return answer
+
+
+def values(*changes: str, ceilings: Sequence[float | None] = ()) -> list[Candidate]:
+    """Of ``option=text``; values of one option take each other's place."""
+    ceilings = ceilings or [None] * len(changes)
+    return [
+        Candidate(change, dict([change.split("=")]), change.split("=")[0], ceiling_s)
+        for change, ceiling_s in zip(changes, ceilings, strict=True)
+    ]
+
+
+def verdicts(search: Improvement) -> list[tuple[str, str | None]]:
+    """In the order of the comparisons."""
+    return [(one.candidate.name, one.verdict) for one in search.tried if one.candidate]
 
 
 def test_winners_are_kept_and_the_rest_is_tried_on_top_of_them() -> None:
-    share = {"half": 0.5, "third": 0.7, "worse": 1.5}
-    candidates = [Candidate(name, {name: "1"}, name, ceiling_s=-share[name]) for name in share]
+    end = searched(values("a=1", "b=1", "c=1"), program({"a=1": 0.5, "b=1": 0.7, "c=1": 1.5}))
 
-    def seconds(options: Mapping[str, str]) -> float:
-        product = 1.0
-        for name in options:
-            product *= share[name]
-        return product
+    assert verdicts(end) == [("a=1", "FASTER"), ("b=1", "FASTER"), ("c=1", "SLOWER")]
+    assert end.options == {"a": "1", "b": "1"}
+    assert end.tried[1].a_options == {"a": "1"}
+    saved_s, low_s, high_s = end.tried[1].saved_s or (0.0, 0.0, 0.0)
+    assert saved_s == pytest.approx(0.15)
+    assert 0.0 < low_s < saved_s < high_s
+    assert end.ended == "done"
 
-    end = searched(candidates, seconds)
 
-    assert [(one.candidate.name, one.verdict) for one in end.tried if one.candidate] == [
-        ("half", "FASTER"),
-        ("third", "FASTER"),
-        ("worse", "SLOWER"),
-    ]
-    assert end.options == {"half": "1", "third": "1"}
-    assert end.tried[1].a_options == {"half": "1"}
+def test_the_final_setting_is_compared_with_the_first_in_runs_that_nothing_was_chosen_by() -> None:
+    answer, asked = recorded(program({"a=1": 0.5, "b=1": 0.7}))
+    end = searched(values("a=1", "b=1"), answer)
+
     assert end.last is not None
-    assert end.last.verdict == "FASTER"
+    assert (end.last.a_options, end.last.b_options, end.last.verdict) == ({}, {"a": "1", "b": "1"}, "FASTER")
     assert end.last.interval is not None
     assert end.last.interval.ratio == pytest.approx(0.35)
-    assert end.ended == "done"
+    runs = [(tuple(one.options.items()), one.number) for one in asked if isinstance(one, Trial)]
+    assert len(runs) == len(set(runs))
+    assert all(isinstance(one, Trial) and one.options in ({}, end.options) for one in asked[-2 * end.last.pairs :])
+
+
+def test_the_two_sides_of_a_comparison_go_first_in_turns() -> None:
+    answer, asked = recorded(program({"a=1": 1.0}, noise=0.05))
+    searched(values("a=1"), answer)
+
+    sides = "".join("b" if one.options else "a" for one in asked[1:] if isinstance(one, Trial))
+    assert sides.startswith("baab")
+
+
+def test_the_highest_ceiling_goes_first_and_unknown_ones_last() -> None:
+    end = searched(
+        values("a=1", "b=1", "c=1", ceilings=[0.1, None, 0.4]), program({"a=1": 1.5, "b=1": 1.5, "c=1": 1.5})
+    )
+
+    assert [name for name, _ in verdicts(end)] == ["c=1", "a=1", "b=1"]
+    assert end.options == {}
+    assert end.last is None
+
+
+def test_a_value_takes_the_place_of_another_of_its_option() -> None:
+    end = searched(values("workers=2", "workers=4"), program({"workers=2": 0.6, "workers=4": 0.3}))
+
+    assert end.options == {"workers": "4"}
+    assert [one.a_options for one in end.tried] == [{}, {"workers": "2"}]
+
+
+def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
+    def answer(asked: Asked) -> Ran | Checked:
+        if isinstance(asked, Check):
+            return Checked(True)
+        slow, fast = "compile" in asked.options, "batch" in asked.options
+        return Ran((1.6 if slow and not fast else 0.5 if slow else 1.0) * (0.7 if fast else 1.0), 10.0)
+
+    end = searched(values("compile=1", "batch=8"), answer)
+
+    assert verdicts(end) == [("compile=1", "SLOWER"), ("batch=8", "FASTER"), ("compile=1", "FASTER")]
+    assert end.options == {"batch": "8", "compile": "1"}
+
+
+def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
+    answers = program({"c=1": 0.5})
+    told = {"a": Ran(None, 3.0, failed="out of memory"), "b": Ran(None, 0.0, refused="needs a GPU")}
+
+    def answer(asked: Asked) -> Ran | Checked:
+        wrong = [told[option] for option in getattr(asked, "options", {}) if option in told]
+        return wrong[0] if wrong else answers(asked)
+
+    end = searched(values("a=1", "b=1", "c=1"), answer)
+
+    assert [(one.verdict, one.why) for one in end.tried[:2]] == [
+        ("FAILED", "out of memory"),
+        ("REFUSED", "needs a GPU"),
+    ]
+    assert all(len(one.b) == 1 for one in end.tried[:2])
+    assert end.options == {"c": "1"}
+
+
+def test_a_first_setting_that_does_not_run_ends_the_search() -> None:
+    end = searched(values("a=1"), lambda asked: Ran(None, 3.0, failed="it raised"))
+
+    assert (end.ended, end.tried, end.spent_s) == ("failed", (), 3.0)
+
+
+@pytest.mark.parametrize(
+    "checked, may_change, accept, verdict",
+    [
+        (Checked(True), "rounding", False, "FASTER"),
+        (Checked(False, why="the loss is 3 % off"), None, False, "NUMERICS"),
+        (Checked(False, why="the loss is 3 % off"), None, True, "FASTER"),
+        (Checked(None), "rounding", False, "NUMERICS"),
+        (Checked(None), None, False, "FASTER"),
+    ],
+)
+def test_a_winner_with_wrong_or_unknown_numbers_is_shown_and_not_taken(
+    checked: Checked, may_change: str | None, accept: bool, verdict: str
+) -> None:
+    candidate = Candidate("a", {"a": "1"}, "a", may_change=may_change)
+    end = searched([candidate], program({"a=1": 0.5}, checked=checked), accept_numerics=accept)
+
+    assert [(one.verdict, one.accepted, one.checked) for one in end.tried] == [(verdict, verdict == "FASTER", checked)]
+    assert end.options == ({"a": "1"} if verdict == "FASTER" else {})
+
+
+def test_told_the_same_answers_it_asks_the_same_again() -> None:
+    """A search that was killed goes on from what is on the disk."""
+    once, again = (recorded(program({"a=1": 0.8, "b=1": 1.0, "c=1": 0.97}, noise=0.03)) for _ in range(2))
+    for answer, _ in (once, again):
+        searched(values("a=1", "b=1", "c=1"), answer)
+
+    assert once[1] == again[1]
+    assert len(once[1]) > 20
+
+
+@pytest.mark.parametrize("budget_s", [100.0, 400.0])
+def test_a_search_ends_within_its_budget_and_says_what_is_left(budget_s: float) -> None:
+    changes = [f"{name}=1" for name in "abcdefgh"]
+    end = searched(values(*changes), program(dict.fromkeys(changes, 1.0), noise=0.05), budget_s)
+
+    assert end.spent_s <= budget_s
+    assert end.ended == "budget"
+    assert len(end.left) + len({name for name, _ in verdicts(end)}) == len(changes)
+
+
+def test_useless_changes_are_accepted_in_at_most_5_of_100_searches_where_processes_differ_by_5_percent() -> None:
+    machine = MACHINES["5 %, and three times that under half of the changes"]
+    searches = [Row(nothing, machine, 80).search(seed) for seed in range(40)]
+
+    assert sum(one.useless for one in searches) <= 2
+    assert all(one.end == 1.0 or one.useless for one in searches)
+
+
+def test_a_search_comes_close_to_the_best_of_a_grid_of_1728_settings_in_120_cells() -> None:
+    searches = [Row(hidden, MACHINES["processes differ by 1 %"], 120).search(seed) for seed in range(10)]
+
+    assert np.median([one.start / one.end for one in searches]) > 3.7  # the best is 4.3 times as fast as the first
+    assert sum(not one.gain_held for one in searches) <= 1
+    assert max(one.cells for one in searches) <= 125
