@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Callback, Trainer
@@ -35,6 +35,8 @@ from lm_profiler.report.tables.table import Table, text_table
 
 SKIP = 50
 """Steps before the clock starts."""
+
+Taken = TypeVar("Taken")
 
 
 def ours(steps: int, folder: str) -> Callback:
@@ -88,20 +90,20 @@ def time_one(options: dict[str, Any], steps: int, accelerator: str) -> float:
 
 
 def interleaved(
-    names: Iterable[str], microseconds: Callable[[str], float], more: Callable[[int], bool]
-) -> dict[str, list[float]]:
+    names: Iterable[str], take: Callable[[str], Taken], more: Callable[[int], bool]
+) -> dict[str, list[Taken]]:
     """What each contender took in each round, in random order within it, for as long as there are to be ``more``.
 
     The first round is not counted.
     """
     order = random.Random(0)
-    results: dict[str, list[float]] = {name: [] for name in names}
+    results: dict[str, list[Taken]] = {name: [] for name in names}
     rounds = -1
     while more(rounds):
         shuffled = list(results)
         order.shuffle(shuffled)
         for name in shuffled:
-            results[name].append(microseconds(name))
+            results[name].append(take(name))
         rounds += 1
     return {name: values[1:] for name, values in results.items()}
 

@@ -19,6 +19,9 @@ from lm_profiler.record.quantities import counted
 MOST_CALLS = 20_000
 """Collectives whose arrivals go to rank 0, at 25 bytes each: 1,024 ranks then send half a gigabyte at the most."""
 
+_FULL = 0.75
+"""Of the recorder's ring: so full it may become before it is read."""
+
 UNKNOWN_WAITS = "who waits for whom is unknown"
 
 
@@ -56,8 +59,8 @@ class RanksWatch:
             return
         fresh = self.arrivals.drain()
         a_step = max(fresh / max(steps - (self._since or 0), 1), 1e-3)
-        # Half of the ring is left for steps that call more.
-        self._since, self._due = steps, steps + max(int(self.arrivals.room / 2 / a_step), 1)
+        # The rest is left for steps that call more, and for validation. To read the whole ring takes some 15 ms.
+        self._since, self._due = steps, steps + max(int(self.arrivals.room * _FULL / a_step), 1)
 
     def keep(self, stage: str, step: int, marks: StepMarks) -> None:
         """Those of a step of ``stage``."""
