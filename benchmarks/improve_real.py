@@ -2,7 +2,7 @@
 
     python -m benchmarks.improve_real [--cases loader,nothing,small] [--budget 10m] [--pairs 4]
 
-`small` is the shipped preset in float32 at a context of 32 tokens. `loader` waits for its data: a sample takes 2 ms to
+`small` is the shipped preset in float32 at a context of 32 tokens. `loader` waits for its data: a sample takes 5 ms to
 fetch, and workers fetch side by side. `nothing` waits 40 ms in forward for what no option is of: whatever is taken,
 "nothing helped" is the right answer. After each, the first setting and what `improved.yaml` says run in turns, fresh
 processes of `fit`.
@@ -30,7 +30,7 @@ from lm_profiler.report.run.improve import headline, improve_table
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 
-FETCH_S, WAIT_S = 0.002, 0.04
+FETCH_S, WAIT_S = 0.005, 0.04
 
 
 class Files(Dataset[Tensor]):

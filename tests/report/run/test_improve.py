@@ -8,7 +8,7 @@ import pytest
 from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 
 from lm_profiler.record.improve import Final, ImproveRecord, Numerics
-from lm_profiler.report.run.improve import duration, headline, improve_table, numerics_text, way_texts
+from lm_profiler.report.run.improve import duration, headline, improve_table, numerics_text, saved_text, way_texts
 
 
 def said(record: ImproveRecord) -> list[str]:
@@ -37,6 +37,10 @@ def test_each_change_has_its_row_and_the_total_stands_below() -> None:
         "model.fused=true: needs a GPU",
         "trainer.precision=bf16-mixed may change the results: rounding: products have 8 bits of precision",
     ]
+
+
+def test_what_rounds_to_nought_has_no_sign() -> None:
+    assert saved_text(tried("data.num_workers=4", 168.0, -0.01, "SAME")) == "0.0 [-1.5, 1.5]"
 
 
 def test_a_ratio_whose_interval_holds_1_is_no_gain() -> None:
