@@ -105,8 +105,8 @@ class _Searcher:
 
     def on_top(self, candidate: Candidate) -> Compared:
         """Of the candidate with the latest setting, where it takes the place of what its group had."""
-        kept = {**self.kept, candidate.group: candidate}
-        options = {option: text for one in kept.values() for option, text in one.options.items()}
+        kept = [one for group, one in self.kept.items() if group != candidate.group]
+        options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.now.options, options)
 
     def try_(self, compared: Compared) -> Generator[Asked, Ran | Checked, None]:
@@ -124,7 +124,8 @@ class _Searcher:
         if compared.verdict == "FASTER":
             compared = yield from self.check(candidate, compared)
         if compared.accepted:
-            self.kept[candidate.group] = candidate
+            self.kept.pop(candidate.group, None)
+            self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
             self.now = replace(self.now, options=compared.b_options)
         self.tell(compared)
 
@@ -153,8 +154,8 @@ class _Searcher:
 
     def judged(self, compared: Compared, most: int) -> Compared:
         """By how far the processes of all other comparisons differ, with its part of the error."""
-        own = (*compared.a, *compared.b)
-        others = [seconds([ran for ran in runs if ran not in own]) for runs in self.runs.values()]
+        own = {id(ran) for ran in (*compared.a, *compared.b)}
+        others = [seconds([ran for ran in runs if id(ran) not in own]) for runs in self.runs.values()]
         tries = [one for one in self.now.tried if one.candidate == compared.candidate]
         earlier = [one for one in tries if one.a_options != compared.a_options]
         # An interval may err on both of its sides and one of them accepts; each further try has half the error.

@@ -206,3 +206,14 @@ def test_a_search_comes_close_to_the_best_of_a_grid_of_1728_settings_in_120_cell
     assert np.median([one.start / one.end for one in searches]) > 3.7  # the best is 4.3 times as fast as the first
     assert sum(not one.gain_held for one in searches) <= 1
     assert max(one.cells for one in searches) <= 125
+
+
+def test_the_latest_change_counts_where_two_groups_set_one_option() -> None:
+    both = Candidate("batch=2, checkpointing=1", {"batch": "2", "checkpointing": "1"}, "batch", ceiling_s=0.9)
+    without = Candidate("checkpointing=0", {"checkpointing": "0"}, "checkpointing", ceiling_s=0.5)
+    shares = {"batch=2": 0.5, "checkpointing=1": 1.0, "checkpointing=0": 0.6}
+
+    end = searched([both, without], program(shares))
+
+    assert end.options == {"batch": "2", "checkpointing": "0"}
+    assert end.tried[1].b_options == end.options
