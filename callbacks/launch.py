@@ -15,7 +15,7 @@ from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run import PlannedMemory, Verb
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,8 @@ class Launch:
     """Claimed for the run already."""
     kept: bool = False
     """The process has somebody who ends it where a signal comes, or another rank ends, while it is stuck."""
+    planned: PlannedMemory | None = None
+    """What it would need."""
     started: float = field(default_factory=time.time)
 
     def facts(self) -> dict[str, Any]:
@@ -42,6 +44,7 @@ class Launch:
             "command": self.command,
             "overrides": dict(self.overrides),
             "config": dict(self.config) if self.config is not None else None,
+            "planned": self.planned,
         }
 
 

@@ -103,9 +103,9 @@ class TrainingProfiler(Callback):
             raise AttributeError("the run has no folder yet")
         return self._last.recorder.folder
 
-    def write_into(self, folder: Path) -> None:
-        """The next run goes into ``folder``, which was claimed for it."""
-        launch = replace(self._options.launch or Launch(), folder=folder)
+    def launched(self, **known: Any) -> None:
+        """What has become known of how the next run is started: fields of its ``Launch``."""
+        launch = replace(self._options.launch or Launch(), **known)
         self._options = replace(self._options, launch=launch)
 
     @property

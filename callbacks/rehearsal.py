@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.measure.fake.world import FakeWorld
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.run import MemoryCauses, MemoryLevels
 
 CPU, META = torch.device("cpu"), torch.device("meta")  # the storages of fake tensors
 
@@ -48,10 +48,11 @@ class Size:
 
 @dataclass(frozen=True)
 class RehearsedStep:
-    """Bytes of one step on one device: the peak and its causes, by phase."""
+    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it."""
 
     peaks: Mapping[str, int]
     causes: Mapping[str, MemoryCauses]
+    held: MemoryLevels | None
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,10 @@ class FakeStrategy(SingleDeviceStrategy):
         super().__init__(device=CPU)
         self._world = world
         self.size = Size()
+        self.rows = 1
+        """Of each one that is made, so many are rehearsed."""
         self.samples: int | None = None
-        """Of a batch as it comes; None where that is unknown."""
+        """Of a batch of the run; None where that is unknown."""
         self.batch_bytes = 0
         """Of the last batch."""
 
@@ -92,8 +95,11 @@ class FakeStrategy(SingleDeviceStrategy):
         """Nothing was moved."""
 
     def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        self.samples, self.batch_bytes = samples_in(batch, combined=False), bytes_of_batch(batch)
-        return self._world.faked(batch, self.size)
+        made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
+        self.samples = None if made is None else made * self.rows
+        rehearsed = self._world.faked(batch, whole)
+        self.batch_bytes = bytes_of_batch(rehearsed)
+        return rehearsed
 
 
 @dataclass(eq=False)
@@ -116,7 +122,7 @@ class Rehearsal(Callback):
     _undo: ExitStack = field(default_factory=ExitStack)
     _begun: bool = False
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeStrategy)
         self._strategy = trainer.strategy
         self._trainer, self._timeline, self._forward = trainer, Timeline(), ForwardTraffic()
@@ -127,11 +133,6 @@ class Rehearsal(Callback):
         )
         OptimizerMarks(timeline, self._undo).attach(trainer, pl_module)
         self.world.live.see([*pl_module.parameters(), *pl_module.buffers()])
-
-    @property
-    def samples(self) -> int | None:
-        """Of a batch as it comes; None where that is unknown."""
-        return self._strategy.samples
 
     def _step_ended(self) -> int:
         peak = self.world.live.peaks()[0] or 0 if self._flops is None else self._seen(self._flops)
@@ -151,7 +152,11 @@ class Rehearsal(Callback):
         self._reader.end("memory")
         facts = self._reader.facts
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
-        self.step, self.work, self._flops = RehearsedStep(peaks, facts["causes"]), self._worked(flops), None
+        self.step, self.work, self._flops = (
+            RehearsedStep(peaks, facts["causes"], facts["levels"]),
+            self._worked(flops),
+            None,
+        )
         return max(peaks.values())
 
     def _worked(self, flops: StepFlops) -> RehearsedWork:
@@ -165,11 +170,18 @@ class Rehearsal(Callback):
         by_phase = phase_work(self._trainer, work, self._reader.facts["traffic"], batch_bytes)
         return RehearsedWork(by_phase, float32_matmul_precision())
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def _batch_starts(self, *_: Any) -> None:
         self._inside.enter_context(self.world.inside())
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def _batch_ends(self, *_: Any) -> None:
         self._inside.close()
+
+    on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
+    # Whatever they are told, they do not ask.
+    on_train_batch_start = on_validation_batch_start = _batch_starts  # type: ignore[assignment]
+    on_test_batch_start = on_predict_batch_start = _batch_starts  # type: ignore[assignment]
+    on_train_batch_end = on_validation_batch_end = _batch_ends  # type: ignore[assignment]
+    on_test_batch_end = on_predict_batch_end = _batch_ends  # type: ignore[assignment]
 
 
 _MOST = 1 << 20

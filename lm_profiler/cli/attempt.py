@@ -7,7 +7,9 @@ import platform
 import shutil
 import traceback
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -20,10 +22,9 @@ from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
-from lm_profiler.record.run import Environment, Failure, RecordError, RunRecord, Status, Verb, read_run
+from lm_profiler.record.run import Environment, Failure, ModelFacts, RecordError, RunRecord, Status, Verb, read_run
 from lm_profiler.report.run.terminal import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
-from lm_profiler.training.fits.states import Refusal
 from lm_profiler.usage_error import UsageError
 
 
@@ -107,10 +108,16 @@ class Attempt:
             return read_run(self.folder)
         return None
 
-    def refuse(self, why: Refusal, where: Environment) -> None:
-        """Record that the run was not tried, and where."""
-        failure = Failure(phase="setup", step=None, type="Refused", message=str(why), remedies=tuple(why.remedies))
-        self._record("refused", failure, where)
+    def launched(self, **known: Any) -> None:
+        """What has become known of how the run is started: fields of its ``Launch``."""
+        self.launch = replace(self.launch, **known)
+        if self.profiler is not None:
+            self.profiler.launched(**known)
+
+    def refuse(self, why: str, remedies: tuple[str, ...], where: Environment, model: ModelFacts | None) -> None:
+        """Record that the run was not tried, where, and of what module."""
+        failure = Failure(phase="setup", step=None, type="Refused", message=why, remedies=remedies)
+        self._record("refused", failure, environment=where, model=model)
 
     def is_refusal(self, error: BaseException) -> bool:
         """Whether ``error`` says that the call is wrong: ours or Lightning's, before the first step."""
@@ -171,13 +178,13 @@ class Attempt:
             say(f"{failure_lines(record)[0]}; written to {from_here(self.profiler.folder)}")
         return INTERRUPTED if status == "interrupted" else FAILED
 
-    def _record(self, status: Status, failure: Failure, where: Environment | None = None) -> None:
+    def _record(self, status: Status, failure: Failure, **known: Any) -> None:
         folder, launch = self.folder, self.launch
         if folder is None or _is_told(folder):
             return
         if launch.config_yaml is not None:
             write_whole(folder / "config.yaml", launch.config_yaml)
-        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, environment=where)
+        record = RunRecord(**launch.facts(), status=status, failure=failure, verb=self.verb, **known)
         record.write(folder / "run.json")
         # The record stands without.
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(folder, record)), [])

@@ -5,26 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lm_profiler.cli.prose import wrong_call
 from lm_profiler.measure.boundary import say
-from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.run import Verb
-from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
-from lm_profiler.training.fits.batch import batch_refusal
-from lm_profiler.training.fits.states import Plan, Refusal, refusal
+from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
 _MOST_DEVICES = 1024
-_SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 _DATA: dict[Verb, str] = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 LOADERS = {verb: f"{data}_dataloader" for verb, data in _DATA.items()}
 
@@ -100,32 +94,3 @@ def check_together(model: LightningModule, data: object, trainer: Trainer, verb:
     if isinstance(model, LanguageModel):
         model.trainer = trainer
         model.check_precision()
-
-
-def memory_refusal(model: LightningModule, data: object, trainer: Trainer, training: bool) -> Refusal | None:
-    """Why what ``model`` must hold for ``data`` cannot fit, and what would; None if it does, or nobody can say."""
-    device = trainer.strategy.root_device
-    if isinstance(trainer.strategy, _SHARDED) or (device.type != "cpu" and _forks(trainer)):
-        return None
-    available = available_bytes(device)
-    if available is None:
-        return None
-    copies = trainer.num_devices if device.type == "cpu" else 1
-    if isinstance(model, AttentionAlone):
-        return model.footprint(data, trainer.precision, training).refusal(available // copies)
-    if not isinstance(model, LanguageModel):
-        return None
-    plan = Plan(model.config, trainer.precision, model.optimizer_name, training)
-    refused = refusal(plan, available, copies)
-    if refused is not None or not isinstance(data, FakeTokens):
-        return refused
-    plan = replace(plan, batch_size=data.batch_size, context_length=data.context_length)
-    return batch_refusal(plan, available // copies)
-
-
-def _forks(trainer: Trainer) -> bool:
-    """Whether the ranks will be copies of this process (ddp_fork, ddp_notebook): they lose a device that it opened.
-
-    Asking for its free memory opens it.
-    """
-    return getattr(trainer.strategy.launcher, "_start_method", None) == "fork"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
@@ -34,20 +34,18 @@ from lm_profiler.cli.checks import (
     check_launch,
     check_together,
     check_trainer_options,
-    memory_refusal,
     trainer_error,
 )
 from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
 from lm_profiler.cli.spawned import take_over
 from lm_profiler.measure.boundary import say
-from lm_profiler.measure.device.environment import environment
 from lm_profiler.record.command import command_line
 from lm_profiler.record.run import Verb
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError, expect
 
-_OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
+OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 _INSTRUMENTS = {
     "stages": StageOptions,
     "actions": ActionsOptions,
@@ -84,8 +82,8 @@ class _RunOptions:
 class ProfilerCLI(LightningCLI):
     """LightningCLI whose Trainer always carries the instruments; everything in it can be overridden.
 
-    Constructing it reads the arguments. ``run_verb`` builds and runs: first the Trainer, then the data and the
-    model, so that no option of the Trainer is refused after a model was built.
+    Constructing it reads the arguments. ``begin`` makes the Trainer, ``run_verb`` the data and the model, and runs: so
+    no option of the Trainer is refused after a model was built.
     """
 
     def __init__(self, call: Call) -> None:
@@ -110,6 +108,9 @@ class ProfilerCLI(LightningCLI):
         )
         self.verb = cast(Verb, self.subcommand)
         self.attempt = Attempt(self.verb, self._launch(), self._get(self.config, "log_dir"))
+
+    def __reduce__(self) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
+        return _read, (self.call.arguments,)  # in another process: anew
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -184,22 +185,34 @@ class ProfilerCLI(LightningCLI):
 
     # -- building and running -----------------------------------------------------------------------------------
 
-    def run_verb(self) -> None:
-        """Build everything and run the verb.
+    def begin(self) -> None:
+        """Make the Trainer, and the folder of the run.
 
         Raises:
             UsageError: the options do not go together, or do not fit this machine.
         """
         self.trainer = self._build_trainer()
+
+    @property
+    def checks_memory(self) -> bool:
+        """Whether a run that cannot fit is to be refused."""
+        return bool(self._get(self.config, "check_memory"))
+
+    def has_option(self, name: str) -> bool:
+        """Whether there is an option such as ``data.batch_size``, for the classes that were named."""
+        key, _, parameter = name.partition(".")
+        return parameter in (self.attempt.launch.config or {}).get(key, {}).get("init_args", {})
+
+    def run_verb(self) -> None:
+        """Build everything else and run the verb.
+
+        Raises:
+            UsageError: the options do not go together.
+        """
         self.datamodule = self.build("data")
         self.model = self.build("model")
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
-        if self._get(self.config, "check_memory"):
-            refusal = memory_refusal(self.model, self.datamodule, self.trainer, training=self.verb == "fit")
-            if refusal is not None:
-                self.attempt.refuse(refusal, environment(self.trainer.strategy.root_device, self.trainer.world_size))
-                raise UsageError(str(refusal))
         arguments = self._prepare_subcommand_kwargs(self.verb)
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
@@ -218,7 +231,7 @@ class ProfilerCLI(LightningCLI):
             self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
             trainer = self.instantiate_trainer()
             check_launch(trainer)
-        except _OPTION_ERRORS as error:
+        except OPTION_ERRORS as error:
             raise trainer_error(_cause(error), given) from error
         except RuntimeError as error:
             if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
@@ -233,7 +246,7 @@ class ProfilerCLI(LightningCLI):
         take_over(trainer, attempt)
         attempt.begin(trainer.global_rank)
         if attempt.folder is not None and attempt.profiler is not None:
-            attempt.profiler.write_into(attempt.folder)
+            attempt.profiler.launched(folder=attempt.folder)
         if self._logs_by_default(config):
             log_dir = self._get(self.config, "log_dir")
             version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
@@ -272,7 +285,7 @@ class ProfilerCLI(LightningCLI):
         """The ``model`` or the ``data``. What a user's own code raises stays that exception."""
         try:
             return self._get(self._instantiate([key]), key)
-        except _OPTION_ERRORS as error:
+        except OPTION_ERRORS as error:
             cause = _cause(error)
             if isinstance(cause, UsageError):
                 raise UsageError(f"{key}.{cause}") from None
@@ -283,6 +296,10 @@ class ProfilerCLI(LightningCLI):
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
         return self.parser.instantiate(config)
+
+
+def _read(arguments: Sequence[str]) -> ProfilerCLI:
+    return ProfilerCLI(Call(arguments))
 
 
 def _cause(error: Exception) -> Exception:

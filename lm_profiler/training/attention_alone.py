@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lm_profiler.models.attention import ATTENTION, AttentionFunction
 from lm_profiler.models.config import AttentionName
 from lm_profiler.training.fake_tokens import ENDLESS
-from lm_profiler.training.fits.attention import AttentionFootprint
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 
@@ -64,12 +63,6 @@ class AttentionAlone(LightningModule):
         self.model = LoneAttention(ATTENTION[self.attention], (batch_size, 1, context_length, self.d_model))
         if self.compile_model:
             self.model.compile()
-
-    def footprint(self, data: object, precision: str | int | None, training: bool) -> AttentionFootprint:
-        """What it cannot do without over batches of ``data``, on one device."""
-        return AttentionFootprint(
-            *batches_of(data), self.d_model, self.attention, self.compile_model, precision, training
-        )
 
     def configure_optimizers(self) -> None:
         """None: nothing is learnt."""

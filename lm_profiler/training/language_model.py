@@ -14,11 +14,11 @@ from torch.optim import SGD, AdamW, Optimizer
 from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
-from lm_profiler.training.fits.states import OptimizerName
 from lm_profiler.training.metrics import KeptMetrics
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 MatmulPrecision = Literal["highest", "high", "medium"]
+OptimizerName = Literal["adamw", "sgd", "none"]
 
 Batch = tuple[Tensor, Tensor]
 """(inputs, targets), token ids [B, T] each (int64); targets[:, t] is the token after inputs[:, t]."""

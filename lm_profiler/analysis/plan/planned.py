@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.run import MemoryCauses, MemoryLevels, ModelFacts
 
 ROOM = 0.9
 """Share of a device's memory that a run may fill: the rest is the driver's context, workspaces and gaps."""
@@ -41,6 +41,8 @@ class Planned:
         work: What each phase has to do at least.
         float32: How float32 is multiplied: ``highest``, ``high`` (TF32) or ``medium``.
         settings: Of ``SETTINGS``, those that the call has, by name.
+        held: What is held at moments of the step.
+        model: Of the module.
     """
 
     peaks: Mapping[str, int]
@@ -52,6 +54,8 @@ class Planned:
     work: Mapping[str, Work] = field(default_factory=dict)
     float32: str = "unknown"
     settings: Mapping[str, Any] = field(default_factory=dict)
+    held: MemoryLevels | None = None
+    model: ModelFacts | None = None
 
     @property
     def phase(self) -> str:
@@ -87,7 +91,9 @@ def _next(known: Mapping[int, int], fitting: Sequence[int], high: int | None, ro
     """The next size to try: above all of ``fitting``, and below ``high``."""
     if not fitting:
         assert high is not None
-        return max(high // 2, 1)
+        above = sorted(known)[:2]
+        near = _meets(known, above[0], above[1], room) if len(above) > 1 else int(high * room / known[high])
+        return max(min(near if from_above else near * 3 // 4, high // 2), 1)
     low = fitting[-1]
     through_two = _meets(known, fitting[-2], low, room) if len(fitting) > 1 else 2 * low
     if high is None:

@@ -19,8 +19,8 @@ from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.options import every_column
+from lm_profiler.report.tables.remedies import remedies
 from lm_profiler.report.tables.table import Table
-from lm_profiler.training.fits.remedies import remedies
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.cli.ahead import plan_ahead
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.keeper import Keeper, kept
@@ -39,6 +40,8 @@ def run(call: Call) -> int:
             raise wrong_call(error) from error
         try:
             with kept(Keeper(cli.attempt, partial(_children, cli))):
+                cli.begin()
+                plan_ahead(cli)
                 cli.run_verb()
                 leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured

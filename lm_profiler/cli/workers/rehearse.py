@@ -16,15 +16,17 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned, largest_that_fits
+from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedWork, Size, Sizes
 from lm_profiler.cli.asked import Asked, NoAnswer
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import check_together
+from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.record.precision import full_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -38,42 +40,28 @@ LIMIT_S = 120.0
 """For all sizes of one call."""
 
 
-class RehearsalCLI(ProfilerCLI):
-    """Reads a call of ``fit``, and builds it of fake tensors."""
+def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
+    """One that does of what the user's does what a step on one device depends on.
 
-    narrow: str | None = None
-    """The dtype of which bfloat16 takes the place."""
-
-    def __init__(self, call: Call, world: FakeWorld) -> None:
-        self.world = world
-        super().__init__(call)
-
-    def _begin(self, trainer: Trainer) -> None:
-        """No folder."""
-
-    def setting(self, name: str) -> Any:
-        """Of a part of the run; None where that has none of this name, or means something of its own by it."""
-        part, _, option = name.partition(".")
-        if part == "model" and not isinstance(self.model, LanguageModel):
-            return None
-        said = self._get(self.config, part) or {}
-        return (said.get("init_args") or said).get(option)
-
-    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """One that does of the user's what a step on one device depends on."""
-        given = self._get(self.config_init, "trainer")
-        precision = str(given["precision"] or "32-true")
-        self.narrow = "float16" if precision in _AS_WIDE else None
-        off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    Raises:
+        UsageError: the options do not go together.
+    """
+    given = vars(cli.config[cli.verb].trainer)
+    check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
+    precision = str(given["precision"] or "32-true")
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    try:
         return Trainer(
             accelerator="cpu",
-            strategy=FakeStrategy(self.world),
+            strategy=FakeStrategy(world),
             precision=_AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
             max_epochs=-1,
-            limit_val_batches=0,
+            limit_val_batches=0 if cli.verb == "fit" else None,
             **dict.fromkeys(off, False),  # type: ignore[arg-type]
             **{name: given[name] for name in _KEPT if given[name] is not None},
         )
+    except OPTION_ERRORS as error:
+        raise trainer_error(error, given) from error
 
 
 @dataclass
@@ -106,41 +94,56 @@ _UNIT = 64
 """Contexts are told to a multiple of it, if they are one."""
 
 
-def rehearse(call: Call, gpu: bool, what: str, room: float) -> Planned:
-    """What ``call`` would need; and the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
+def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
+    """What the run of ``cli`` would need; and the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
 
     Raises:
         UsageError: a wrong call.
         Exception: whatever the module raises, also where fake tensors are not enough for it.
     """
     world = FakeWorld(gpu)
-    cli = RehearsalCLI(call, world)
-    trainer = cli.trainer = cli._build_trainer()
+    trainer = cli.trainer = rehearsal_trainer(cli, world)
     data = cli.datamodule = cli.build("data")
     with world.inside():
         model = cli.model = cli.build("model")
-    check_together(model, data, trainer, "fit")
-    context = data.context_length if isinstance(data, FakeTokens) else None
-    search = LargestSize(what, room, lambda: rehearsal.samples, context)
+    check_together(model, data, trainer, cli.verb)
+    strategy, context = trainer.strategy, None
+    assert isinstance(strategy, FakeStrategy)
+    if isinstance(data, FakeTokens):  # of a batch that cannot fit one row is made
+        context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
+    search = LargestSize(what, room, lambda: strategy.samples, context)
     rehearsal = Rehearsal(world, search.steps())
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
-    trainer.fit(model, datamodule=data)
-    step = rehearsal.step
+    kept = {"return_predictions": False} if cli.verb == "predict" else {}
+    getattr(trainer, cli.verb)(model, datamodule=data, **kept)
+    step, facts = rehearsal.step, model_facts(trainer)
     if step is None:
         raise UsageError("data: expected batches for two steps, given fewer")
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
-    work = rehearsal.work or RehearsedWork({}, "unknown")
+    work, given = rehearsal.work or RehearsedWork({}, "unknown"), full_name(cli.config[cli.verb].trainer.precision)
+    narrow = "float16" if given in _AS_WIDE else None
     return Planned(
         step.peaks,
         step.causes,
-        rehearsal.samples,
+        strategy.samples,
         context,
         search.largest,
         compiled,
-        {phase: _as_asked(phase, of, cli.narrow, compiled) for phase, of in work.by_phase.items()},
+        {phase: _as_asked(phase, of, narrow, compiled) for phase, of in work.by_phase.items()},
         work.float32,
-        {name: value for name in SETTINGS if (value := cli.setting(name)) is not None},
+        {name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
+        step.held,
+        facts.model_copy(update={"precision": given, "compiled": compiled}),
     )
+
+
+def _setting(cli: ProfilerCLI, name: str) -> Any:
+    """Of a part of the run; None where that has none of this name, or means something of its own by it."""
+    part, _, option = name.partition(".")
+    if part == "model" and not isinstance(cli.model, LanguageModel):
+        return None
+    said = cli.config[cli.verb].get(part) or {}
+    return (said.get("init_args") or said).get(option)
 
 
 def _as_asked(phase: str, work: Work, narrow: str | None, compiled: bool) -> Work:
@@ -161,10 +164,10 @@ class Unplanned:
 
 
 def ask(
-    call: Sequence[str], gpu: bool, what: str = "nothing", room: float = 0.0, limit_s: float = LIMIT_S
+    call: Sequence[str] | ProfilerCLI, gpu: bool, what: str = "nothing", room: float = 0.0, limit_s: float = LIMIT_S
 ) -> Asked[Planned | Unplanned]:
-    """Begin to rehearse ``call``, the verb first, in a process of its own; see ``rehearse``."""
-    return Asked(partial(_planned, tuple(call), gpu, what, room), limit_s)
+    """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
+    return Asked(partial(_planned, call, gpu, what, room), limit_s)
 
 
 def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
@@ -175,11 +178,12 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
         return Unplanned(str(error))
 
 
-def _planned(call: Sequence[str], gpu: bool, what: str, room: float) -> Planned | Unplanned:
+def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float) -> Planned | Unplanned:
     prepare(gpu)
     with quiet():
         try:
-            return rehearse(Call(call), gpu, what, room)
+            cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
+            return rehearse(cli, gpu, what, room)
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
         except Exception as error:

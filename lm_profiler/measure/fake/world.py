@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
 
-from lm_profiler.measure.fake.live import LiveBytes
+from lm_profiler.measure.fake.live import LiveBytes, LiveCpuBytes
 
 CUDA_BLOCK = 512
 
@@ -47,7 +47,7 @@ class FakeWorld:
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self.live = LiveBytes(CUDA_BLOCK if gpu else 1)
+        self.live = LiveBytes(CUDA_BLOCK) if gpu else LiveCpuBytes()
 
     @contextmanager
     def inside(self) -> Iterator[None]:

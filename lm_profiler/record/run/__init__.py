@@ -10,6 +10,7 @@ from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSha
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.owners import LIGHTNING, OURS, OtherByOwner, OwnedTime
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
+from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.rank_ends import RankEnd, cause_of, end_file
 from lm_profiler.record.run.ranks import ClockAlignment, FindingKind, RankFinding, Ranks, RankSpread, RankTimes
 from lm_profiler.record.run.rates import FlopRate, Rates
@@ -22,10 +23,11 @@ from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterf
 
 __all__ = [
     "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "ClockAlignment", "Contention",
-    "Contributor", "Environment", "Failure", "FindingKind", "Floor", "FlopRate", "Flops", "GpuSharing", "MemoryCauses",
-    "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep",
-    "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack", "RankEnd", "RankFinding",
-    "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Slack", "Status", "Steadiness",
-    "StepCounters", "Sync", "Telemetry", "Term", "TermName", "Throughput", "TimeSummary", "Utilisation", "Verb",
-    "Verdict", "Waterfall", "cause_of", "end_file", "read_as", "read_run", "worst_first",
+    "Contributor", "Environment", "Failure", "FindingKind", "Floor", "FlopRate", "Flops", "GpuSharing",
+    "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
+    "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
+    "PlannedMemory", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError",
+    "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters", "Sync", "Telemetry", "Term", "TermName",
+    "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "read_as",
+    "read_run", "worst_first",
 ]  # fmt: skip

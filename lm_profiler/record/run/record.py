@@ -14,6 +14,7 @@ from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Util
 from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.owners import OtherByOwner
 from lm_profiler.record.run.part import Newer, Part, read_as
+from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.ranks import Ranks
 from lm_profiler.record.run.rates import Rates
 from lm_profiler.record.run.setting import Environment, ModelFacts
@@ -61,6 +62,8 @@ class RunRecord(Part):
     """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
     rank_step_s: list[float] = Field(default_factory=list)
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
+    planned: PlannedMemory | None = None
+    """None where nothing was planned: ``--check_memory=false``, or a Trainer of one's own."""
     memory: MemoryFacts | None = None
     throughput: Throughput | None = None
     steadiness: Steadiness | None = None

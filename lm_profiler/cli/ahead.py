@@ -1,0 +1,118 @@
+"""What a run is planned to need, before anything of it is built; one that cannot fit is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+
+from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
+from lm_profiler.measure.device.environment import environment
+from lm_profiler.measure.memory.peaks import available_bytes
+from lm_profiler.record.quantities import bytes_text
+from lm_profiler.record.run import PlannedMemory
+from lm_profiler.usage_error import UsageError
+
+LIMIT_S = 20.0
+"""So long a run waits to be planned, and where it is refused for what would fit."""
+
+_SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run cannot fit, and the options that would make it fit, each enough by itself; as text, two lines."""
+
+    reason: str
+    remedies: tuple[str, ...]
+
+    def __str__(self) -> str:
+        fitting = " or ".join(self.remedies) or "nothing that is known"
+        return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
+
+
+def plan_ahead(cli: ProfilerCLI) -> None:
+    """Rehearse the run in a process of its own, and have its record tell what it would need.
+
+    Rank 0 does so for all. A run that cannot be planned, or not in time, is not stopped.
+
+    Raises:
+        UsageError: it needs more than its device has free. The record tells so.
+    """
+    trainer, attempt = cli.trainer, cli.attempt
+    if not cli.checks_memory or trainer.global_rank > 0:
+        return
+    planned, plan = _planned(cli)
+    attempt.launched(planned=plan)
+    needed = _certain_bytes(plan)
+    if needed is None or plan.available is None or needed <= plan.available:
+        return
+    refusal = Refusal(_reason(plan, needed), tuple(_remedies(cli, plan.available)))
+    where = environment(trainer.strategy.root_device, trainer.world_size)
+    attempt.refuse(str(refusal), refusal.remedies, where, None if planned is None else planned.model)
+    raise UsageError(str(refusal))
+
+
+def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
+    if isinstance(cli.trainer.strategy, _SHARDED):
+        return None, PlannedMemory(unknown="the module is split over devices")
+    planned = told(ask(cli, _is_gpu(cli.trainer), limit_s=LIMIT_S))
+    if isinstance(planned, Unplanned):
+        return None, PlannedMemory(unknown=planned.reason)
+    return planned, PlannedMemory(
+        peaks=dict(planned.peaks),
+        causes=dict(planned.causes),
+        held=planned.held,
+        available=free_for_one(cli.trainer),
+        compiled=planned.compiled,
+    )
+
+
+def _is_gpu(trainer: Trainer) -> bool:
+    return trainer.strategy.root_device.type != "cpu"
+
+
+def free_for_one(trainer: Trainer) -> int | None:
+    """Bytes that one replica could have; ranks on the CPU share its memory."""
+    device = trainer.strategy.root_device
+    if device.type == "cpu":
+        known = available_bytes(device)
+        return None if known is None else known // trainer.num_devices
+    return None if _forks(trainer) else available_bytes(device)
+
+
+def _forks(trainer: Trainer) -> bool:
+    """Whether the ranks will be copies of this process (ddp_fork, ddp_notebook): they lose a device that it opened.
+
+    Asking for its free memory opens it.
+    """
+    return getattr(trainer.strategy.launcher, "_start_method", None) == "fork"
+
+
+def _certain_bytes(plan: PlannedMemory) -> int | None:
+    """That the step needs in any case: a compiler may do with fewer activations."""
+    if not plan.compiled or plan.at_peak is None or plan.peak is None:
+        return plan.peak
+    return plan.peak - (plan.at_peak.activations_and_rest or 0)
+
+
+def _reason(plan: PlannedMemory, needed: int) -> str:
+    assert plan.available is not None
+    causes = {} if plan.at_peak is None else plan.at_peak.model_dump()
+    parts = [f"{cause.replace('_', ' ')} {bytes_text(count)}" for cause, count in causes.items() if count]
+    of = f" at the peak, in {plan.phase}" if needed == plan.peak else " without what a compiler might save"
+    return (
+        f"memory: expected at most the {bytes_text(plan.available)} that are free, given {bytes_text(needed)}{of} "
+        f"({', '.join(parts)})"
+    )
+
+
+def _remedies(cli: ProfilerCLI, available: int) -> Iterator[str]:
+    """Options to add, each enough by itself."""
+    planned = told(ask(cli, _is_gpu(cli.trainer), "batch", ROOM * available, LIMIT_S))
+    if isinstance(planned, Planned) and planned.largest and cli.has_option("data.batch_size"):
+        yield f"--data.batch_size={planned.largest}"

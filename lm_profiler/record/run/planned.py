@@ -1,0 +1,40 @@
+"""What a run was planned to need, before anything of it was built."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from lm_profiler.record.run.memory_facts import MemoryCauses, MemoryLevels
+from lm_profiler.record.run.part import Part
+
+
+class PlannedMemory(Part):
+    """Bytes of a step on one device, as it was rehearsed on tensors without data; none of them where that is unknown.
+
+    ``peaks`` are the most at one time, by phase, ``causes`` what these consisted of, ``held`` what is held at moments
+    of the step. ``available`` is what a replica could have had when the run began, in the device's memory or its part
+    of the machine's; None where the device does not say. Of a run that is ``compiled`` the step was rehearsed without.
+    """
+
+    peaks: dict[str, int] = Field(default_factory=dict)
+    causes: dict[str, MemoryCauses] = Field(default_factory=dict)
+    held: MemoryLevels | None = None
+    available: int | None = None
+    compiled: bool = False
+    unknown: str | None = None
+    """Why it could not be planned."""
+
+    @property
+    def phase(self) -> str | None:
+        """The one with the largest peak."""
+        return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
+
+    @property
+    def peak(self) -> int | None:
+        """Of the step."""
+        return max(self.peaks.values(), default=None)
+
+    @property
+    def at_peak(self) -> MemoryCauses | None:
+        """What the step's peak consisted of."""
+        return None if self.phase is None else self.causes.get(self.phase)

@@ -1,0 +1,45 @@
+"""After runs that did not fit: the commands that would, to be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.command import command_line
+
+_MOST = 5
+"""Runs that a table ends with advice for."""
+
+
+def remedies(entries: Sequence[Entry]) -> list[str]:
+    """For each of ``entries`` that did not fit, a command that would as planned, and the options that do in its place.
+
+    The run itself asked the planner, which is recorded. Where nothing is, it is told how to ask.
+    """
+    advice: dict[tuple[str, ...], list[str]] = {}
+    for entry in entries:
+        if lines := tuple(_remedies(entry)):
+            advice.setdefault(lines, [f"{entry.name}:", *lines])  # repeats end alike
+    shown = [line for lines in list(advice.values())[:_MOST] for line in lines]
+    return shown + [f"{len(advice) - _MOST} more did not fit"] * (len(advice) > _MOST)
+
+
+def _remedies(entry: Entry) -> Iterator[str]:
+    if entry.status not in ("oom", "refused"):
+        return
+    failure = entry.record.failure if entry.record is not None else None
+    if failure is not None and failure.remedies:
+        first, *others = failure.remedies
+        yield f"  would fit, as planned: {_command(entry)} {first}"
+        if others:
+            yield f"  or instead: {' or '.join(others)}"
+    elif (command := _command(entry).replace(" -m lm_profiler fit ", " -m lm_profiler plan ", 1)) != _command(entry):
+        yield f"  what would fit: {command}"
+
+
+def _command(entry: Entry) -> str:
+    """The call of ``entry``, to be run on its own: what a sweep adds to keep its cells apart is left out."""
+    if entry.cell is None:
+        return entry.record.command if entry.record is not None else ""
+    own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
+    return command_line(own)

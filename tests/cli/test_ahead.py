@@ -1,0 +1,168 @@
+"""What a run is planned to need is in its record; one that cannot fit is refused, and nothing of it is built."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
+
+import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
+from lm_profiler.cli import ahead
+from lm_profiler.cli.main import main
+from lm_profiler.models.transformer import Transformer
+from lm_profiler.record.quantities import bytes_text
+from lm_profiler.record.run import RunRecord, read_run
+
+TINY = {
+    "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50},
+    "data": {"batch_size": 64, "context_length": 8},
+    "trainer": {"accelerator": "cpu"},
+    "stages": {"warmup_steps": 1, "measure_steps": 2},
+    "trace": {"steps": 0},
+}
+TINY_PARAMETERS = 2 * 50 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
+"""Embedding and head, attention and SwiGLU and two norms a block, the last norm."""
+
+
+class DependsOnValues(LightningModule):
+    """Nobody knows how many numbers are positive without computing them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(torch.randn(64, 4), batch_size=2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (self.weight * batch[batch > 0]).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class NeverMade(DependsOnValues):
+    def __init__(self) -> None:
+        time.sleep(3600.0)
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", ahead.plan_ahead)
+    monkeypatch.setattr(ahead, "LIMIT_S", 600.0)
+
+
+@pytest.fixture
+def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    return lambda size: monkeypatch.setattr(ahead, "available_bytes", lambda device: size)
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    own, make = os.getpid(), Transformer.__init__
+
+    def made(*args: Any, **kwargs: Any) -> None:
+        if os.getpid() == own:
+            pytest.fail("weights were built")
+        make(*args, **kwargs)
+
+    monkeypatch.setattr(Transformer, "__init__", made)
+    return
+
+
+def last_run(name: str = "tiny") -> RunRecord:
+    return read_run(max(Path("logs", name).iterdir(), key=lambda folder: int(folder.name.rpartition("_")[2])))
+
+
+def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
+    available: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    available(1 << 30)
+    assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("lm_profiler: memory: expected at most the 1.00 GiB that are free, given ")
+    assert f"parameters {bytes_text(4 * TINY_PARAMETERS)}" in first
+    record = last_run()
+    assert record.status == "refused"
+    assert record.failure is not None
+    assert second == f"would fit: {' or '.join(record.failure.remedies)}; --check_memory=false to run anyway"
+    assert record.model is not None
+    assert record.model.parameters == TINY_PARAMETERS
+    assert record.planned is not None
+    assert record.planned.available == 1 << 30
+    assert (record.planned.peak or 0) > 10**12 * 8 * 50 * 4  # the logits alone
+    assert record.environment is not None  # so that it stands beside the other runs of this device
+    names = {path.name for path in Path("logs/tiny/version_0").iterdir()}
+    assert {name for name in names if not name.startswith("events.")} == {"run.json", "config.yaml"}
+
+
+def test_what_is_said_to_fit_does_and_one_more_does_not(
+    available: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available(400_000)
+    assert main(["fit", "--config=tiny.yaml"]) == 2
+    option = capsys.readouterr().err.splitlines()[1].removeprefix("would fit: ").split("; ")[0].split(" or ")[0]
+    batch = int(option.removeprefix("--data.batch_size="))
+    own, fit = os.getpid(), Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", lambda *args, **given: None if os.getpid() == own else fit(*args, **given))
+    available(360_000)  # of 400,000 nine tenths may be filled
+    assert main(["fit", "--config=tiny.yaml", option]) == 0
+    assert main(["fit", "--config=tiny.yaml", f"--data.batch_size={batch + 1}"]) == 2
+
+
+def test_the_check_can_be_left_out_and_asks_for_less_without_training(available: Callable[[int], None]) -> None:
+    available(1000)
+    assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
+    assert last_run().planned is None
+    assert main(["validate", "--config=tiny.yaml"]) == 2
+    available(300_000)
+    assert main(["fit", "--config=tiny.yaml"]) == 2
+    assert main(["validate", "--config=tiny.yaml"]) == 0
+
+
+@pytest.mark.parametrize("module,why", [(DependsOnValues, "depends on values"), (NeverMade, "took more than 2 s")])
+def test_what_cannot_be_planned_or_not_in_time_runs(
+    module: type[LightningModule], why: str, available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available(1)
+    monkeypatch.setattr(ahead, "LIMIT_S", 2.0)
+    monkeypatch.setattr(NeverMade, "__init__", _made_here_alone(os.getpid()))
+    options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
+    assert main(["fit", *options, "--trainer.accelerator=cpu"]) == 0
+    plan = last_run("lm_profiler").planned
+    assert plan is not None
+    assert plan.peak is None
+    assert why in (plan.unknown or "")
+
+
+def _made_here_alone(own: int) -> Callable[[Any], None]:
+    def made(self: Any) -> None:
+        if os.getpid() != own:
+            time.sleep(3600.0)
+        DependsOnValues.__init__(self)
+
+    return made
+
+
+@pytest.mark.parametrize("strategy, asked", [("ddp_fork", 0), ("ddp_notebook", 0), ("ddp_spawn", 1), ("ddp", 1)])
+def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
+    opened: list[torch.device] = []
+    monkeypatch.setattr(ahead, "available_bytes", opened.append)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
+        assert ahead.free_for_one(trainer) is None
+    assert len(opened) == asked
+    assert ahead.free_for_one(trainer) is None
+    assert len(opened) == asked + 1  # the host's memory may always be asked for
