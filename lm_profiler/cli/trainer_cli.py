@@ -69,7 +69,7 @@ class _RunOptions:
     Args:
         name: Name of the run; the config file's if not given.
         log_dir: Folder of all runs.
-        check_memory: Refuse a run whose weights and states cannot fit.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit.
         peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
     """
 
