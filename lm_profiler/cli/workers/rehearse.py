@@ -33,6 +33,9 @@ from lm_profiler.usage_error import UsageError
 _KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
 """What of the Trainer's options a step on one device depends on, beside its precision."""
 
+_BATCHES = 2
+"""Of a step, at most: to those that follow gradients are nothing new, as they are to the second."""
+
 _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 """Lightning refuses float16 on the CPU, for its scaler of gradients."""
 
@@ -49,6 +52,8 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     given = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
     precision = str(given["precision"] or "32-true")
+    kept = {name: given[name] for name in _KEPT if given[name] is not None}
+    kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     try:
         return Trainer(
@@ -58,10 +63,15 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
             max_epochs=-1,
             limit_val_batches=0 if cli.verb == "fit" else None,
             **dict.fromkeys(off, False),  # type: ignore[arg-type]
-            **{name: given[name] for name in _KEPT if given[name] is not None},
+            **kept,
         )
     except OPTION_ERRORS as error:
         raise trainer_error(error, given) from error
+
+
+def _accumulated(cli: ProfilerCLI) -> int:
+    """Batches of a step."""
+    return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
 
 
 @dataclass
@@ -121,7 +131,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
         raise UsageError("data: expected batches for two steps, given fewer")
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
     work, given = rehearsal.work or RehearsedWork({}, "unknown"), full_name(cli.config[cli.verb].trainer.precision)
-    narrow = "float16" if given in _AS_WIDE else None
+    narrow, times = "float16" if given in _AS_WIDE else None, max(_accumulated(cli) / _BATCHES, 1.0)
     return Planned(
         step.peaks,
         step.causes,
@@ -129,7 +139,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
         context,
         search.largest,
         compiled,
-        {phase: _as_asked(phase, of, narrow, compiled) for phase, of in work.by_phase.items()},
+        {phase: _as_asked(phase, of, narrow, times, compiled) for phase, of in work.by_phase.items()},
         work.float32,
         {name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         step.held,
@@ -146,13 +156,15 @@ def _setting(cli: ProfilerCLI, name: str) -> Any:
     return (said.get("init_args") or said).get(option)
 
 
-def _as_asked(phase: str, work: Work, narrow: str | None, compiled: bool) -> Work:
-    """``work`` of the run in the place of that of its rehearsal."""
-    if work.flops is not None:
+def _as_asked(phase: str, work: Work, narrow: str | None, times: float, compiled: bool) -> Work:
+    """``work`` of the run in the place of that of its rehearsal, of whose batches it has so many ``times`` as many."""
+    of_batches = phase in ("forward", "backward")
+    if of_batches and work.flops is not None:
         named = {"bfloat16": narrow or "bfloat16"}
-        work = replace(work, flops={named.get(dtype, dtype): count for dtype, count in work.flops.items()})
-    keeps = compiled and phase in ("forward", "backward")  # a compiler chooses what is kept for backward
-    return replace(work, bytes=None) if keeps else work
+        work = replace(work, flops={named.get(dtype, dtype): round(n * times) for dtype, n in work.flops.items()})
+    if of_batches and work.bytes is not None:  # a compiler chooses what is kept for backward
+        work = replace(work, bytes=None if compiled else round(work.bytes * times))
+    return work
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
     if rates.bytes_per_s is not None:
         peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
     sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
-    without = f", without {' and '.join(floors.unknown)}, which are unknown" if floors.unknown else ""
+    without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
     at = f"{floors.seconds * 1e3:,.1f} ms at {', '.join(peaks)}{without}"
     return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
 

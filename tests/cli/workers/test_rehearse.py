@@ -15,12 +15,13 @@ from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
-BATCH, CONTEXT = 4, 64
+BATCH, CONTEXT, ACCUMULATED = 4, 64, 3
 
 
 def options(precision: str, **model: Any) -> list[str]:
     given = {f"model.{key}": value for key, value in (SMALL | model).items()}
     given |= {"trainer.precision": precision, "data.batch_size": BATCH, "data.context_length": CONTEXT}
+    given |= {"trainer.accumulate_grad_batches": ACCUMULATED}
     return [f"--{key}={str(value).lower()}" for key, value in given.items()]
 
 
@@ -33,6 +34,7 @@ def real_peak(folder: Path, precision: str, **model: Any) -> int:
         devices=1,
         precision=precision,
         max_steps=2,
+        accumulate_grad_batches=ACCUMULATED,
         default_root_dir=folder,
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
     )
@@ -59,10 +61,10 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     layer = 2 * BATCH * CONTEXT * (4 * d * d + 3 * d * d_ff) + 4 * BATCH * CONTEXT**2 * d
     forward = layers * layer + 2 * BATCH * CONTEXT * d * vocab
     work = planned.work
-    assert sum(work["forward"].flops.values()) == forward
+    assert sum(work["forward"].flops.values()) == ACCUMULATED * forward
     # Recomputed is what backward needs: not the product that a layer ends with.
     again = layers * (layer - 2 * BATCH * CONTEXT * d * d_ff)
-    assert sum(work["backward"].flops.values()) == 2 * forward + again
+    assert sum(work["backward"].flops.values()) == ACCUMULATED * (2 * forward + again)
     assert set(work["backward"].flops) <= {"bfloat16", "float32"}
     # AdamW reads the gradient, reads and writes a weight and two states of its size, and counts steps of each tensor.
     weights, tensors = LanguageModel(**SMALL).config.num_parameters(), layers * 9 + 3
