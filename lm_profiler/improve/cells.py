@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from lm_profiler.analysis.improve.trials import Ran
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run import RunRecord, read_run
-from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome
-from lm_profiler.sweep.folder import SweepFolder, is_done
+from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome, read_plan
+from lm_profiler.sweep.folder import SweepFolder, difference, is_done
 
 FIRST, CHECK = "first", "check"
 """The name of the first setting's cells, and the end of the name of those whose numbers are looked at."""
@@ -195,6 +196,15 @@ def peak_bytes(record: RunRecord) -> int | None:
         return None
     measured = record.memory.measured
     return measured.resident_peak if measured.allocated_peak is None else measured.allocated_peak
+
+
+def begun(path: Path, plan: SweepPlan) -> SweepPlan:
+    """``plan``, with the cells that were asked for where the same improvement has begun at ``path``."""
+    with suppress(RecordError):
+        known = read_plan(path)
+        if difference(known.model_copy(update={"cells": known.cells[:1]}), plan) is None:
+            return known
+    return plan
 
 
 def plan_of(name: str, command: str, configs: Mapping[str, str], cells: Sequence[Cell]) -> SweepPlan:

@@ -17,7 +17,7 @@ from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import handled
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, look_cell, plan_of, timed_cell
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, RanCell, begun, look_cell, plan_of, timed_cell
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
 from lm_profiler.improve.request import ImproveRequest
@@ -29,10 +29,10 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.record.sweep import Cell, SweepPlan, read_plan
+from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.sweep.folder import SweepFolder, difference
+from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellServer, ServerError
@@ -42,6 +42,9 @@ EXAMPLES = """\
 for example:
   lm_profiler improve --config small_bf16
   lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
+
+_PATIENCE = 5.0
+"""How many times as long as the first setting's own run, traces and all, a cell may take at least."""
 
 
 def run(request: ImproveRequest) -> int:
@@ -69,24 +72,22 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
         call.append(f"--config={request.folder / CONFIGS / name}")
     call += request.options
     plan = plan_of(request.name, request.command, configs, [look_cell(request.folder, call)])
-    with suppress(RecordError):
-        begun = read_plan(request.folder)
-        if difference(begun.model_copy(update={"cells": begun.cells[:1]}), plan) is None:
-            return begun, call
-    return plan, call
+    return begun(request.folder, plan), call
 
 
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
     with CellServer(SERVER, folder.lock) as server:
-        runner = _Runner(folder, server, display, request.budget_s)
+        runner = _Runner(folder, server, display)
         cells = Cells(folder, call, runner)
         if folder.is_new:
             check_calls(server, _written(folder.path, call, request))
             folder.begin()
         with display.shown(), runner.interrupting():
             try:
-                record = _improved(request, cells, display)
+                look = cells.look()
+                runner.timeout_s = max(request.budget_s, _PATIENCE * look.took_s)
+                record = _improved(request, cells, look, display)
             except Interrupted:  # in the first setting's own run
                 say("interrupted; run the same command again to go on")
                 return INTERRUPTED
@@ -99,9 +100,8 @@ def _written(folder: Path, call: Sequence[str], request: ImproveRequest) -> list
     return [timed_cell(folder, call, options, 0) for options in ({}, *asked)]
 
 
-def _improved(request: ImproveRequest, cells: Cells, display: ImproveDisplay) -> ImproveRecord | None:
-    """Look at the first setting, and try what could be better; None where it does not run."""
-    look = cells.look()
+def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord | None:
+    """Try what could be better by the first setting's own run; None where that does not run."""
     try:
         first = look.record
     except NoSteps as error:
@@ -130,7 +130,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord | None, call: Sequence[st
         return FAILED
     improved = folder.path / IMPROVED_CONFIG
     if record.options:
-        write_whole(improved, _config_text(record, call))
+        write_whole(improved, config_text(record, call))
     else:
         improved.unlink(missing_ok=True)  # of a call that had come further
     sys.stdout.write(terminal(improve_table(record, folder.path), sys.stdout))
@@ -140,7 +140,7 @@ def _ending(folder: SweepFolder, record: ImproveRecord | None, call: Sequence[st
     return FAILED if record.ended == "failed" else OK
 
 
-def _config_text(record: ImproveRecord, call: Sequence[str]) -> str:
+def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     """YAML that ``fit --config`` runs: the first call's own options and the changes."""
     changes = [f"--{name}={text}" for name, text in record.options.items()]
     content = Call([*call, *changes]).content
@@ -152,15 +152,18 @@ def _config_text(record: ImproveRecord, call: Sequence[str]) -> str:
 class _Runner:
     """Runs one cell at a time, for as long as nobody interrupts."""
 
-    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay, timeout_s: float) -> None:
-        self._folder, self._server, self._display, self._timeout_s = folder, server, display, timeout_s
+    timeout_s: float | None = None
+    """How long a cell may run."""
+
+    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
+        self._folder, self._server, self._display = folder, server, display
         self._schedule: Schedule | None = None
         self.interrupted = False
 
     def __call__(self, cell: Cell) -> None:
         if self.interrupted:
             raise Interrupted
-        self._schedule = Schedule(self._folder.path, [cell], self._server, self._display, timeout_s=self._timeout_s)
+        self._schedule = Schedule(self._folder.path, [cell], self._server, self._display, timeout_s=self.timeout_s)
         self._schedule.run()
         if self.interrupted:
             raise Interrupted

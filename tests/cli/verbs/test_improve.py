@@ -1,0 +1,111 @@
+"""The verb: what it refuses, the setting that it writes down, and a real search without time for more than a look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs.improve import config_text
+from lm_profiler.record.improve import read_improve
+from tests.support.made_improve import made_improve
+
+OWN = """
+import torch
+from lightning.pytorch import LightningModule
+from torch.utils.data import DataLoader
+
+class Own(LightningModule):
+    def __init__(self, width: int = 4):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width)
+
+    def train_dataloader(self):
+        return DataLoader(torch.ones(64, self.layer.in_features), batch_size=2)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments,told",
+    [
+        (["--budget=soon"], "budget: expected a time such as 90s, 10m or 1h, given 'soon'"),
+        (["--budget=0m"], "budget: expected a time such as 90s, 10m or 1h, given '0m'"),
+        (["--only"], "only: expected with changes to try, given without"),
+        (["--try.trace.steps=1,2"], "try.trace.steps: expected an option of the training, given one of how it is "),
+        (["--try.data.num_workers=2,2"], "try.data.num_workers: expected each value once, given 2, 2"),
+        (["--try=2"], "try: expected a key with it, as in --try.KEY VALUE, given none"),
+        (["--global_batch=any"], "global_batch: expected"),
+        (["--name=/tmp/x"], "name: expected the name of a folder below logs, given '/tmp/x'"),
+        (["--config=nowhere.yaml"], "given nowhere.yaml (No such file or directory)"),
+    ],
+)
+def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["improve", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert told in err
+    assert len(err.splitlines()) <= 2
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_setting_that_is_written_down_is_the_first_one_with_its_changes(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "model: {size: small}\ndata: {batch_size: 4}\nstages: {measure_steps: 7}\nname: x\n"
+    )
+    call = ["fit", f"--config={tmp_path}/base.yaml", "--model.num_layers=2", "--trainer.max_steps=9"]
+    changes = {"model.compile": "true", "data.batch_size": "2", "trainer.precision": "bf16-mixed"}
+    text = config_text(made_improve(options=changes, command="improve\nit"), call)
+    assert yaml.safe_load(text) == {
+        "model": {"size": "small", "num_layers": 2, "compile": True},
+        "data": {"batch_size": 2},
+        "stages": {"measure_steps": 7},
+        "trainer": {"max_steps": 9, "precision": "bf16-mixed"},
+    }
+    (tmp_path / "improved.yaml").write_text(text)
+    assert Call(["fit", f"--config={tmp_path}/improved.yaml"]).content == yaml.safe_load(text)
+
+
+def test_options_of_a_class_that_is_named_stay_its_own() -> None:
+    config = "--config={model: {class_path: mine.A, init_args: {width: 2}}, data: {batch_size: 3}}"
+    assert Call(["fit", config, "--model.width=4", "--loader.num_workers=2"]).content == {
+        "model": {"class_path": "mine.A", "init_args": {"width": 4}},
+        "data": {"batch_size": 3},
+        "loader": {"num_workers": 2},
+    }
+    other = Call(["fit", config, "--model=mine.B", "--model.width=4"]).content["model"]
+    assert other == {"class_path": "mine.B", "init_args": {"width": 4}}
+
+
+def test_a_search_without_time_looks_and_says_what_it_did_not_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_module.py").write_text(OWN)
+    steps = ("--stages.warmup_steps=1", "--stages.measure_steps=6", "--trace.steps=0", "--actions.steps=0")
+    call = ["improve", "--model=own_module.Own", "--trainer.accelerator=cpu", *steps, "--budget=0.1s", "--name=it"]
+    assert main([*call, "--try.model.wdth=8"]) == 2
+    assert capsys.readouterr().err == "lm_profiler: unknown option --model.wdth; did you mean --model.width?\n"
+    assert not (tmp_path / "logs").exists()
+
+    call.append("--try.model.width=8")
+    assert main(call) == 0
+    record = read_improve(tmp_path / "logs" / "it")
+    assert (record.ended, record.options, record.final) == ("budget", {}, None)
+    assert "model.width=8" in record.left
+    assert "nothing helped" in capsys.readouterr().out
+    assert main([*call, "--model.width=3"]) == 2
+    assert "given one with other options for all cells" in capsys.readouterr().err
+    assert main(["report", "logs/it"]) == 0
+    assert "nothing helped" in capsys.readouterr().out

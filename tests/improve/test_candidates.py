@@ -1,0 +1,118 @@
+"""Which changes a run leaves open, what they could save at most, and which cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_profiler.improve.candidates import Hardware, asked_for, candidates, worth_it
+from lm_profiler.record.collection import Entry
+from lm_profiler.record.run import TimeSummary
+from tests.support.made_runs import made_record
+from tests.support.made_waterfall import made_waterfall
+
+GPU = Hardware("bf16-mixed", True, "", 8, True)
+CPU = Hardware("", False, "there is no C++ compiler", 2, False)
+OURS: dict[str, Any] = {
+    "model": {"class_path": "lm_profiler.training.LanguageModel", "init_args": {
+        "compile": False, "compile_mode": None, "attention": "math", "activation_checkpointing": True, "fused": False,
+        "float32_matmul_precision": "highest"}},
+    "data": {"class_path": "lm_profiler.training.FakeTokens", "init_args": {
+        "batch_size": 4, "num_workers": 0, "pin_memory": False}},
+    "trainer": {"precision": None, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "detect_anomaly": True,
+                "benchmark": None},
+    "torch": {"compile": False, "compile_mode": None, "float32_matmul_precision": None},
+    "loader": {"num_workers": None, "pin_memory": None},
+}  # fmt: skip
+OTHERS = {
+    **OURS,
+    "model": {"class_path": "mine.Module", "init_args": {"width": 3}},
+    "data": {"class_path": "mine.Data", "init_args": {}},
+}
+SECONDS = {"data": 0.03, "transfer": 0.01, "forward": 0.2, "backward": 0.4, "clip": 0.02, "optimizer": 0.05}
+
+
+def entry(config: dict[str, Any], **changes: Any) -> Entry:
+    record = made_record(config=config)
+    flags = record.environment.model_copy(update={"flags": {"float32_matmul_precision": "highest"}})  # type: ignore[union-attr]
+    time = {**record.time, **{name: TimeSummary(n=20, mean=seconds) for name, seconds in SECONDS.items()}}
+    record = record.model_copy(update={"time": time, "environment": flags, **changes})
+    return Entry(Path("run"), record)
+
+
+def by_name(config: dict[str, Any], hardware: Hardware, free: bool = False, **changes: Any) -> dict[str, float | None]:
+    return {one.name: one.ceiling_s for one in candidates(entry(config, **changes), hardware, free)[0]}
+
+
+def test_what_a_run_leaves_open_is_tried_with_the_time_of_what_it_touches() -> None:
+    products_s, all_s = pytest.approx(0.6), pytest.approx(0.04)
+    assert by_name(OURS, GPU) == {
+        "trainer.precision=bf16-mixed": products_s,
+        "model.float32_matmul_precision=high": products_s,
+        "model.compile=true": products_s,
+        "model.compile=true, model.compile_mode=reduce-overhead": products_s,
+        "model.compile=true, model.compile_mode=max-autotune": products_s,
+        "model.fused=true": 0.05,
+        "model.attention=sdpa": products_s,
+        "model.activation_checkpointing=false": 0.4,
+        "data.batch_size=8, trainer.accumulate_grad_batches=1": None,
+        "data.batch_size=2, trainer.accumulate_grad_batches=4": None,
+        **{f"data.num_workers={count}": 0.03 for count in (1, 2, 4, 8)},
+        "data.pin_memory=true": all_s,
+        "trainer.gradient_clip_val=null": 0.02,
+        "trainer.detect_anomaly=false": products_s,
+        "trainer.benchmark=true": products_s,
+    }
+
+
+def test_the_waterfall_says_more_exactly_what_compiling_and_recomputing_cost() -> None:
+    fall = made_waterfall()
+    known = {term.name: term.at_most_s or 0.0 for term in fall.terms}
+    names = by_name(OURS, GPU, waterfall=fall)
+    assert names["model.compile=true"] == pytest.approx(
+        known["bandwidth"] + known["beyond_bandwidth"] + known["gaps"] + known["unexplained"]
+    )
+
+
+def test_of_another_module_torch_and_the_loader_offer_what_it_has_not_itself() -> None:
+    names = by_name(OTHERS, GPU)
+    assert {"torch.compile=true", "torch.float32_matmul_precision=high", "loader.num_workers=2"} < names.keys()
+    assert not [name for name in names if name.startswith(("model.", "data."))]
+
+
+def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
+    tried, refused = candidates(entry(OURS), CPU, False)
+    assert {each.candidate.name: each.why for each in refused} == {
+        "trainer.precision=bf16-mixed": "this hardware multiplies no half precision faster",
+        "model.compile=true": "there is no C++ compiler",
+        "data.num_workers=4": "there are 2 cores for them",
+        "data.num_workers=8": "there are 2 cores for them",
+        "data.pin_memory=true": "batches are not copied to a device",
+    }
+    assert not {each.candidate.name for each in refused} & {one.name for one in tried}
+
+
+def test_the_global_batch_is_changed_only_where_that_is_asked_for() -> None:
+    more = by_name(OURS, GPU, free=True).keys() - by_name(OURS, GPU).keys()
+    assert more == {"data.batch_size=8", "data.batch_size=16"}
+
+
+def test_a_change_that_touches_too_little_is_not_tried() -> None:
+    known, _ = candidates(entry(OURS), GPU, False)
+    tried, refused = worth_it(known, 4.0, 0.01)
+    assert {each.candidate.name for each in refused} == {
+        "trainer.gradient_clip_val=null", *(f"data.num_workers={count}" for count in (1, 2, 4, 8))
+    }  # fmt: skip
+    assert {each.why for each in refused} == {"less than 1% of the step could be saved"}
+    assert len(tried) + len(refused) == len(known)
+
+
+def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
+    known, _ = candidates(entry(OURS), GPU, False)
+    asked = asked_for({"data.num_workers": ["0", "2", "3"], "model.width": ["7"]}, known, entry(OURS).option)
+    assert [(one.name, one.ceiling_s) for one in asked] == [
+        ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
+    ]  # fmt: skip
+    assert asked[0].group == asked[1].group != asked[2].group

@@ -1,0 +1,125 @@
+"""A search over cells that a known program answers: what it ends with, what it writes, and that it goes on."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.analysis.improve.trials import Candidate
+from lm_profiler.improve.cells import Cells, Interrupted, begun, look_cell, plan_of
+from lm_profiler.improve.request import ImproveRequest
+from lm_profiler.improve.search import search
+from lm_profiler.improve.told import Account
+from lm_profiler.record.improve import ImproveRecord, read_improve
+from lm_profiler.record.run import NumericsFacts
+from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.sweep.folder import SweepFolder
+from tests.support.made_runs import made_record
+
+GAIN = {"data.num_workers": 0.7, "trainer.precision": 0.8, "data.batch_size": 1.9, "model.wrong": 0.5}
+"""Of a step's time; twice the samples take 1.9 times as long."""
+CANDIDATES = [
+    Candidate("workers", {"data.num_workers": "2"}, "workers"),
+    Candidate("wrong", {"model.wrong": "true"}, "wrong", ceiling_s=1.0, may_change="rounding"),
+    Candidate("bf16", {"trainer.precision": "bf16-mixed"}, "precision", ceiling_s=0.5, may_change="rounding"),
+    Candidate("useless", {"model.useless": "true"}, "useless"),
+    Candidate("batch", {"data.batch_size": "8"}, "batch"),
+    Candidate("fails", {"model.fails": "true"}, "fails"),
+    Candidate("large", {"model.large": "true"}, "large"),
+]
+
+
+class Program:
+    """Leaves what a cell's process would; ``patience`` is how many it runs before it is interrupted."""
+
+    def __init__(self, folder: Path, patience: float = math.inf) -> None:
+        self.folder, self.patience, self.ran = folder, patience, list[str]()
+
+    def __call__(self, cell: Cell) -> None:
+        if len(self.ran) >= self.patience:
+            raise Interrupted
+        self.ran.append(cell.id)
+        bad = {"model.fails": "failed", "model.large": "refused"}
+        status = next((bad[name] for name in cell.overrides if name in bad), "ok")
+        options = {name: text for name, text in cell.overrides.items() if name in GAIN}
+        factor = math.prod(GAIN[name] for name in options) * random.Random(cell.id).lognormvariate(0.0, 0.01)
+        samples = int(options.get("data.batch_size", "4"))
+        numbers = NumericsFacts(
+            loss=2.0,
+            reference_loss=2.0,
+            output_error=0.0,
+            gradient_error=0.2 if "model.wrong" in options else 0.01 if options else 0.0,
+            kinds=[],
+            losses=[2.0, 1.5],
+        )
+        record = made_record(numerics=numbers)
+        step = record.time["step"].model_copy(update={"mean": 0.1 * factor})
+        throughput = record.throughput.model_copy(update={"samples_per_step": samples}) if record.throughput else None
+        run = self.folder / cell.id / "version_0"
+        run.mkdir(parents=True)
+        record.model_copy(update={"time": {**record.time, "step": step}, "throughput": throughput}).write(
+            run / "run.json"
+        )
+        CellOutcome.model_validate(
+            {"cell": cell.id, "status": status, "reason": None if status == "ok" else "said why", "run": None,
+             "ended": "", "duration_s": 1.0, "exit_code": 0}
+        ).model_copy(update={"run": f"{cell.id}/version_0"}).write(self.folder / cell.id / "outcome.json")  # fmt: skip
+
+
+def improved(path: Path, program: Program, budget: str = "150s", **options: object) -> ImproveRecord:
+    request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
+    plan = begun(path, plan_of("it", "a call", {}, [look_cell(path, ["fit"])]))
+    with SweepFolder(path, plan) as folder:
+        folder.begin()
+        cells = Cells(folder, ["fit"], program)
+        return search(cells, CANDIDATES, Account(request, "now"), made_record(), lambda record: None)
+
+
+def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_taken(tmp_path: Path) -> None:
+    program = Program(tmp_path / "it")
+    record = improved(tmp_path / "it", program)
+    assert record == read_improve(tmp_path / "it")
+    assert record.ended == "done"
+    assert record.options == {
+        "data.num_workers": "2", "trainer.precision": "bf16-mixed", "data.batch_size": "8"
+    }  # fmt: skip
+    first = {tried.name: tried for tried in reversed(record.tried)}
+    assert {name: tried.verdict for name, tried in first.items()} == {
+        "workers": "FASTER", "wrong": "NUMERICS", "bf16": "FASTER", "batch": "FASTER",
+        "useless": first["useless"].verdict, "fails": "FAILED", "large": "REFUSED",
+    }  # fmt: skip
+    assert first["useless"].verdict in ("SAME", "UNDECIDED")
+    assert first["wrong"].why == "gradients off by 20.0%; 5% is tolerated"
+    assert "said why" in (first["fails"].why or "")
+    assert record.final is not None
+    truth = 1 / (0.7 * 0.8 * 0.95)  # a step of twice the samples counts by half
+    assert record.final.low < truth < record.final.high
+    assert record.runs == len(program.ran)
+    assert record.elapsed_s == len(program.ran)
+
+
+def test_what_is_off_is_taken_where_somebody_accepts_it(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"), accept_numerics=True)
+    assert record.options["model.wrong"] == "true"
+
+
+@pytest.mark.parametrize("patience", [1, 11])
+def test_an_interrupted_search_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path, patience: int) -> None:
+    whole = improved(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
+    path = tmp_path / "parts" / "it"
+    before = Program(path, patience)
+    assert improved(path, before).ended == "interrupted"
+    after = Program(path)
+    assert improved(path, after) == whole
+    assert not {*before.ran} & {*after.ran}
+    assert [*before.ran, *after.ran] == [*dict.fromkeys([*before.ran, *after.ran])]
+
+
+def test_it_ends_near_its_budget_and_names_what_it_did_not_come_to(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"), budget="12s")
+    assert record.ended == "budget"
+    assert record.left
+    assert record.elapsed_s <= 12 + 3  # a check is of two runs

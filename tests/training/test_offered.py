@@ -1,0 +1,88 @@
+"""What torch and its DataLoader do for a module and data that know nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+from lm_profiler.training.offered import LoaderOptions, TorchOptions
+from lm_profiler.usage_error import UsageError
+
+DATA = TensorDataset(torch.arange(20))
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.arange(20))
+
+
+class Source:
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
+def seen(loader: Any) -> list[list[int]]:
+    return [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(DATA, 3),
+        lambda: DataLoader(DATA, 3, shuffle=True, drop_last=True, generator=torch.Generator().manual_seed(1)),
+        lambda: DataLoader(DATA, batch_sampler=Reversed(SequentialSampler(DATA), 4, False)),
+        lambda: DataLoader(Stream(), 3, drop_last=True),
+    ],
+)
+def test_a_loader_made_anew_gives_the_same_batches(make: Any) -> None:
+    source = Source(make())
+    LoaderOptions(num_workers=1).apply(source, "train_dataloader")
+    changed = source.train_dataloader()
+    assert changed.num_workers == 1
+    again = LoaderOptions(num_workers=0).changed(changed)  # the same, without starting one
+    assert again.num_workers == 0
+    assert seen(again) == seen(make())
+
+
+class Reversed(BatchSampler):
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(super().__iter__())[::-1])
+
+
+def test_what_is_not_asked_for_is_left_alone() -> None:
+    source = Source(loader := DataLoader(DATA))
+    LoaderOptions().apply(source, "train_dataloader")
+    assert source.train_dataloader() is loader
+
+
+def test_a_loader_of_another_class_is_refused_in_a_line() -> None:
+    with pytest.raises(UsageError, match="loader: expected a DataLoader of torch in the data, given a list"):
+        LoaderOptions(pin_memory=True).changed([1])
+
+
+class Called(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.one = nn.Sequential(nn.Linear(2, 2))
+        self.none = nn.ReLU()
+
+
+def test_the_parts_that_are_called_and_have_weights_are_compiled() -> None:
+    module = Called()
+    TorchOptions(compile=True).apply(module)
+    compiled = {name for name, part in module.named_modules() if part._compiled_call_impl is not None}
+    assert compiled == {"many.0", "many.1", "one"}
+    for wrong in (nn.Linear(2, 2), nn.Sequential(nn.ReLU())):
+        with pytest.raises(UsageError, match=r"torch\.compile: expected a module that has parts"):
+            TorchOptions(compile=True).apply(wrong)
+    with pytest.raises(UsageError, match=r"torch\.compile_mode: expected one of"):
+        TorchOptions(compile=True, compile_mode="fastest").apply(module)
