@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.folder import SweepFolder, difference, is_done
+from lm_profiler.usage_error import UsageError
 
 FIRST, CHECK = "first", "check"
 """The name of the first setting's cells, and the end of the name of those whose numbers are looked at."""
@@ -199,12 +199,22 @@ def peak_bytes(record: RunRecord) -> int | None:
 
 
 def begun(path: Path, plan: SweepPlan) -> SweepPlan:
-    """``plan``, with the cells that were asked for where the same improvement has begun at ``path``."""
-    with suppress(RecordError):
+    """``plan``, with the cells that were asked for where the same improvement has begun at ``path``.
+
+    Raises:
+        UsageError: something else was begun there.
+    """
+    try:
         known = read_plan(path)
-        if difference(known.model_copy(update={"cells": known.cells[:1]}), plan) is None:
-            return known
-    return plan
+    except RecordError:  # nothing, or nothing that can be read: that is told where the folder is taken
+        return plan
+    unlike = difference(known.model_copy(update={"cells": known.cells[:1]}), plan)
+    if unlike is not None:
+        raise UsageError(
+            f"name: expected what was begun in {path}, given a call with {unlike}; "
+            "name another with --name, or remove that folder"
+        )
+    return known
 
 
 def plan_of(name: str, command: str, configs: Mapping[str, str], cells: Sequence[Cell]) -> SweepPlan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -9,8 +11,11 @@ import yaml
 
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
+from lm_profiler.cli.verbs.sweep import SERVER
 from lm_profiler.record.improve import read_improve
+from lm_profiler.sweep.server import CellServer
 from tests.support.made_improve import made_improve
 
 OWN = """
@@ -88,10 +93,19 @@ def test_options_of_a_class_that_is_named_stay_its_own() -> None:
     assert other == {"class_path": "mine.B", "init_args": {"width": 4}}
 
 
+@pytest.fixture
+def one_server() -> Iterator[ExitStack]:
+    """For all calls of a test: to start one takes seconds."""
+    with ExitStack() as stack:
+        yield stack
+
+
 def test_a_search_without_time_looks_and_says_what_it_did_not_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    one_server: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    server = one_server.enter_context(CellServer(SERVER))
+    monkeypatch.setattr(improve, "CellServer", lambda *_: nullcontext(server))
     (tmp_path / "own_module.py").write_text(OWN)
     steps = ("--stages.warmup_steps=1", "--stages.measure_steps=6", "--trace.steps=0", "--actions.steps=0")
     call = ["improve", "--model=own_module.Own", "--trainer.accelerator=cpu", *steps, "--budget=0.1s", "--name=it"]
@@ -106,6 +120,8 @@ def test_a_search_without_time_looks_and_says_what_it_did_not_try(
     assert "model.width=8" in record.left
     assert "nothing helped" in capsys.readouterr().out
     assert main([*call, "--model.width=3"]) == 2
-    assert "given one with other options for all cells" in capsys.readouterr().err
+    assert (
+        "expected what was begun in logs/it, given a call with other options for all cells" in capsys.readouterr().err
+    )
     assert main(["report", "logs/it"]) == 0
     assert "nothing helped" in capsys.readouterr().out
