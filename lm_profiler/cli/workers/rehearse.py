@@ -139,7 +139,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
         context,
         search.largest,
         compiled,
-        {phase: _as_asked(phase, of, narrow, times, compiled) for phase, of in work.by_phase.items()},
+        {phase: _as_asked(phase, of, narrow, times, gpu or compiled) for phase, of in work.by_phase.items()},
         work.float32,
         {name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         step.held,
@@ -156,14 +156,17 @@ def _setting(cli: ProfilerCLI, name: str) -> Any:
     return (said.get("init_args") or said).get(option)
 
 
-def _as_asked(phase: str, work: Work, narrow: str | None, times: float, compiled: bool) -> Work:
-    """``work`` of the run in the place of that of its rehearsal, of whose batches it has so many ``times`` as many."""
+def _as_asked(phase: str, work: Work, narrow: str | None, times: float, kept_otherwise: bool) -> Work:
+    """``work`` of the run in the place of that of its rehearsal, of whose batches it has so many ``times`` as many.
+
+    ``kept_otherwise``: what is kept for backward is the choice of a compiler, or of kernels that are not the CPU's.
+    """
     of_batches = phase in ("forward", "backward")
     if of_batches and work.flops is not None:
         named = {"bfloat16": narrow or "bfloat16"}
         work = replace(work, flops={named.get(dtype, dtype): round(n * times) for dtype, n in work.flops.items()})
-    if of_batches and work.bytes is not None:  # a compiler chooses what is kept for backward
-        work = replace(work, bytes=None if compiled else round(work.bytes * times))
+    if of_batches and work.bytes is not None:
+        work = replace(work, bytes=None if kept_otherwise else round(work.bytes * times))
     return work
 
 
