@@ -90,7 +90,11 @@ CASES: dict[str, Sequence[str]] = {
 def call(*arguments: str) -> None:
     """``python -m lm_profiler`` with these, whatever its end."""
     print("$ lm_profiler", *arguments, flush=True)
-    subprocess.run([sys.executable, "-m", "lm_profiler", *arguments], stdout=subprocess.DEVNULL, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "lm_profiler", *arguments], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        print(f"ended with {done.returncode}: {done.stderr}", flush=True)
 
 
 def in_turns(first: Sequence[str], improved: Path, pairs: int, folder: Path) -> tuple[list[float], list[float]]:
