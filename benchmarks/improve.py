@@ -144,7 +144,6 @@ class Searched:
     start: float
     end: float
     cells: int
-    done: bool
     gain_held: bool | None
     intervals_held: int
     intervals: int
@@ -167,7 +166,6 @@ def searched(program: Program, machine: Machine, cells: int, seed: int, ceilings
         start=program({}) / best(program),
         end=program(end.options) / best(program),
         cells=ran,
-        done=end.ended == "done",
         gain_held=last.low <= truth <= last.high if last else None,
         intervals_held=sum(x.low <= true <= x.high for x, true in told),
         intervals=len(told),
@@ -222,18 +220,18 @@ class Row:
 
 
 def useless(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
-    """How often a useless change is accepted, and an interval does not hold the truth."""
-    yield "| machine | program | cells allowed | useless accepted | intervals wrong | cells used | all tried |"
-    yield "| :-- | :-- | --: | --: | --: | --: | --: |"
+    """How often a useless change is accepted, by program, and how often an interval does not hold the truth."""
+    programs = {"nothing helps": nothing, "changes harm": harm, "one bound hides another": hidden}
+    yield f"| machine | cells allowed | {' | '.join(programs)} | intervals wrong | cells used where nothing helps |"
+    yield "| :-- | --: | --: | --: | --: | --: | --: |"
     for told, machine in MACHINES.items():
-        for name, program in (("nothing helps", nothing), ("changes harm", harm), ("one bound hides another", hidden)):
-            for cells in (BUDGETS[0], BUDGETS[-1]):
-                these = Row(program, machine, cells).searches(pool, number)
-                wrong = 1.0 - sum(one.intervals_held for one in these) / sum(one.intervals for one in these)
-                yield (
-                    f"| {told} | {name} | {cells} | {_share(one.useless for one in these)} | {wrong:.2%} "
-                    f"| {np.mean([one.cells for one in these]):.0f} | {_share(one.done for one in these)} |"
-                )
+        for cells in (BUDGETS[0], BUDGETS[-1]):
+            each = [Row(program, machine, cells).searches(pool, number) for program in programs.values()]
+            shares = " | ".join(_share(one.useless for one in these) for these in each)
+            all_ = [one for these in each for one in these]
+            wrong = 1.0 - sum(one.intervals_held for one in all_) / sum(one.intervals for one in all_)
+            used = np.mean([one.cells for one in each[0]])
+            yield f"| {told} | {cells} | {shares} | {wrong:.2%} | {used:.0f} |"
 
 
 def found(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
