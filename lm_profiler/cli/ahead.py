@@ -65,7 +65,7 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
         return None, PlannedMemory(unknown=planned.reason)
     return planned, PlannedMemory(
         peaks=dict(planned.peaks),
-        causes=dict(planned.causes),
+        at_peak=planned.causes.get(planned.phase),
         held=planned.held,
         available=free_for_one(cli.trainer),
         compiled=planned.compiled,

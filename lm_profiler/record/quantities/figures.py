@@ -214,6 +214,7 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Terms of the waterfall": waterfall.TERM_FIGURES,
         "Slack": slack.SLACK,
         "Memory": (*MEMORY.values(), *resources.HELD),
+        "Planned memory": resources.PLANNED,
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,
         "Other, by its owner": _OWNERS,

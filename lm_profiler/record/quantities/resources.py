@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities.quantity import Place, Quantity, at, computed, figure, figures_of
@@ -64,6 +65,58 @@ HELD = (
         ("forward", "held: forward has ended", "GiB", "bytes held when forward has ended", "held_forward_bytes"),
         ("backward", "held: backward has ended", "GiB", "bytes held when backward has ended", "held_backward_bytes"),
         ("source", "source of held", "text", _HOW_HELD, "held_source"),
+    ),
+)
+
+
+def _over_planned(record: RunRecord) -> float | None:
+    """Peaks where the device tells them; what forward left otherwise: a process's resident size is no judge."""
+    planned, memory = record.planned, record.memory
+    if planned is None or memory is None:
+        return None
+    pairs = [(memory.measured.allocated_peak, planned.peak)]
+    if memory.held is not None and planned.held is not None and memory.held.source == planned.held.source:
+        pairs.append((memory.held.forward, planned.held.forward))
+    return next((measured / whole for measured, whole in pairs if measured is not None and whole), None)
+
+
+_OVER = "peak allocated over the planned one; where the device does not tell it, what forward left over what it should"
+_FREE = "what one replica could have had when the run began"
+
+PLANNED = (
+    replace(
+        computed("planned_peak_bytes", "planned peak", "GiB", "most bytes at one time, rehearsed", at("planned.peak")),
+        place=Place.TABLE,
+    ),
+    computed("planned_phase", "phase of the planned peak", "text", "where the peak would be", at("planned.phase")),
+    computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned),
+    *figures_of(
+        "planned",
+        ("available", "free before the run", "GiB", _FREE, "available_bytes"),
+        ("unknown", "not planned", "text", "why it could not be rehearsed", "planned_unknown"),
+    ),
+    *figures_of(
+        "planned.at_peak",
+        *(
+            (cause, f"planned {cause.replace('_', ' ')}", "GiB", "of the planned peak", f"planned_{cause}_bytes")
+            for cause in MemoryCauses.model_fields
+        ),
+    ),
+    *figures_of(
+        "planned.held",
+        *(
+            (moment, f"planned: {when}", "GiB", f"bytes that would be held when {when}", f"planned_{moment}_held_bytes")
+            for moment, when in (
+                ("start", "forward begins"),
+                ("forward", "forward has ended"),
+                ("backward", "backward has ended"),
+            )
+        ),
+        ("source", "source of planned levels", "text", _HOW_HELD, "planned_held_source"),
+    ),
+    *(
+        figure(f"planned.peaks.{part}", f"{part}: planned", "GiB", "planned peak within", f"{part}_planned_peak_bytes")
+        for part in PARTS
     ),
 )
 

@@ -11,13 +11,14 @@ from lm_profiler.record.run.part import Part
 class PlannedMemory(Part):
     """Bytes of a step on one device, as it was rehearsed on tensors without data; none of them where that is unknown.
 
-    ``peaks`` are the most at one time, by phase, ``causes`` what these consisted of, ``held`` what is held at moments
-    of the step. ``available`` is what a replica could have had when the run began, in the device's memory or its part
-    of the machine's; None where the device does not say. Of a run that is ``compiled`` the step was rehearsed without.
+    ``peaks`` are the most at one time, by phase, ``at_peak`` what the largest of them consists of, ``held`` what is
+    held at moments of the step. ``available`` is what a replica could have had when the run began, in the device's
+    memory or its part of the machine's; None where the device does not say. Of a run that is ``compiled`` the step was
+    rehearsed without.
     """
 
     peaks: dict[str, int] = Field(default_factory=dict)
-    causes: dict[str, MemoryCauses] = Field(default_factory=dict)
+    at_peak: MemoryCauses | None = None
     held: MemoryLevels | None = None
     available: int | None = None
     compiled: bool = False
@@ -33,8 +34,3 @@ class PlannedMemory(Part):
     def peak(self) -> int | None:
         """Of the step."""
         return max(self.peaks.values(), default=None)
-
-    @property
-    def at_peak(self) -> MemoryCauses | None:
-        """What the step's peak consisted of."""
-        return None if self.phase is None else self.causes.get(self.phase)

@@ -85,6 +85,7 @@ def summary_lines(record: RunRecord) -> list[str]:
         lines.append(", ".join(rates))
     lines += [
         *_memory(record),
+        *_planned(record),
         *verdict_lines(record),
         *ranks_lines(record),
         *why_lines(record),
@@ -110,6 +111,20 @@ def _memory(record: RunRecord) -> list[str]:
         f"{where}: ": [f"{of.title.partition(': ')[2]} {of.fit(of.get(record))}" for of in causes],
     }
     return [f"{start}{', '.join(known)}" for start, known in lines.items() if known]
+
+
+def _planned(record: RunRecord) -> list[str]:
+    """The planned peak, and what became of it."""
+    if record.planned is None:
+        return []
+    if record.planned.peak is None:
+        return [f"planned: unknown ({record.planned.unknown})"]
+    peak, ratio = (QUANTITIES[name] for name in ("planned_peak_bytes", "measured_over_planned"))
+    known = ratio.get(record)
+    of = "" if record.memory is None or record.memory.measured.allocated_peak is not None else " when forward has ended"
+    became = "; what was measured is unknown" if known is None else f"; measured{of} {known:.3f} of it"
+    eager = " without torch.compile" * record.planned.compiled
+    return [f"planned{eager}: peak {peak.fit(peak.get(record))}, in {record.planned.phase}{became}"]
 
 
 def failure_lines(record: RunRecord) -> list[str]:

@@ -266,3 +266,28 @@ def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
 def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
     text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
     assert row(text, "forward")[-2:] == ["20.00", "3.0"]
+
+
+@pytest.mark.parametrize(
+    "planned,told",
+    [
+        ({"unknown": "it took more than 20 s"}, "planned: unknown (it took more than 20 s)"),
+        (
+            {"peaks": {"forward": 2 << 20, "backward": 1 << 20}},
+            "planned: peak 2.00 MiB, in forward; measured 0.250 of it",
+        ),
+    ],
+)
+def test_what_was_planned_stands_beside_the_peak_that_the_device_tells(planned: Any, told: str) -> None:
+    memory = {"measured": {"allocated_peak": 1 << 19}, "parts": {}}
+    assert told in summary_lines(made_record(memory=memory, planned=planned))
+
+
+def test_on_the_cpu_what_forward_left_stands_beside_what_it_should() -> None:
+    planned = {"peaks": {"forward": 2 << 20}, "held": {"start": 0, "forward": 1000, "backward": 0, "source": "counted"}}
+    memory = {"measured": {"resident_peak": 1 << 30}, "parts": {}, "held": {**planned["held"], "forward": 990}}
+    told = "planned: peak 2.00 MiB, in forward; measured when forward has ended 0.990 of it"
+    assert told in summary_lines(made_record(memory=memory, planned=planned))
+    memory["held"]["source"] = "allocator"  # which counts other things
+    unknown = "planned: peak 2.00 MiB, in forward; what was measured is unknown"
+    assert unknown in summary_lines(made_record(memory=memory, planned=planned))

@@ -36,7 +36,7 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once():
     assert terminal(rows(repeats_together(entries))) == (
         "in all rows: verb fit, device H100, precision 32-true, context 512, compile false, attention sdpa, "
         "optimizer adamw\n"
-        "unknown in all rows: tokens/s, MFU, peak resident\n"
+        "unknown in all rows: tokens/s, MFU, planned peak, peak resident\n"
         "run  size   batch             step (ms)  forward (ms)  backward (ms)  status\n"
         "a    small      4  30.00 [30.00, 30.00]         10.00          20.00  ok\n"
         "b    xl         8  70.00 [70.00, 70.00]         20.00          50.00  ok\n"
