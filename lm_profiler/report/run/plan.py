@@ -68,7 +68,7 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
 def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], room: float) -> Table:
     """Of other settings of a run that does not fit into ``room`` bytes, each rehearsed, and its step's floor."""
     if not tried:
-        return Table(below=["nothing is known that would make it fit"])
+        return Table(above=["no setting is known that would need less"])
     fitting = any(planned.peak <= room for _, planned, _ in tried)
     known = any(floors.seconds is not None for *_, floors in tried)
     titles = [("peak", True), *[("floor (ms)", True)] * known, ("", False), ("may change", False), ("with", False)]
@@ -78,5 +78,6 @@ def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], room: f
         fits = "fits" if planned.peak <= room else "does not fit"
         texts = [bytes_text(planned.peak), *[floor] * known, fits, remedy.changes or "nothing", " ".join(remedy.words)]
         rows.append([TableCell(text, text) for text in texts])
-    below = [] if fitting else ["none of them fits"]
-    return Table([Heading(title, title, figures) for title, figures in titles], rows, below=below)
+    headings = [Heading(title, title, figures) for title, figures in titles]
+    above = ["", "what would need less, each setting rehearsed by itself:"]
+    return Table(headings, rows, above=above, below=[] if fitting else ["none of them fits"])

@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -69,3 +70,7 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     # AdamW reads the gradient, reads and writes a weight and two states of its size, and counts steps of each tensor.
     weights, tensors = LanguageModel(**SMALL).config.num_parameters(), layers * 9 + 3
     assert work["optimizer"].bytes == 28 * weights + 8 * tensors
+
+    # What its call says decides what else would be tried.
+    ways = ["--trainer.precision=bf16-true", "--model.attention=sdpa", "--model.optimizer=sgd"]
+    assert [" ".join(way.words) for way in remedies(planned)] == ways
