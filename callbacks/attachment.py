@@ -261,7 +261,13 @@ class Attachment:
             return None
         dump = flight_recorder(device.type)
         arrivals = None if dump is None else Arrivals(dump, self.options.clock)
-        return RanksWatch(arrivals, rank) if stream is None else StreamRanksWatch(arrivals, rank, stream=stream)
+
+        def wrapped() -> object:
+            return self.trainer.strategy.model
+
+        if stream is None:
+            return RanksWatch(arrivals, rank, wrapped)
+        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream)
 
     def _measured_s(self) -> list[float]:
         return [] if self.ending.session is None else self.ending.session.measured_s()

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch.distributed
 
 _GATHER, _SCATTER = ("all_gather_single", "all_gather_into_tensor"), ("reduce_scatter_single", "reduce_scatter_tensor")
-_BLOCKING = ("broadcast", *_GATHER, *_SCATTER)
-"""Calls that hold a rank until they are done: of the flag that Lightning sends before every batch, and of FSDP2, whose
-calls torch has renamed."""
+_BLOCKING = ("broadcast", "all_reduce", *_GATHER, *_SCATTER)
+"""Calls that hold a rank until they are done: of the flag that Lightning sends before every batch, of the module
+itself, and of FSDP2, whose calls torch has renamed."""
 
 
 class Met(NamedTuple):

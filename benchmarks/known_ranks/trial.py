@@ -39,7 +39,7 @@ class Case:
     ``steps`` are measured; ``turns``: how often it then runs without the delays and with them.
     ``told``: kind, rank and phase of the finding that is right. ``mended``: which of the delays is taken away to see
     what that saves; None: all. ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in
-    DDP's place.
+    DDP's place; ``talks``: the module calls a collective of its own amid backward.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Case:
     bucket_mb: float = 25.0
     width: int = 64
     sharded: bool = False
+    talks: bool = False
     told: tuple[str, int | None, str | None] = ("equal", None, None)
     mended: int | None = None
 
@@ -98,7 +99,7 @@ def watch(case: Case, rank: int, world: int) -> Seen:
         steps = began + 2 * case.turns * BLOCK + 1
         trainer = quiet_trainer(world, folder, case, callbacks=[profiler], max_steps=steps)
         with sleeper.notes.hears_collectives():
-            trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width))
+            trainer.fit((Sharded if case.sharded else Sleepy)(sleeper, case.width, case.talks))
     return Seen(sleeper.notes, profiler.record if rank == 0 else None)
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, ClassVar
 
 import numpy as np
 
+from lm_profiler.analysis.ranks.buckets import told_apart
 from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.collectives.recorder import Arrivals
+from lm_profiler.measure.collectives.reducer import bucket_bytes
 from lm_profiler.record.quantities import counted
 
 MOST_CALLS = 20_000
@@ -21,6 +23,8 @@ MOST_CALLS = 20_000
 
 _FULL = 0.75
 """Of the recorder's ring: so full it may become before it is read."""
+
+_BESIDE = "amid backward are more collectives than DDP has buckets, and their sizes do not tell which are its own"
 
 UNKNOWN_WAITS = "who waits for whom is unknown"
 
@@ -33,10 +37,12 @@ class RanksWatch:
     Args:
         arrivals: reads the flight recorder; None where this torch has none.
         rank: of this process.
+        wrapped: what trains, asked for when the steps are over.
     """
 
     arrivals: Arrivals | None
     rank: int
+    wrapped: Callable[[], object] = lambda: None
     part: Guard = UNGUARDED
     facts: dict[str, Any] = field(default_factory=dict)
     name: str = "who waits for whom"
@@ -75,8 +81,12 @@ class RanksWatch:
             self._drain(self.arrivals)
         why_not = self._why_not()
         if why_not is None and self.arrivals is not None:
-            self.facts["timelines"] = [self._timeline(self.arrivals)]
-        elif self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
+            timeline = self._told_apart(self._timeline(self.arrivals), self.arrivals)
+            if timeline is not None:
+                self.facts["timelines"] = [timeline]
+                return
+            why_not = _BESIDE
+        if self.rank == 0 or (self.arrivals is not None and (self.arrivals.lost or self.arrivals.clock_was_set)):
             self.part.tell(f"{UNKNOWN_WAITS}: {why_not}")  # of what is so on every rank the first one speaks
 
     def _drain(self, arrivals: Arrivals) -> None:
@@ -84,6 +94,13 @@ class RanksWatch:
 
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
         return timeline_of(self.rank, self._steps, self._marks, arrivals)
+
+    def _told_apart(self, timeline: RankTimeline, arrivals: Arrivals) -> RankTimeline | None:
+        """DDP's buckets from other calls amid backward; None where nobody can."""
+        buckets = bucket_bytes(self.wrapped())
+        if buckets is None:
+            return timeline
+        return told_apart(timeline, {(c.group, c.number): c.sent_bytes for c in arrivals.calls}, buckets)
 
     def _why_not(self) -> str | None:
         arrivals = self.arrivals

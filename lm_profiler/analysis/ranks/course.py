@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.ranks.buckets import BESIDE
 from lm_profiler.analysis.ranks.order import in_order, shared_calls
 from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
 from lm_profiler.analysis.ranks.track import BACKWARD, Track
@@ -153,13 +155,17 @@ def _next_event(came: Instants, members: NDArray[np.bool_], tracks: Sequence[Tra
 
 
 def _kinds(events: _Events, at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool) -> NDArray[np.int8]:
-    """By what they are: with ``overlap``, of calls amid the same backward the last alone is waited for."""
+    """By what they are: with ``overlap``, of the buckets amid the same backward the last alone is waited for."""
     kinds = np.full(len(events.labels), OPEN, dtype=np.int8)
     first = events.members.argmax(axis=1)
-    places = [(int(first[e]), int(at[e, first[e]]), int(parts[e, first[e]])) for e in events.calls]
-    for e, place, following in zip(events.calls, places, [*places[1:], None], strict=True):
+    for e in events.calls:
         kinds[e] = TREE if ":broadcast" in events.labels[e] else MEETING
-        if overlap and place[2] == BACKWARD and place == following:
+    places = {
+        e: (int(first[e]), int(at[e, first[e]])) for e in events.calls if overlap and parts[e, first[e]] == BACKWARD
+    }
+    behind = [e for e in places if not events.labels[e].endswith(BESIDE)]
+    for e, following in pairwise(behind):
+        if places[e] == places[following]:
             kinds[e] = OPEN
     return kinds
 

@@ -14,7 +14,8 @@ Instants = NDArray[np.int64]
 class Collective(NamedTuple):
     """One collective call. ``group`` and ``number`` (the group's sequence number) are the same on all of its ranks.
 
-    ``name`` as torch's flight recorder has it: ``gloo:all_reduce``, ``nccl:broadcast``, …
+    ``name`` as torch's flight recorder has it: ``gloo:all_reduce``, ``nccl:broadcast``, …; it may end with
+    ``buckets.BESIDE``.
     """
 
     group: str

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,9 @@ Dump = Callable[[], Sequence[Mapping[str, Any]]]
 _TRIES = 20
 """Readings of two clocks after each other, of which the closest counts: within a microsecond."""
 
+_DTYPE_BYTES = {"Double": 8, "Float": 4, "Half": 2, "BFloat16": 2}
+"""Of what gradients are made of, as the recorder names it."""
+
 _DRIFT, _JITTER_NS = 1e-5, 100_000
 """Wall clock and monotonic clock are slewed alike (clock_gettime(2)). Where they move apart by more than this, the wall
 clock was set."""
@@ -29,13 +33,15 @@ clock was set."""
 
 class CollectiveCall(NamedTuple):
     """One collective call: its group's name and the group's sequence number (the same on all ranks of it), what it is,
-    when it was made, and how long it took on the device's stream, where that was measured."""
+    when it was made, how long it took on the device's stream, where that was measured, and the bytes of an all-reduce,
+    where they are known."""
 
     group: str
     number: int
     name: str
     wall_ns: int
     duration_ns: int | None = None
+    sent_bytes: int | None = None
 
 
 def flight_recorder(device_type: str) -> Dump | None:
@@ -72,7 +78,16 @@ def collectives(entries: Iterable[Mapping[str, Any]]) -> Iterator[CollectiveCall
                 entry["profiling_name"],
                 entry["time_created_ns"],
                 None if took_ms is None else round(took_ms * 1e6),
+                _sent_bytes(entry),
             )
+
+
+def _sent_bytes(entry: Mapping[str, Any]) -> int | None:
+    """Of an all-reduce of one tensor."""
+    if not entry["profiling_name"].endswith(":all_reduce") or len(entry.get("input_sizes", ())) != 1:
+        return None
+    size = _DTYPE_BYTES.get(entry["input_dtypes"][0])
+    return None if size is None else prod(entry["input_sizes"][0]) * size
 
 
 def last_calls(dump: Dump | None) -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""What DistributedDataParallel times of its own reducer: when a backward's communication begins and ends.
+"""What DistributedDataParallel tells of its reducer: its buckets, and when a backward's communication begins and ends.
 
-It does so in every hundredth step unless it is told to do it in each. On CUDA its reading waits for the device.
+It times that in every hundredth step unless it is told to do it in each. On CUDA its reading waits for the device.
 """
 
 from __future__ import annotations
@@ -51,3 +51,18 @@ class ReducerTimer:
     def stop(self) -> None:
         """As it was before. May be called twice."""
         self._ddp._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
+
+
+def bucket_bytes(wrapped: object) -> list[int] | None:
+    """Of DDP's buckets, in the order in which it reduces them. Not for a timed step.
+
+    None where ``wrapped`` is no DDP, it has not told yet how it divides its gradients, or a hook of the user's sends
+    what it likes.
+    """
+    if not isinstance(wrapped, DistributedDataParallel) or wrapped._comm_hooks:
+        return None
+    known = wrapped._get_ddp_logging_data()
+    told = known.get("rebuilt_bucket_sizes") if known.get("has_rebuilt_buckets") else None
+    if told is None and wrapped.find_unused_parameters:  # those it keeps as they are
+        told = known.get("bucket_sizes")
+    return [int(size) for size in told.split(",")] if told else None

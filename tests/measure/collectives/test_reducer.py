@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.measure.collectives.reducer import ReducerTimer
+from lm_profiler.measure.collectives.recorder import collectives, flight_recorder
+from lm_profiler.measure.collectives.reducer import ReducerTimer, bucket_bytes
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 class Sampling:
@@ -56,3 +68,21 @@ def test_every_backward_from_the_first_to_the_last_but_one_is_read_once(before: 
     )
     assert all(reading.hidden_s == pytest.approx(400e-9) for reading in timer.readings)
     assert ddp.rate == 100
+
+
+def test_the_buckets_that_ddp_tells_are_what_it_sends(alone: None) -> None:
+    layers = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(3)))
+    ddp = DistributedDataParallel(layers, bucket_cap_mb=0.004)
+    for _ in range(3):
+        ddp(torch.ones(1, 32)).sum().backward()
+    dump = flight_recorder("cpu")
+    assert dump is not None
+    sent = [call.sent_bytes for call in collectives(dump()) if call.name == "gloo:all_reduce"]
+    buckets = bucket_bytes(ddp)
+    assert buckets is not None
+    assert len(buckets) > 1
+    assert sum(buckets) == 4 * sum(each.numel() for each in ddp.parameters())
+    assert sent[-len(buckets) :] == buckets
+    assert bucket_bytes(layers) is None
+    ddp.register_comm_hook(None, allreduce_hook)  # whatever it sends
+    assert bucket_bytes(ddp) is None
