@@ -15,17 +15,14 @@ from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import RunRecord
 
 _FULL = (None, "32-true", "32", 32)
-_WITHOUT_CLIPPING = "training itself: gradients are not clipped"
-_OTHER_BATCH = "training itself: the global batch is another one"
+WITHOUT_CLIPPING = "training itself: gradients are not clipped"
+OTHER_BATCH = "training itself: the global batch is another one"
 _PER_BATCH = "what is computed over a batch, such as batch norm"
 _BY_WORKERS = "the batches, where workers share an iterable data set"
 _BFLOAT16 = "rounding: activations and products are in bfloat16"
 _FLOAT16 = "rounding: activations and products are in float16"
 _TF32 = "rounding: factors of float32 products have 11 bits"
 _ORDER = "rounding: sums are taken in another order"
-
-ANOTHER_TRAINING = (_WITHOUT_CLIPPING, _OTHER_BATCH)
-"""What equal losses of a few steps cannot excuse."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +92,14 @@ def candidates(folder_entry: Entry, hardware: Hardware, free_batch: bool) -> tup
     """
     assert folder_entry.record is not None
     setting = _Setting(folder_entry, folder_entry.record)
+    bound_by = setting.record.verdict and setting.record.verdict.bound_by
+    first = _FIRST.get(bound_by or "", ())
     tried, refused = [], []
-    for of in _KINDS:
+    for of in (*first, *(kind for kind in _KINDS if kind not in first)):
         for candidate, why in of(setting, hardware):
             if why:
                 refused.append(Refused(candidate, why))
-            elif free_batch or candidate.may_change != _OTHER_BATCH:
+            elif free_batch or candidate.may_change != OTHER_BATCH:
                 tried.append(candidate)
     return tried, refused
 
@@ -163,6 +162,8 @@ def _compile(s: _Setting, hardware: Hardware) -> _Told:
     name = _first_known(s, "model.compile", "torch.compile")
     if name is None or not isinstance(s.option(name), bool):
         return
+    if not s.option(name) and s.record.model is not None and s.record.model.compiled:
+        return  # by its own code
     fused_s = s.terms_s("bandwidth", "beyond_bandwidth", "gaps", "unexplained")
     ceiling_s = s.phases_s("forward", "backward") if fused_s is None else fused_s
     if s.option(name):
@@ -211,7 +212,7 @@ def _batch(s: _Setting, hardware: Hardware) -> _Told:
         options = {"data.batch_size": str(batch // 2), "trainer.accumulate_grad_batches": str(batches * 2)}
         yield _one(options, "batch", None, _PER_BATCH), ""
     for factor in (2, 4):
-        yield _one({"data.batch_size": str(batch * factor)}, "batch", None, _OTHER_BATCH), ""
+        yield _one({"data.batch_size": str(batch * factor)}, "batch", None, OTHER_BATCH), ""
 
 
 def _workers(s: _Setting, hardware: Hardware) -> _Told:
@@ -235,7 +236,7 @@ def _pinned(s: _Setting, hardware: Hardware) -> _Told:
 def _clipping(s: _Setting, hardware: Hardware) -> _Told:
     if s.option("trainer.gradient_clip_val"):
         name = "trainer.gradient_clip_val"
-        yield _one({name: "null"}, name, s.phases_s("clip"), _WITHOUT_CLIPPING), ""
+        yield _one({name: "null"}, name, s.phases_s("clip"), WITHOUT_CLIPPING), ""
 
 
 def _checks(s: _Setting, hardware: Hardware) -> _Told:
@@ -254,6 +255,15 @@ _KINDS: Sequence[Callable[[_Setting, Hardware], _Told]] = (
     *(_precision, _tf32, _compile, _fused, _attention, _checkpointing),
     *(_batch, _workers, _pinned, _clipping, _checks),
 )
+
+
+_FIRST: Mapping[str, Sequence[Callable[[_Setting, Hardware], _Told]]] = {
+    "input": (_workers, _pinned),
+    "host": (_compile, _fused, _batch),
+    "memory bandwidth": (_compile, _precision, _fused),
+    "communication": (_batch,),
+}
+"""What the verdict advises goes before other changes whose ceilings are no lower."""
 
 
 def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:

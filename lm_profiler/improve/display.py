@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
@@ -66,7 +67,7 @@ class ImproveDisplay(Watcher):
 
     def ended(self, cell: Cell, outcome: CellOutcome) -> None:
         self._running = None
-        if outcome.status != "ok" and not self._console.is_terminal:
+        if outcome.status != "ok" and outcome.exit_code != WRONG_CALL and not self._console.is_terminal:
             self._say(f"{outcome.status:<8} {cell.id}" + (f"  {outcome.reason}" if outcome.reason else ""))
         self.tick()
 

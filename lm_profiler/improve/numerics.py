@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from statistics import fmean
 
-from lm_profiler.improve.candidates import ANOTHER_TRAINING
+from lm_profiler.improve.candidates import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.record.run import NumericsFacts
 
 LOSS_TOLERANCE = 0.01
@@ -33,10 +33,15 @@ def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float |
 
 
 def judge(loss: float | None, gradients: float | None, may_change: str | None) -> tuple[bool | None, str | None]:
-    """Whether both distances are within their tolerance, None where one is unknown; and why not."""
-    if may_change in ANOTHER_TRAINING:
-        return False, may_change
-    told = (("loss", loss, LOSS_TOLERANCE), ("gradients", gradients, GRADIENT_TOLERANCE))
+    """Whether the distances are within their tolerance, None where one is unknown; and why not.
+
+    Losses of other batches are no measure: where somebody has asked for them, the gradients alone are.
+    """
+    if may_change == WITHOUT_CLIPPING:
+        return False, may_change  # equal losses of a few steps say nothing of the step that needs it
+    told = [("gradients", gradients, GRADIENT_TOLERANCE)]
+    if may_change != OTHER_BATCH:
+        told.insert(0, ("loss", loss, LOSS_TOLERANCE))
     for what, off, tolerance in told:
         if off is not None and not off <= tolerance:
             by = f"{off:.1%}" if off < inf else "more than can be told"

@@ -89,6 +89,10 @@ class SweepFolder:
         """Write the plan."""
         self.plan.write(self.path / PLAN_FILE)
 
+    def forget(self) -> None:
+        """Nothing has begun here after all: nothing of it is left where it is given back."""
+        (self.path / PLAN_FILE).unlink(missing_ok=True)
+
     def take_over(self) -> None:
         """Judge the cells that ended when nobody was left to write down how."""
         for cell in self.cells:

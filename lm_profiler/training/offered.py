@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -76,13 +76,10 @@ class LoaderOptions:
         """Have ``source``, a module or data module, return another loader from its ``hook`` (train_dataloader, say)."""
         if self.num_workers is None and self.pin_memory is None:
             return
-        made = getattr(source, hook)
+        setattr(source, hook, partial(self._made_anew, getattr(source, hook)))  # unlike a closure, it can be pickled
 
-        @wraps(made)
-        def changed() -> Any:
-            return self.changed(made())
-
-        setattr(source, hook, changed)
+    def _made_anew(self, make: Callable[[], Any]) -> DataLoader[Any]:
+        return self.changed(make())
 
     def changed(self, loader: Any) -> DataLoader[Any]:
         """``loader`` made anew with these options.

@@ -9,7 +9,7 @@ import pytest
 
 from lm_profiler.improve.candidates import Hardware, asked_for, candidates, worth_it
 from lm_profiler.record.collection import Entry
-from lm_profiler.record.run import TimeSummary
+from lm_profiler.record.run import ModelFacts, TimeSummary
 from tests.support.made_runs import made_record
 from tests.support.made_waterfall import made_waterfall
 
@@ -116,3 +116,17 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
         ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
     ]  # fmt: skip
     assert asked[0].group == asked[1].group != asked[2].group
+
+
+def test_what_the_verdict_advises_goes_before_what_may_save_as_much() -> None:
+    for bound_by, name in (("host", "model.compile=true"), ("input", "data.num_workers=1")):
+        verdict = made_record().verdict.model_copy(update={"bound_by": bound_by})  # type: ignore[union-attr]
+        assert next(iter(by_name(OURS, GPU, verdict=verdict))) == name
+
+
+def test_a_module_that_compiles_itself_is_not_compiled_again() -> None:
+    facts = ModelFacts(
+        class_path="mine.Module", parameters=1, parameters_without_embedding=None, trainable_parameters=1, bytes=4,
+        precision="32-true", optimizers=[], accumulate_grad_batches=1, compiled=True,
+    )  # fmt: skip
+    assert not [name for name in by_name(OTHERS, GPU, model=facts) if "compile" in name]

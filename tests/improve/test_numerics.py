@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from lm_profiler.improve.candidates import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.improve.numerics import distances, judge
 from lm_profiler.record.run import NumericsFacts
 
@@ -44,7 +45,9 @@ def test_losses_are_compared_over_the_steps_that_both_have(
         (math.inf, 0.0, None, False),
         (None, 0.0, None, None),
         (None, 0.2, None, False),
-        (0.0, 0.0, "training itself: gradients are not clipped", False),
+        (0.0, 0.0, WITHOUT_CLIPPING, False),
+        (0.5, 0.0, OTHER_BATCH, True),
+        (0.5, 0.2, OTHER_BATCH, False),
     ],
 )
 def test_both_must_be_within_their_tolerance(

@@ -12,11 +12,12 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
+from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import handled
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.candidates import asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import WITHOUT_CLIPPING, Refused, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, RanCell, begun, look_cell, plan_of, timed_cell
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
@@ -24,10 +25,10 @@ from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
+from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVED_CONFIG, ImproveRecord, read_improve
-from lm_profiler.record.run import RecordError
+from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve import improve_table
@@ -36,6 +37,7 @@ from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellServer, ServerError
+from lm_profiler.usage_error import UsageError
 
 Options = ImproveRequest
 EXAMPLES = """\
@@ -105,16 +107,29 @@ def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: Imp
     try:
         first = look.record
     except NoSteps as error:
+        if look.outcome.exit_code == WRONG_CALL and look.outcome.status == "failed":
+            cells.folder.forget()
+            raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
         say(f"the first setting does not run: {error}")
         return None
+    tried, refused = _changes(request, look, first)
+    account = Account(request, _started(cells.folder.path), look.took_s, refused)
+    return search(cells, tried, account, first, display.tell)
+
+
+def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[list[Candidate], list[Refused]]:
+    """What is tried, somebody's own changes before ours, and what is not."""
     assert first.environment is not None
     known, refused = candidates(look.entry, hardware(first.environment), request.global_batch == "free")
-    tried, too_small = ([], []) if request.only else worth_it(known, first.time["step"].mean, MARGIN)
     asked = asked_for(request.try_, known, look.entry.option)
-    new = {name for one in asked for name in one.options}
-    tried = [one for one in tried if not new & {*one.options}]
-    account = Account(request, _started(cells.folder.path), look.took_s, [] if request.only else [*refused, *too_small])
-    return search(cells, [*asked, *tried], account, first, display.tell)
+    if request.only:
+        return asked, []
+    named = {name for one in asked for name in one.options}
+    ours = [one for one in known if not named & {*one.options}]
+    other = [] if request.accept_numerics else [one for one in ours if one.may_change == WITHOUT_CLIPPING]
+    tried, too_small = worth_it([one for one in ours if one not in other], first.time["step"].mean, MARGIN)
+    remedy = "it would be another training; --accept_numerics tries it"
+    return [*asked, *tried], [*refused, *too_small, *(Refused(one, remedy) for one in other)]
 
 
 def _started(folder: Path) -> str:

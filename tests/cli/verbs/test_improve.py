@@ -113,6 +113,10 @@ def test_a_search_without_time_looks_and_says_what_it_did_not_try(
     assert capsys.readouterr().err == "lm_profiler: unknown option --model.wdth; did you mean --model.width?\n"
     assert not (tmp_path / "logs").exists()
 
+    assert main([*call, "--torch.compile_mode=fastest", "--torch.compile=true"]) == 2  # what is told when it is built
+    assert capsys.readouterr().err.startswith("lm_profiler: torch.compile_mode: expected one of ")
+    assert not (tmp_path / "logs").exists()
+
     call.append("--try.model.width=8")
     assert main(call) == 0
     record = read_improve(tmp_path / "logs" / "it")
