@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
-from lm_profiler.analysis.plan.remedies import remedies, together
+from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.run.plan import plan_table, remedy_table
@@ -63,20 +63,28 @@ def run(options: Options) -> int:
     device, gpu = _device(options)
     room = ROOM * device.bytes
     rehearsed = partial(_rehearsed, options.options, gpu, room)
-    batch, context = (_known(answer) for answer in rehearsed([((), "batch"), ((), "context")]))
-    if batch is None or context is None:
-        return FAILED
+    known = []
+    for answer in rehearsed([((), "batch"), ((), "context")]):
+        if (planned := _known(answer)) is None:
+            return FAILED
+        known.append(planned)
+    batch, context = known
     _write(plan_table(batch, context.largest, device, room, planned_floors(batch, device.name)))
     if batch.peak <= room:
         return OK
-    ways = remedies(batch, context.largest)
-    tried = [*zip(ways, rehearsed([(way.words, "nothing") for way in ways]), strict=True)]
-    if not any(isinstance(answer, Planned) and answer.peak <= room for _, answer in tried):
-        ways = together(batch)
-        tried += zip(ways, rehearsed([(way.words, "nothing") for way in ways]), strict=True)
-    known = [(way, answer) for way, answer in tried if isinstance(answer, Planned)]
-    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in known], room))
+    tried = _tried(remedies(batch, context.largest), rehearsed)
+    if all(planned.peak > room for _, planned in tried):
+        tried += _tried(together(batch), rehearsed)
+    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in tried], room))
     return FAILED
+
+
+def _tried(
+    ways: Sequence[Remedy], rehearsed: Callable[[Iterable[tuple[Sequence[str], str]]], Iterator[Planned | Unplanned]]
+) -> list[tuple[Remedy, Planned]]:
+    """Those that can be rehearsed: a module may refuse one, or its Trainer."""
+    answers = zip(ways, rehearsed((way.words, "nothing") for way in ways), strict=True)
+    return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]
 
 
 def _write(table: Table) -> None:

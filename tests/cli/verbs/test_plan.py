@@ -89,3 +89,16 @@ def test_a_wrong_device_gives_one_line_with_near_names() -> None:
     with pytest.raises(UsageError, match="did you mean NVIDIA H100") as error:
         plan.run(plan.Options(device="H10O"))
     assert "\n" not in str(error.value)
+
+
+def test_why_a_run_cannot_be_planned_is_said_once(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("it depends on values (mine.py, line 3)"))
+    assert plan.run(plan.Options(device="H100")) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == ["lm_profiler: cannot be planned: it depends on values (mine.py, line 3)"]
+    monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("model.size: expected xl", wrong=True))
+    with pytest.raises(UsageError, match="expected xl"):
+        plan.run(plan.Options(device="H100"))
