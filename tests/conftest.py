@@ -14,6 +14,8 @@ SUPPORT = Path(__file__).parent / "support"
 sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose simulations tests use
 pytest.register_assert_rewrite("known_loop")
 
+import warm  # noqa: E402 - which stands in tests/support
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A shell's background job is born deaf to Ctrl-C, and so would be the programs that the tests interrupt."""
@@ -46,9 +48,14 @@ def nothing_compiled_yet() -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a second of matrix products after each run would double the time of these tests; the scripts do them."""
+    """Half a second of matrix products after each run would double the time of these tests; the scripts do them.
+
+    A step's work that is counted in a process of its own is counted so here, in a fork of one that has loaded torch.
+    """
     if "lm_profiler.callbacks.outcome.afterwards" in sys.modules:
         monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda device, dtype, say: None)
         monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device: None)
     if "lm_profiler.cli.verbs.trainer" in sys.modules:  # nor is each rehearsed
         monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
+    if "lm_profiler.callbacks.instruments.work" in sys.modules:
+        monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", warm.count_apart)

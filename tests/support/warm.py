@@ -16,13 +16,18 @@ import threading
 from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from subprocess import CompletedProcess
-from types import ModuleType
+from subprocess import CompletedProcess, TimeoutExpired
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
 
+import torch
 from scripts import SUPPORT
 
 from benchmarks.free_port import free_port
+from lm_profiler.measure.copies import apart
 
+_PID = os.getpid()
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.training"])
 
@@ -31,11 +36,13 @@ def start(
     *arguments: str,
     out: Path,
     err: Path | None = None,
+    reads: Path | None = None,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> ForkServerProcess:
     """``python ARGUMENTS`` in a session of its own; what it prints goes to ``out``, and to ``err`` if given."""
-    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), str(out), str(err or out))
+    streams = (str(reads or os.devnull), str(out), str(err or out))
+    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), *streams)
     process: ForkServerProcess = _CONTEXT.Process(target=_become, args=given)
     process.start()
     return process
@@ -53,14 +60,17 @@ def end(process: ForkServerProcess, timeout_s: float = 120.0) -> int:
 
 def run(
     *arguments: str,
+    told: bytes = b"",
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
 ) -> CompletedProcess[str]:
-    """``python ARGUMENTS``, with what it printed."""
+    """``python ARGUMENTS``, which is ``told`` something on stdin; with what it printed."""
     with tempfile.TemporaryDirectory() as said:
-        out, err = Path(said, "out"), Path(said, "err")
-        code = end(start(*arguments, out=out, err=err, folder=folder, environment=environment), timeout_s)
+        reads, out, err = (Path(said, name) for name in ("in", "out", "err"))
+        reads.write_bytes(told)
+        process = start(*arguments, out=out, err=err, reads=reads, folder=folder, environment=environment)
+        code = end(process, timeout_s)
         return CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
 
@@ -82,18 +92,33 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 12
     return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, told)
 
 
+def count_apart(*given: Any) -> apart.Counted:
+    """As the product counts a step's work in a process of its own, which is a fork here."""
+
+    def of_fork(command: list[str], input: bytes, env: dict[str, str], timeout: float, **_: Any) -> Any:  # noqa: A002
+        return run(*command[1:], told=input, environment=env, timeout_s=timeout)
+
+    if os.getpid() != _PID:  # a forked rank
+        return apart.count_apart(*given)
+    ways = SimpleNamespace(run=of_fork, TimeoutExpired=TimeoutExpired)
+    with mock.patch.object(apart, "subprocess", ways):
+        return apart.count_apart(*given)
+
+
 def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str], *streams: str) -> None:
     """What an interpreter does with them."""
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    for number, name in enumerate(streams, 1):
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number, name in enumerate(streams):
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY)
         os.dup2(file, number)
         os.close(file)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - that of multiprocessing is another
     multiprocessing.set_start_method(None, force=True)  # what is usual, where its own children would be as this one
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+    torch._dynamo.config.disable = environment.get("TORCHDYNAMO_DISABLE") == "1"  # which torch asks when it is loaded
     try:
         _interpret(*arguments)
     finally:  # as an interpreter ends, which a fork of multiprocessing does not
