@@ -56,7 +56,8 @@ class KeptLosses(Callback):
     @property
     def losses(self) -> list[float | None]:
         """Of each step the mean over its batches; None where it is not finite."""
-        means = [float(torch.stack(losses).float().mean()) for losses in self._kept.values()]
+        # Lightning has divided each by their number (2.6.6: ClosureResult.from_training_step_output).
+        means = [float(torch.stack(losses).float().sum()) for losses in self._kept.values()]
         return [mean if isfinite(mean) else None for mean in means]
 
 

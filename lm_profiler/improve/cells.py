@@ -177,7 +177,7 @@ def ran(done: RanCell, first: RunRecord | None) -> Ran:
         peak = peak_bytes(record)
     except NoSteps as error:
         why = str(error)
-        failed, refused = (None, why) if done.outcome.status == "refused" else (why, None)
+        failed, refused = (None, why.removeprefix("refused: ")) if done.outcome.status == "refused" else (why, None)
     return Ran(seconds, done.took_s, failed, refused, peak)
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBorin
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lm_profiler.callbacks import MemoryOptions, NumericsOptions, StageOptions, TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.record.run import NumericsFacts, RunRecord, Verb, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -137,3 +138,22 @@ def test_the_audit_logs_nothing_even_through_what_holds_the_real_module(tmp_path
     steps = 1 + 2 + 3
     assert module.logged == [True] * steps + [False] * 2
     assert module._trainer is not None
+
+
+class Known(BoringModel):
+    """Whose losses are known: batch ``n`` has ``n``, the fourth none that is finite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx)["loss"] * 0.0 + (batch_idx if batch_idx != 3 else torch.inf)
+
+
+def test_the_losses_of_the_first_steps_are_kept_as_means_over_their_batches(tmp_path: Path) -> None:
+    kept = KeptLosses(3)
+    trainer_with([kept], tmp_path, accumulate_grad_batches=2, max_steps=5).fit(Known())
+    assert kept.losses == [0.5, None, 4.5]
+
+
+def test_a_training_that_returns_no_loss_goes_on(tmp_path: Path) -> None:
+    kept = KeptLosses(2)
+    trainer_with([kept], tmp_path, max_steps=3).fit(ManualOptimBoringModel())
+    assert len(kept.losses) in (0, 2)
