@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.measure.device.environment import environment
@@ -31,7 +33,7 @@ class Refusal:
     remedies: tuple[str, ...]
 
     def __str__(self) -> str:
-        fitting = " or ".join(self.remedies) or "nothing that is known"
+        fitting = " or ".join(self.remedies) or "nothing that was found in time, lm_profiler plan looks further"
         return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
@@ -51,10 +53,25 @@ def plan_ahead(cli: ProfilerCLI) -> None:
     needed = _certain_bytes(plan)
     if needed is None or plan.available is None or needed <= plan.available:
         return
-    refusal = Refusal(_reason(plan, needed), tuple(_remedies(cli, plan.available)))
+    refusal = Refusal(_reason(plan, needed), tuple(_remedies(cli, ROOM * plan.available)))
     where = environment(trainer.strategy.root_device, trainer.world_size)
     attempt.refuse(str(refusal), refusal.remedies, where, None if planned is None else planned.model)
     raise UsageError(str(refusal))
+
+
+def look_back(cli: ProfilerCLI) -> None:
+    """After a run that ran out of memory: have its record tell what would have fitted, as planned."""
+    folder, record = cli.attempt.folder, cli.attempt.record
+    plan, failure = (None, None) if record is None else (record.planned, record.failure)
+    if record is None or folder is None or record.status != "oom" or plan is None or plan.peak is None:
+        return
+    assert failure is not None
+    said = failure.out_of_memory
+    has = plan.available if said is None else said.allowed or said.total or plan.available
+    # It did not fit, whatever was planned: so less has to be planned for.
+    room = ROOM * min(plan.peak, plan.peak if has is None else has)
+    failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, room))})
+    record.model_copy(update={"failure": failure}).write(folder / "run.json")
 
 
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
@@ -111,8 +128,18 @@ def _reason(plan: PlannedMemory, needed: int) -> str:
     )
 
 
-def _remedies(cli: ProfilerCLI, available: int) -> Iterator[str]:
-    """Options to add, each enough by itself."""
-    planned = told(ask(cli, _is_gpu(cli.trainer), "batch", ROOM * available, LIMIT_S))
-    if isinstance(planned, Planned) and planned.largest and cli.has_option("data.batch_size"):
+def _remedies(cli: ProfilerCLI, room: float) -> Iterator[str]:
+    """Options to add, each enough by itself; those that can be rehearsed in time."""
+    until, is_gpu = time.monotonic() + LIMIT_S, _is_gpu(cli.trainer)
+    planned = told(ask(cli, is_gpu, "batch", room, LIMIT_S))
+    if not isinstance(planned, Planned):
+        return
+    if planned.largest and planned.settings.get("data.batch_size") == planned.batch:
         yield f"--data.batch_size={planned.largest}"
+    for way in remedies(planned):
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            return
+        answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
+        if isinstance(answer, Planned) and answer.peak <= room:
+            yield " ".join(way.words)

@@ -198,11 +198,6 @@ class ProfilerCLI(LightningCLI):
         """Whether a run that cannot fit is to be refused."""
         return bool(self._get(self.config, "check_memory"))
 
-    def has_option(self, name: str) -> bool:
-        """Whether there is an option such as ``data.batch_size``, for the classes that were named."""
-        key, _, parameter = name.partition(".")
-        return parameter in (self.attempt.launch.config or {}).get(key, {}).get("init_args", {})
-
     def run_verb(self) -> None:
         """Build everything else and run the verb.
 

@@ -22,14 +22,14 @@ from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import RunRecord, read_run
 
 TINY = {
-    "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50},
+    "model": {"size": "small", "d_model": 16, "d_ff": 24, "num_layers": 1, "num_heads": 2, "vocab_size": 50},
     "data": {"batch_size": 64, "context_length": 8},
     "trainer": {"accelerator": "cpu"},
     "stages": {"warmup_steps": 1, "measure_steps": 2},
     "trace": {"steps": 0},
 }
-TINY_PARAMETERS = 2 * 50 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
-"""Embedding and head, attention and SwiGLU and two norms a block, the last norm."""
+TINY_PARAMETERS = 2 * 50 * 16 + 4 * 16**2 + 3 * 16 * 24 + 2 * 16 + 16
+"""Embedding and head, attention, SwiGLU and two norms of the block, the last norm."""
 
 
 class DependsOnValues(LightningModule):
@@ -85,8 +85,12 @@ def last_run(name: str = "tiny") -> RunRecord:
 
 
 def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
-    available: Callable[[int], None], no_weights: None, capsys: pytest.CaptureFixture[str]
+    available: Callable[[int], None],
+    no_weights: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ahead, "remedies", lambda planned: [])
     available(1 << 30)
     assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
@@ -113,6 +117,7 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(
     assert main(["fit", "--config=tiny.yaml"]) == 2
     option = capsys.readouterr().err.splitlines()[1].removeprefix("would fit: ").split("; ")[0].split(" or ")[0]
     batch = int(option.removeprefix("--data.batch_size="))
+    monkeypatch.setattr(ahead, "remedies", lambda planned: [])
     own, fit = os.getpid(), Trainer.fit
     monkeypatch.setattr(Trainer, "fit", lambda *args, **given: None if os.getpid() == own else fit(*args, **given))
     available(360_000)  # of 400,000 nine tenths may be filled
@@ -120,7 +125,10 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(
     assert main(["fit", "--config=tiny.yaml", f"--data.batch_size={batch + 1}"]) == 2
 
 
-def test_the_check_can_be_left_out_and_asks_for_less_without_training(available: Callable[[int], None]) -> None:
+def test_the_check_can_be_left_out_and_asks_for_less_without_training(
+    available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_remedies", lambda cli, room: iter(()))
     available(1000)
     assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
     assert last_run().planned is None
@@ -166,3 +174,22 @@ def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, m
     assert len(opened) == asked
     assert ahead.free_for_one(trainer) is None
     assert len(opened) == asked + 1  # the host's memory may always be asked for
+
+
+def test_after_running_out_of_memory_less_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, forward = os.getpid(), Transformer.forward
+
+    def no_room(*args: Any) -> Any:
+        if os.getpid() == own:
+            raise torch.OutOfMemoryError("CUDA out of memory. GPU 0 has a total capacity of 1.00 GiB")
+        return forward(*args)
+
+    monkeypatch.setattr(Transformer, "forward", no_room)
+    assert main(["fit", "--config=tiny.yaml"]) == 1
+    record = last_run()
+    assert record.status == "oom"
+    assert record.failure is not None
+    assert record.planned is not None
+    batch = int(record.failure.remedies[0].removeprefix("--data.batch_size="))
+    assert 0 < batch < 64
+    assert "--trainer.precision=bf16-true" in record.failure.remedies  # of the weights too, half the bytes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.cli.ahead import plan_ahead
+from lm_profiler.cli.ahead import look_back, plan_ahead
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.keeper import Keeper, kept
@@ -19,6 +19,7 @@ from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 
 _PATIENCE_S = 5.0
@@ -50,7 +51,9 @@ def run(call: Call) -> int:
             return cli.attempt.ended(error)
         except Exception as error:
             if not cli.attempt.is_refusal(error):
-                return cli.attempt.failed(error)
+                code = cli.attempt.failed(error)
+                try_or_note("what would have fitted", partial(look_back, cli), [])
+                return code
             cli.attempt.discard()
             if local_rank() > 0:  # the process that started this one says it
                 return WRONG_CALL

@@ -27,9 +27,9 @@ class OutOfMemory(Part):
 class Failure(Part):
     """Where and why a run died. ``phase`` is a phase, ``other``, or ``setup`` before the first step.
 
-    In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a refused run are
-    options to add, each alternative enough by itself. ``rank`` and ``host`` are whose failure it was, of several ranks:
-    the one that the others' ends followed from. None in a run of one process.
+    In ``instruments`` it is the profiler that failed: training itself went on. ``remedies`` of a run that was refused
+    or ran out of memory are options to add, each alternative enough by itself, as planned. ``rank`` and ``host`` are
+    whose failure it was, of several ranks: the one that the others' ends followed from. None in a run of one process.
     """
 
     phase: str
