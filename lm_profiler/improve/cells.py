@@ -75,6 +75,7 @@ class Cells:
     def __init__(self, folder: SweepFolder, call: Sequence[str], run: Callable[[Cell], None]) -> None:
         self.folder, self._call, self._run = folder, call, run
         self._asked: set[str] = set()
+        self._shared: set[str] = set()
 
     def look(self) -> RanCell:
         """The first setting, with all instruments."""
@@ -107,12 +108,19 @@ class Cells:
             record = read_run(run)
         except RecordError:
             record = None
+        if record is not None and "shared" in record.words:
+            self._shared.add(cell.id)
         return RanCell(Entry(run, record, cell, outcome, path), outcome, 0.0 if again else outcome.duration_s)
 
     @property
     def count(self) -> int:
         """Processes that were asked for."""
         return len(self._asked)
+
+    @property
+    def shared(self) -> int:
+        """Those of them that shared the machine with something else."""
+        return len(self._shared)
 
     def _add(self, cell: Cell) -> None:
         """Have the plan name the cell before there is anything of it."""

@@ -33,7 +33,7 @@ def search(
     state = Improvement()
 
     def write(ended: Ended) -> ImproveRecord:
-        record = account.record(state, ended, cells.count)
+        record = account.record(state, ended, cells.count, cells.shared)
         record.write(cells.folder.path / IMPROVE_FILE)
         tell(record)
         return record

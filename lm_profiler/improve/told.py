@@ -13,6 +13,8 @@ from lm_profiler.improve.candidates import Refused
 from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.record.improve import Ended, Final, ImproveRecord, Numerics, Tried
 
+_SHARED = "{} of {} runs shared the machine with something else, which makes them differ: try again while it is quiet"
+
 
 @dataclass(frozen=True)
 class Account:
@@ -32,8 +34,8 @@ class Account:
     refused: Sequence[Refused] = ()
     notes: Sequence[str] = ()
 
-    def record(self, search: Improvement, ended: Ended, runs: int) -> ImproveRecord:
-        """All that is known by now."""
+    def record(self, search: Improvement, ended: Ended, runs: int, shared: int = 0) -> ImproveRecord:
+        """All that is known by now, after so many ``runs``, some of which ``shared`` the machine."""
         refused = [Tried(**_of(each.candidate), verdict="REFUSED", why=each.why) for each in self.refused]
         return ImproveRecord(
             name=self.request.name,
@@ -48,7 +50,7 @@ class Account:
             left=[candidate.name for candidate in search.left],
             final=None if search.last is None else _final(search.last),
             runs=runs,
-            notes=list(self.notes),
+            notes=[*self.notes, *([_SHARED.format(shared, runs)] if shared else [])],
         )
 
 
