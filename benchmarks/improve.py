@@ -49,7 +49,7 @@ class Machine:
     Attributes:
         processes: Of processes of one setting.
         steps: Of steps of one process.
-        slow: Share of processes beside a neighbour: they take 65 % longer on average.
+        slow: Share of processes beside a neighbour: they take twice as long on average.
         drift: How far the machine goes up and down, over a hundred cells.
         uneven: By how much processes differ more under half of the changes.
     """
@@ -228,10 +228,15 @@ def useless(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
         for cells in (BUDGETS[0], BUDGETS[-1]):
             each = [Row(program, machine, cells).searches(pool, number) for program in programs.values()]
             shares = " | ".join(_share(one.useless for one in these) for these in each)
-            all_ = [one for these in each for one in these]
-            wrong = 1.0 - sum(one.intervals_held for one in all_) / sum(one.intervals for one in all_)
+            wrong = np.mean([_wrong(these) for these in each])
             used = np.mean([one.cells for one in each[0]])
             yield f"| {told} | {cells} | {shares} | {wrong:.2%} | {used:.0f} |"
+
+
+def _wrong(these: Iterable[Searched]) -> float:
+    """Share of their intervals that do not hold the truth where the comparison stopped."""
+    told = list(these)
+    return 1.0 - sum(one.intervals_held for one in told) / sum(one.intervals for one in told)
 
 
 def found(pool: ProcessPoolExecutor, number: int) -> Iterator[str]:
