@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 from statistics import fmean
 
-from lm_profiler.improve.candidates import OTHER_BATCH, WITHOUT_CLIPPING
+from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.record.run import NumericsFacts
 
 LOSS_TOLERANCE = 0.01

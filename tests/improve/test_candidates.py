@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.improve.candidates import Hardware, asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import asked_for, candidates, worth_it
+from lm_profiler.improve.changes import Hardware
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.run import ModelFacts, TimeSummary
 from tests.support.made_runs import made_record

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lm_profiler.improve.candidates import OTHER_BATCH, WITHOUT_CLIPPING
+from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.improve.numerics import distances, judge
 from lm_profiler.record.run import NumericsFacts
 

@@ -6,19 +6,22 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
-from lm_profiler.analysis.improve.trials import Candidate
+from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import handled
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.candidates import WITHOUT_CLIPPING, Refused, asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, RanCell, begun, look_cell, plan_of, timed_cell
+from lm_profiler.improve.changes import WITHOUT_CLIPPING
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
 from lm_profiler.improve.request import ImproveRequest
@@ -27,13 +30,13 @@ from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.improve import IMPROVED_CONFIG, ImproveRecord, read_improve
+from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.folder import SweepFolder, is_done
 from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellServer, ServerError
@@ -82,8 +85,8 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
     with CellServer(SERVER, folder.lock) as server:
         runner = _Runner(folder, server, display)
         cells = Cells(folder, call, runner)
+        check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
         if folder.is_new:
-            check_calls(server, _written(folder.path, call, request))
             folder.begin()
         with display.shown(), runner.interrupting():
             try:
@@ -96,25 +99,30 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
     return _ending(folder, record, call)
 
 
-def _written(folder: Path, call: Sequence[str], request: ImproveRequest) -> list[Cell]:
+def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:
     """A cell for each value that somebody wrote: these are to be read before anything runs."""
     asked = [{name: text} for name, texts in request.try_.items() for text in texts]
-    return [timed_cell(folder, call, options, 0) for options in ({}, *asked)]
+    return [
+        look_cell(request.folder, call),
+        *(timed_cell(request.folder, call, options, 0) for options in asked),
+    ]
 
 
-def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord | None:
-    """Try what could be better by the first setting's own run; None where that does not run."""
+def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: ImproveDisplay) -> ImproveRecord:
+    """Try what could be better by the first setting's own run."""
+    account = Account(request, _started(cells.folder.path), look.took_s)
     try:
         first = look.record
     except NoSteps as error:
         if look.outcome.exit_code == WRONG_CALL and look.outcome.status == "failed":
             cells.folder.forget()
             raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
-        say(f"the first setting does not run: {error}")
-        return None
+        record = replace(account, notes=[str(error)]).record(Improvement(), "failed", cells.count)
+        record.write(cells.folder.path / IMPROVE_FILE)
+        return record
     tried, refused = _changes(request, look, first)
-    account = Account(request, _started(cells.folder.path), look.took_s, refused)
-    return search(cells, tried, account, first, display.tell)
+    notes = [f"in the first setting's own run, {line}" for line in contention_lines(first.contention)]
+    return search(cells, tried, replace(account, refused=refused, notes=notes), first, display.tell)
 
 
 def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[list[Candidate], list[Refused]]:
@@ -139,10 +147,8 @@ def _started(folder: Path) -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _ending(folder: SweepFolder, record: ImproveRecord | None, call: Sequence[str]) -> int:
+def _ending(folder: SweepFolder, record: ImproveRecord, call: Sequence[str]) -> int:
     """Say how it ended, and write the setting that it ended with; returns the exit code."""
-    if record is None:
-        return FAILED
     improved = folder.path / IMPROVED_CONFIG
     if record.options:
         write_whole(improved, config_text(record, call))
