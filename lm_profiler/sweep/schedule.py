@@ -72,7 +72,7 @@ class Schedule:
         watcher: Who is told.
         devices: What each slot's cells see as CUDA_VISIBLE_DEVICES; None leaves that as it is.
         timeout_s: How long a cell may run; None is for ever.
-        environment: Set for every cell.
+        environment: Set for every cell, also in the place of what a sweep sets.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Schedule:
         own = clear(self._folder, cell)
         self._running[cell.id] = _Running(cell, device, memory_kills(), self._clock())
         visible = {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-        environment = {**self._environment, **visible, **own_compile_cache(own)}
+        environment = {**own_compile_cache(own), **self._environment, **visible}
         self._starter.start(cell.id, cell.arguments, own / OUTPUT_FILE, environment)
         self._watcher.began(cell, device)
 

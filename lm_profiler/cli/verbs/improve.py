@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -33,12 +34,12 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.record.sweep import Cell, SweepPlan
+from lm_profiler.record.sweep import Cell, SweepPlan, read_outcome
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.folder import SweepFolder, is_done
 from lm_profiler.sweep.plan import CONFIGS
-from lm_profiler.sweep.schedule import Schedule
+from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.server import CellServer, ServerError
 from lm_profiler.usage_error import UsageError
 
@@ -82,8 +83,7 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
 
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
-    with CellServer(SERVER, folder.lock) as server:
-        runner = _Runner(folder, server, display)
+    with CellServer(SERVER, folder.lock) as server, _Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner)
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
         if folder.is_new:
@@ -171,21 +171,44 @@ def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
 
 
 class _Runner:
-    """Runs one cell at a time, for as long as nobody interrupts."""
+    """Runs one cell at a time, for as long as nobody interrupts.
+
+    Cells of one setting share what they compile: no first step is compared here, and compiling takes minutes.
+    """
 
     timeout_s: float | None = None
     """How long a cell may run."""
 
     def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
         self._folder, self._server, self._display = folder, server, display
+        self._caches = folder.path / "compile_caches"
+        shutil.rmtree(self._caches, ignore_errors=True)  # of a call that was killed
         self._schedule: Schedule | None = None
         self.interrupted = False
+
+    def __enter__(self) -> _Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing of what was compiled."""
+        shutil.rmtree(self._caches, ignore_errors=True)
 
     def __call__(self, cell: Cell) -> None:
         if self.interrupted:
             raise Interrupted
-        self._schedule = Schedule(self._folder.path, [cell], self._server, self._display, timeout_s=self.timeout_s)
+        setting = self._caches / cell.id.rpartition(",")[0]
+        self._schedule = Schedule(
+            self._folder.path,
+            [cell],
+            self._server,
+            self._display,
+            timeout_s=self.timeout_s,
+            environment=own_compile_cache(setting),
+        )
         self._schedule.run()
+        outcome = read_outcome(self._folder.path, cell.id)
+        if outcome is None or outcome.status != "ok":  # what is half written there would fail the next one
+            shutil.rmtree(setting, ignore_errors=True)
         if self.interrupted:
             raise Interrupted
 
