@@ -6,7 +6,8 @@ Simulated runs of 1,024 and 16,384 ranks with 50 measured steps after 5 of warm-
 called once to warm the file cache and three times measured: medians of its seconds, Python's start included, of its CPU
 seconds, which other programs of the machine change less, and of the most memory that it took. The targets are 1 s and
 300 MB at 1,024 ranks, and 5 s at 16,384. Then the end of a run, all ranks in one process: what each sends through the
-store, and what rank 0 does with it. First of all, where the columnar file takes over: both formats at growing numbers
+store, and what rank 0 does with it; and who waits for whom, of 1,024 ranks at most, because to simulate more takes
+minutes. First of all, where the columnar file takes over: both formats at growing numbers
 of rows.
 """
 
@@ -35,6 +36,9 @@ from lm_profiler.record.steps import StepTable, write_steps
 from lm_profiler.record.steps_parquet import as_parquet
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
+_SIMULATED = 1024
+"""Ranks, at most: their simulation grows with the square."""
+
 ROWS = (500, 5_000, 20_000, 56_320)
 _PEAK = """
 import atexit, sys
@@ -221,6 +225,20 @@ def end(ranks: int) -> None:
     print(f"end of {ranks:,} ranks, {sent / 1e3:.1f} kB each: {told}; at most {peak:,.0f} MiB", flush=True)
 
 
+def waiting(ranks: int) -> None:
+    """Print what it takes rank 0 to find who waits for whom, under DDP with three buckets."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+    from simulated_ranks import simulate, usual
+
+    from lm_profiler.analysis.ranks.summary import ranks_of
+
+    sent = [pickle.dumps(timeline) for timeline in simulate(usual(ranks, STEPS, noise=0.05)).timelines]
+    began = time.process_time()
+    ranks_of([pickle.loads(timeline) for timeline in sent], ranks, overlap=True)
+    took_s = time.process_time() - began
+    print(f"who waits for whom, {ranks:,} ranks: {len(sent[0]) / 1e3:.1f} kB each, {took_s:.2f} CPU s", flush=True)
+
+
 def main() -> None:
     """All of it, for each number of ranks."""
     if sys.argv[1:2] == ["--end"]:
@@ -234,6 +252,8 @@ def main() -> None:
         readers(ranks)
     for ranks in (8, *counts):
         subprocess.run((sys.executable, "-m", "benchmarks.ranks", "--end", str(ranks)), check=True)
+    for ranks in (8, *(ranks for ranks in counts if ranks <= _SIMULATED)):
+        waiting(ranks)
 
 
 if __name__ == "__main__":
