@@ -30,7 +30,7 @@ from lm_profiler.record.precision import full_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
-_KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
+KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
 """What of the Trainer's options a step on one device depends on, beside its precision."""
 
 _BATCHES = 2
@@ -42,6 +42,9 @@ _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 LIMIT_S = 120.0
 """For all sizes of one call."""
 
+_NOBODYS = (os.path.dirname(sys.modules[FakeWorld.__module__].__file__ or ""), os.path.dirname(os.__file__))  # noqa: PTH120
+"""Where an error may come up without being made there: our fake tensors, Python's own modules."""
+
 
 def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     """One that does of what the user's does what a step on one device depends on.
@@ -52,7 +55,7 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     given = vars(cli.config[cli.verb].trainer)
     check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
     precision = str(given["precision"] or "32-true")
-    kept = {name: given[name] for name in _KEPT if given[name] is not None}
+    kept = {name: given[name] for name in KEPT if given[name] is not None}
     kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     try:
@@ -206,9 +209,12 @@ def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: floa
 
 
 def _reason(error: Exception) -> str:
-    """Why it cannot be planned, and where."""
-    frames = [f for f, _ in walk_tb(error.__traceback__) if "site-packages" not in f.f_code.co_filename]
-    where = f" ({os.path.basename(frames[-1].f_code.co_filename)}, line {frames[-1].f_lineno})" if frames else ""  # noqa: PTH119
+    """Why it cannot be planned, and where in somebody's code."""
+    while isinstance(error.__cause__, Exception):  # around it the parser wraps accounts of its own
+        error = error.__cause__
+    files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
+    theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
+    where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return f"what it does depends on values, which are not known without running it{where}"
     return f"{said(error)}{where}"

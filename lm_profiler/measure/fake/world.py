@@ -83,6 +83,7 @@ def prepare(gpu: bool) -> None:
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
     nn.Module._apply = _apply  # type: ignore[method-assign]
+    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer["_foreach_supported_types"].append(FakeTensor)
@@ -105,6 +106,11 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
             if buffer is not None:
                 part._buffers[key] = made.setdefault(id(buffer), (buffer, change(buffer)))[1]
     return module
+
+
+def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """In the place of ``Tensor.__deepcopy__``, which copies a storage: without data there is none to copy."""
+    return memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
 
 
 class _AutocastOfCuda(TorchFunctionMode):

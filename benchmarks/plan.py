@@ -1,0 +1,155 @@
+"""How right is the plan? The rehearsed step's peak beside that of the same step on real tensors.
+
+    python -m benchmarks.plan [--gpu] [--sizes small medium xl] [--layers 2]
+
+Truth on the CPU is every allocation that torch's profiler tells, from before the module is built; on a GPU, the most
+that torch's allocator had given out. Each step is run in a process of its own. Aim: 5 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.profiler import ProfilerActivity, profile
+
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.quiet import quiet, quiet_libraries
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.cli.workers.rehearse import KEPT, ask, told
+from lm_profiler.models.config import PRESETS
+from lm_profiler.record.quantities import bytes_text
+
+AIM = 0.05
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+BATCH, CONTEXT = 2, 128
+_BEGUN = "training begins"
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
+from zoo import KINDS  # other people's modules, as the tests have them
+
+
+@dataclass
+class Begun(Callback):
+    """Says when training begins and how much the module holds then."""
+
+    held: int = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with torch.profiler.record_function(_BEGUN):
+            tensors = {id(tensor): tensor for tensor in (*pl_module.parameters(), *pl_module.buffers())}
+            self.held = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+
+
+def fit(cli: ProfilerCLI, gpu: bool, *callbacks: Callback) -> None:
+    """Two steps from nothing on: the first makes what lasts, and the second has the peak."""
+    given = vars(cli.config[cli.verb].trainer)
+    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = cli.trainer = Trainer(
+        accelerator="gpu" if gpu else "cpu",
+        devices=1,
+        precision=given["precision"] or "32-true",
+        limit_train_batches=2 * (given["accumulate_grad_batches"] or 1),
+        max_epochs=1,
+        limit_val_batches=0,
+        callbacks=list(callbacks),
+        **dict.fromkeys(off, False),  # type: ignore[arg-type]
+        **{name: given[name] for name in KEPT if given[name] is not None},
+    )
+    data = cli.build("data")
+    trainer.fit(cli.build("model"), datamodule=data)
+
+
+def real_peak(call: Sequence[str], gpu: bool) -> int | str:
+    """Most bytes that tensors held at one time, or why that is unknown."""
+    quiet_libraries()
+    warnings.simplefilter("ignore")
+    try:
+        with quiet():
+            cli = ProfilerCLI(Call(["fit", *call]))
+            return _allocated(cli) if gpu else _told_by_the_profiler(cli)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _allocated(cli: ProfilerCLI) -> int:
+    fit(cli, gpu=True)
+    return torch.cuda.max_memory_allocated()
+
+
+def _told_by_the_profiler(cli: ProfilerCLI) -> int:
+    """Without what is there when training begins and is not the module's: data sets, which no device would hold."""
+    begun = Begun()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        fit(cli, False, begun)
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    held = most = others = 0
+    for event in events:
+        if event.name() == _BEGUN:
+            others, most = held - begun.held, 0
+        elif event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most - others
+
+
+def ours(sizes: Sequence[str], layers: int | None) -> Iterator[tuple[str, list[str]]]:
+    """Presets × precision × attention × checkpointing, as options of ``fit``."""
+    for size, precision, attention, again in itertools.product(sizes, PRECISIONS, ("sdpa", "math"), (False, True)):
+        given = {"model.size": size, "model.attention": attention, "trainer.precision": precision}
+        given |= {"model.activation_checkpointing": str(again).lower(), "data.batch_size": str(BATCH)}
+        given |= {"data.context_length": str(CONTEXT)}
+        if layers is not None:
+            given["model.num_layers"] = str(layers)
+        name = f"{size}, {precision}, {attention}" + (", checkpointing" if again else "")
+        yield name, [f"--{key}={value}" for key, value in given.items()]
+
+
+def others() -> Iterator[tuple[str, list[str]]]:
+    """Of each kind of the tests' modules one."""
+    for kind in KINDS:
+        accumulation = ["--trainer.accumulate_grad_batches=3"] if kind.__name__ == "Accumulating" else []
+        yield kind.__name__, [f"--model=zoo.{kind.__name__}", "--data=null", *accumulation]
+
+
+def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
+    """A line of the table, and by how much the plan is off."""
+    found = told(ask(["fit", *call], gpu))
+    with multiprocessing.get_context("spawn" if gpu else "fork").Pool(1) as pool:
+        real = pool.apply(real_peak, (call, gpu))
+    planned = bytes_text(found.peak) if isinstance(found, Planned) else f"cannot be planned: {found.reason}"
+    if isinstance(real, str) or not isinstance(found, Planned):
+        return f"| {name} | {planned} | {real if isinstance(real, str) else bytes_text(real)} | |", None
+    off = found.peak / real - 1
+    return f"| {name} | {planned} | {bytes_text(real)} | {off:+.2%} |", off
+
+
+def main() -> None:
+    """Print a table, row by row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="against the allocator of a GPU")
+    parser.add_argument("--sizes", nargs="*", choices=PRESETS, default=["small", "medium", "xl"])
+    parser.add_argument("--layers", type=int, help="in the place of the preset's")
+    parser.add_argument("--zoo", action="store_true", help="other people's modules too")
+    options = parser.parse_args()
+    print("| run | planned peak | measured | planned - measured |\n|:--|--:|--:|--:|")
+    offs = []
+    for name, call in [*ours(options.sizes, options.layers), *(others() if options.zoo else ())]:
+        text, off = row(name, call, options.gpu)
+        print(text, flush=True)
+        offs.append(off)
+    known = [abs(off) for off in offs if off is not None]
+    print(f"\n{len(known)} of {len(offs)} compared; off by {max(known):.2%} at most, aim {AIM:.0%}")
+
+
+if __name__ == "__main__":
+    main()
