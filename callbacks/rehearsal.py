@@ -132,6 +132,7 @@ class Rehearsal(Callback):
             trainer, timeline, _MOST, self._step_ended, lambda left: left, _nothing, True, _nothing, self
         )
         OptimizerMarks(timeline, self._undo).attach(trainer, pl_module)
+        pl_module.log = _nothing  # type: ignore[method-assign]  # what is logged would be asked for its value
         self.world.live.see([*pl_module.parameters(), *pl_module.buffers()])
 
     def _step_ended(self) -> int:
@@ -188,5 +189,5 @@ _MOST = 1 << 20
 """Steps; the sizes end before."""
 
 
-def _nothing(*_: object) -> None:
+def _nothing(*_: object, **__: object) -> None:
     """Nobody has to be told."""

@@ -284,7 +284,7 @@ class ProfilerCLI(LightningCLI):
             cause = _cause(error)
             if isinstance(cause, UsageError):
                 raise UsageError(f"{key}.{cause}") from None
-            raise cause from None
+            raise cause from cause.__cause__
 
     def _instantiate(self, keys: Iterable[str]) -> Any:
         config = self.config.clone()

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import getfile
 from traceback import walk_tb
 from typing import Any
 
@@ -42,7 +43,7 @@ _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 LIMIT_S = 120.0
 """For all sizes of one call."""
 
-_NOBODYS = (os.path.dirname(sys.modules[FakeWorld.__module__].__file__ or ""), os.path.dirname(os.__file__))  # noqa: PTH120
+_NOBODYS = tuple(os.path.dirname(getfile(each)) for each in (FakeWorld, os))  # noqa: PTH120
 """Where an error may come up without being made there: our fake tensors, Python's own modules."""
 
 

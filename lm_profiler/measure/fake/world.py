@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -83,7 +84,8 @@ def prepare(gpu: bool) -> None:
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
     nn.Module._apply = _apply  # type: ignore[method-assign]
-    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[attr-defined]
+    FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
+    torch.bincount = partial(_bincount, torch.bincount)
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer["_foreach_supported_types"].append(FakeTensor)
@@ -110,7 +112,18 @@ def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool 
 
 def _deepcopy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """In the place of ``Tensor.__deepcopy__``, which copies a storage: without data there is none to copy."""
-    return memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    memo[id(tensor)] = made
+    return made
+
+
+def _bincount(
+    count: Callable[..., Tensor], values: Tensor, weights: Tensor | None = None, minlength: int = 0
+) -> Tensor:
+    """In the place of ``torch.bincount``: no value is as large as ``minlength``, as metrics have it."""
+    if not minlength:
+        return count(values, weights)
+    return values.new_zeros(minlength) if weights is None else weights.new_zeros(minlength)
 
 
 class _AutocastOfCuda(TorchFunctionMode):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning.pytorch import Trainer
+import rehearsed
+from lightning.pytorch import LightningModule, Trainer
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.plan.remedies import remedies
-from lm_profiler.cli.workers.rehearse import ask, told
+from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
@@ -26,23 +29,22 @@ def options(precision: str, **model: Any) -> list[str]:
     return [f"--{key}={str(value).lower()}" for key, value in given.items()]
 
 
-def real_peak(folder: Path, precision: str, **model: Any) -> int:
+def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeTokens | None = None, **options: Any) -> int:
     """Most bytes that CPU tensors held at one time in two steps, from nothing on."""
     from torch.profiler import ProfilerActivity, profile
 
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
-        precision=precision,
         max_steps=2,
-        accumulate_grad_batches=ACCUMULATED,
         default_root_dir=folder,
+        **options,
         **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-            trainer.fit(LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT))
+            trainer.fit(make(), datamodule=data)
     profiler.export_chrome_trace(str(folder / "trace.json"))
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     held = most = 0
@@ -56,7 +58,9 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
     planned = told(ask(["fit", *options(precision, **model)], gpu=False))
     assert isinstance(planned, Planned)
-    assert planned.peak == pytest.approx(real_peak(tmp_path, precision, **model), rel=0.01)
+    run = {"precision": precision, "accumulate_grad_batches": ACCUMULATED}
+    real = real_peak(tmp_path, lambda: LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT), **run)
+    assert planned.peak == pytest.approx(real, rel=0.01)
 
     d, d_ff, layers, vocab = SMALL["d_model"], SMALL["d_ff"], SMALL["num_layers"], SMALL["vocab_size"]
     layer = 2 * BATCH * CONTEXT * (4 * d * d + 3 * d * d_ff) + 4 * BATCH * CONTEXT**2 * d
@@ -74,3 +78,33 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     # What its call says decides what else would be tried.
     ways = ["--trainer.precision=bf16-true", "--model.attention=sdpa", "--model.optimizer=sgd"]
     assert [" ".join(way.words) for way in remedies(planned)] == ways
+
+
+def asked(kind: type[LightningModule]) -> Planned | Unplanned:
+    return told(ask(["fit", f"--model=rehearsed.{kind.__name__}", "--data=null"], gpu=False))
+
+
+def test_a_module_of_somebody_elses_holds_what_a_real_one_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planned = asked(rehearsed.Everything)
+    assert capfd.readouterr() == ("", "")  # whatever it prints
+    assert isinstance(planned, Planned)
+    assert planned.peak == pytest.approx(real_peak(tmp_path, rehearsed.Everything), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (rehearsed.AsksForAValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.SaysCuda, r"RuntimeError: .* cuda .* \(rehearsed.py, line \d+\)"),
+        (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.Exits, "exit code 3"),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_cannot_be_planned_has_a_reason(kind: type[LightningModule], reason: str) -> None:
+    unplanned = asked(kind)
+    assert isinstance(unplanned, Unplanned)
+    assert re.search(reason, unplanned.reason)

@@ -1,0 +1,98 @@
+"""Modules of other people: what they do that tensors without data may not take, and what those cannot know."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+IDS, WIDTH, BATCH = 1000, 256, 64
+
+
+class Plain(LightningModule):
+    """Ids of a batch in, ids out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(IDS, WIDTH), nn.Linear(WIDTH, IDS, bias=False)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(range(4 * BATCH), batch_size=BATCH)  # type: ignore[arg-type]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.head(self.embedding(batch)), batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters())
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * gradients[0]
+
+
+class Everything(Plain):
+    """Tied weights, a copied part, buffers, a hook, a generator, a metric, a function of its own; it logs and prints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embedding.weight
+        self.norm, self.accuracy = nn.BatchNorm1d(WIDTH), MulticlassAccuracy(IDS)
+        self.average = copy.deepcopy(self.norm).requires_grad_(False)
+        self.norm.register_forward_hook(lambda module, inputs, output: output + 1)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.generator = torch.Generator().manual_seed(1)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            for mine, its in zip(self.average.parameters(), self.norm.parameters(), strict=True):
+                mine.lerp_(its, 0.1)
+        self.seen += 1
+        noise = torch.rand(len(batch), WIDTH, generator=self.generator, device=batch.device)
+        scores = self.head(Square.apply(self.norm(self.embedding(batch) + noise)))
+        loss = F.cross_entropy(scores, batch)
+        self.accuracy(scores, batch)
+        self.log_dict({"accuracy": self.accuracy, "loss": loss}, prog_bar=True)
+        print("loss", loss)
+        return loss
+
+
+class AsksForAValue(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.last = loss.item()
+        return loss
+
+
+class ChoosesByValue(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch[batch > 3], batch_idx)
+
+
+class SaysCuda(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return super().training_step(batch.cuda(), batch_idx)
+
+
+class LacksAFile(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.load_state_dict(torch.load("nowhere.ckpt"))
+
+
+class Exits(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        sys.exit(3)
