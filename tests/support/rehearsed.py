@@ -45,7 +45,7 @@ class Square(torch.autograd.Function):
 
 
 class Everything(Plain):
-    """Tied weights, a copied part, buffers, a hook, a generator, a metric, a function of its own; it logs and prints."""
+    """Tied weights, a copied part, buffers, a hook, a generator, a metric, a function of its own; logs, prints."""
 
     def __init__(self) -> None:
         super().__init__()
