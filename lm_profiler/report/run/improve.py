@@ -46,6 +46,8 @@ def headline(record: ImproveRecord) -> str:
     if way := record.way:
         before, after = way[0].step_s, way[-1].step_s
         return f"step {_from_to(before, after)} ms, {ratio_text(before / after)} × as it was chosen, not compared anew"
+    if record.ended == "budget" and not any(of.pairs for of in record.tried):
+        return "nothing was tried: the budget is too short for a comparison"
     return "nothing helped" if record.ended in ("done", "budget") else "nothing helped so far"
 
 

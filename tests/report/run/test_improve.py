@@ -61,6 +61,7 @@ def test_without_a_last_comparison_the_total_is_said_to_be_as_it_was_chosen() ->
     [
         (nothing_helped(), "nothing helped"),
         (nothing_helped().model_copy(update={"ended": "unfinished"}), "nothing helped so far"),
+        (made_improve(ended="budget", tried=TRIED[4:], final=None), "nothing was tried: the budget is too short"),
         (made_improve(ended="failed", tried=[], final=None), "the first setting does not run to its end"),
     ],
 )
