@@ -76,7 +76,7 @@ ChangesOfKind = Iterator[tuple[Candidate, str]]
 def _one(
     options: Mapping[str, str], group: str, ceiling_s: float | None = None, may_change: str | None = None
 ) -> Candidate:
-    name = ", ".join(f"{option}={text}" for option, text in options.items())
+    name = " + ".join(f"{option}={text}" for option, text in options.items())
     return Candidate(name, options, group, ceiling_s, may_change)
 
 
