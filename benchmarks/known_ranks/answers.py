@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.known_ranks.notes import Notes
 from benchmarks.known_ranks.trial import Case, Seen, blocks
-from benchmarks.known_ranks.truth import mean_step_s, truth_of
+from benchmarks.known_ranks.truth import step_s, truth_of
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.run.ranks import RankFinding, Ranks
 
@@ -67,7 +67,7 @@ def answer(case: Case, seen: Sequence[Seen]) -> Answer:
     record, notes = seen[0].record, [each.notes for each in seen]
     ranks = None if record is None else record.ranks
     own, waiting = _errors(case, notes, ranks)
-    step_s, mended_s = (mean_step_s(notes, blocks(case, delayed), case.accumulate) for delayed in (True, False))
+    delayed_s, mended_s = (step_s(notes, blocks(case, delayed), case.accumulate) for delayed in (True, False))
     return Answer(
         case,
         len(seen),
@@ -76,8 +76,8 @@ def answer(case: Case, seen: Sequence[Seen]) -> Answer:
         max((abs(off) for off, _ in own), default=0.0),
         max((abs(off) for off, _ in waiting), default=0.0),
         bool(own) and all(abs(off) <= max(SHARE * truth, LEAST_S) for off, truth in [*own, *waiting]),
-        step_s,
-        step_s - mended_s,
+        delayed_s,
+        delayed_s - mended_s,
     )
 
 

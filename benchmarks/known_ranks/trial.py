@@ -2,9 +2,9 @@
 
 What mending saves is the difference of those turns, blocks of a few steps in the same processes: two runs differ by
 themselves, by how the ranks fall into step, by more than what is looked for. Of each block the first step does not
-count, because ranks carry into it what the block before did to them. The instruments have ended by then. Delays are of
-40 ms and more: where four ranks share two cores, Lightning's own milliseconds become longer when all are at work at the
-same time, which no delay's removal can foresee, and of such a delay that is under 5 %.
+count, because ranks carry into it what the block before did to them; of three blocks the median counts. The instruments
+have ended by then. Delays are of 40 ms and more: where four ranks share two cores, Lightning's own milliseconds become
+longer when all are at work at the same time, which no replay foresees, and of such a delay that is under 5 %.
 """
 
 from __future__ import annotations

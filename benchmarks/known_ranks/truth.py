@@ -7,6 +7,7 @@ it is own work.
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,8 +60,11 @@ def _truth(notes: Notes, waits_ns: Sequence[int], steps: Sequence[int], batches:
     return Truth(own, {phase: ns * share for phase, ns in waiting.items()})
 
 
-def mean_step_s(ranks: Sequence[Notes], blocks: Iterable[range], batches: int) -> float:
-    """Over all ``blocks`` of steps, in the mean of the ranks."""
-    known = list(blocks)
-    ns = [n.asked_ns[b.stop * batches] - n.asked_ns[b.start * batches] for n in ranks for b in known]
-    return sum(ns) * 1e-9 / (len(ranks) * sum(map(len, known)))
+def step_s(ranks: Sequence[Notes], blocks: Iterable[range], batches: int) -> float:
+    """The mean step of the ranks in a block of steps, of ``blocks`` the median: one that something else held up is not
+    what a delay costs."""
+    means = []
+    for block in blocks:
+        lasted = [n.asked_ns[block.stop * batches] - n.asked_ns[block.start * batches] for n in ranks]
+        means.append(statistics.mean(lasted) / len(block) * 1e-9)
+    return statistics.median(means)
