@@ -82,6 +82,15 @@ class ChoosesByValue(Plain):
         return super().training_step(batch[batch > 3], batch_idx)
 
 
+class Recurrent(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, WIDTH)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.head(self.lstm(self.embedding(batch))[0]), batch)
+
+
 class SaysCuda(Plain):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return super().training_step(batch.cuda(), batch_idx)

@@ -78,13 +78,15 @@ def prepare(gpu: bool) -> None:
     """Make this process ready; of no use for anything else from then on.
 
     Weights keep the values they happen to have: some of torch's methods that fill them look at these. Optimizers and
-    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or not.
+    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or not. A GPU has no kernels
+    of oneDNN: an LSTM is taken as its products and gates.
     """
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
     nn.Module._apply = _apply  # type: ignore[method-assign]
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
+    torch._C._set_mkldnn_enabled(not gpu)
     torch.bincount = partial(_bincount, torch.bincount)
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])

@@ -95,6 +95,7 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(tmp_path: Path) -
     [
         (rehearsed.AsksForAValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.Recurrent, r"LSTM keeps for backward.* \(rehearsed.py, line \d+\)"),
         (rehearsed.SaysCuda, r"RuntimeError: .* cuda .* \(rehearsed.py, line \d+\)"),
         (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Exits, "exit code 3"),
