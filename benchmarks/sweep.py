@@ -33,7 +33,7 @@ TINY = (
         "--stages.warmup_steps=1",
         "--stages.measure_steps=3",
         "--actions.steps=0",
-        "--memory.steps=1",  # or a process of its own would find out the work of a step
+        "--memory.steps=0",
         "--trace.steps=0",
     ),
 )

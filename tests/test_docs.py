@@ -19,7 +19,7 @@ BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<options>(?::\w.*\n)*)\n*(?P<text>
 CALL = re.compile(rf"\blm_profiler (?:{'|'.join(TRAINER_VERBS | OTHER_VERBS)})\b[^)#\n]*")
 DRY = dict.fromkeys(TRAINER_VERBS, "--print_config") | {"sweep": "--dry_run"}
 _SMALL = "--model.num_layers=1 --model.vocab_size=100 --stages.warmup_steps=2 --stages.measure_steps=6"
-TINY = {"fit": f"{_SMALL} --data.context_length=16", "sweep": f"{_SMALL} --trace.steps=0"}
+TINY = {"fit": f"{_SMALL} --data.context_length=16", "sweep": f"{_SMALL} --memory.steps=0 --trace.steps=0"}
 """What makes configs quick. It is put behind the config, so that what else is on the line has the last word."""
 
 

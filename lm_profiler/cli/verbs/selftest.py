@@ -39,8 +39,7 @@ _TOY = (
     "--model.num_heads=8",
     "--data.context_length=128",
 )
-_UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=1", "--trace.steps=0")
-"""But the step whose work is counted, which a process of its own would take longer to find out."""
+_UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _RESAMPLES = 2000
 
 
