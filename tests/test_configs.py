@@ -39,6 +39,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def read(file: Path) -> ProfilerCLI:
         with quiet():
             cli = ProfilerCLI(Call(["fit", f"--config={file}", f"--log_dir={tmp_path}", "--check_memory=false"]))
+            cli.begin()
             cli.run_verb()
         return cli
 
