@@ -52,7 +52,7 @@ def waterfall_of(
         step_s=times.median,
         ci_low=times.ci_low,
         ci_high=times.ci_high,
-        input_s=times.median * _input(near),
+        input_s=times.median * input_share(near),
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -68,30 +68,27 @@ def waterfall_of(
     )
 
 
-def input_share(steps: Sequence[StepRow]) -> float:
-    """Of the median step, what ``data`` and ``transfer`` take of it: from the steps near it.
-
-    The mean of all would not do: of a loader that gives its batches in bursts, one step in a few waits for all.
-    """
-    return _input(shares(near_median(steps)))
-
-
 def in_bursts(mean: Mapping[str, float], near: Mapping[str, float], steps: Sequence[StepRow]) -> list[str]:
     """The note that the ``mean`` of ``steps`` waits longer for its input than those ``near`` the median one do.
 
     It counts them, for one that was slow is no loader that gives its batches in bursts.
     """
-    if _input(mean) - _input(near) < _BURSTS:
+    if input_share(mean) - input_share(near) < _BURSTS:
         return []
-    limit_s = median(row.time("step") for row in steps) * (_input(near) + _BURSTS)
+    limit_s = median(row.time("step") for row in steps) * (input_share(near) + _BURSTS)
     longer = sum(sum(row.time(phase) for phase in INPUT_PHASES) > limit_s for row in steps)
-    waits = f"{_input(mean):.0%} of its time for data and transfer, the median one {_input(near):.0%}"
+    waits = f"{input_share(mean):.0%} of its time for data and transfer, the median one {input_share(near):.0%}"
     told = f"{longer} of {counted(len(steps), 'step')} waited longer than that by {_BURSTS:.0%} of a step or more"
     which = "shares in the table are of the mean step, the waterfall is of the median one"
     return [f"the mean step waits {waits}: {told}; {which}"]
 
 
-def _input(of: Mapping[str, float]) -> float:
+def input_share(of: Mapping[str, float]) -> float:
+    """What ``data`` and ``transfer`` take, of shares of a step.
+
+    Of the median step it is asked of the steps near it: of a loader that gives its batches in bursts, one step in a few
+    waits for all.
+    """
     return sum(of.get(phase, 0.0) for phase in INPUT_PHASES)
 
 

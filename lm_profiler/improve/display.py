@@ -20,7 +20,7 @@ from lm_profiler.record.text import printable
 from lm_profiler.report.run.improve import improve_table, saved_text, verdict_text
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import lines
-from lm_profiler.sweep.display import duration, stage_of
+from lm_profiler.sweep.display import clock_text, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 from lm_profiler.sweep.schedule import Watcher
 
@@ -57,7 +57,7 @@ class ImproveDisplay(Watcher):
         done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
         if not self._console.is_terminal:
             for tried in done[self._told :]:
-                self._say(f"[{duration(record.elapsed_s)} of {duration(self._budget_s)}] {tried_text(tried)}")
+                self._say(f"[{clock_text(record.elapsed_s)} of {clock_text(self._budget_s)}] {tried_text(tried)}")
         self._told = len(done)
         self.tick()
 
@@ -89,7 +89,7 @@ class ImproveDisplay(Watcher):
         if self._running is None:
             return []
         cell, since = self._running
-        return [f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {duration(self._clock() - since)}"]
+        return [f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {clock_text(self._clock() - since)}"]
 
 
 def tried_text(tried: Tried) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Asked, Candidate, Check, Checked, Improvement, Ran
+from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, ran
 from lm_profiler.improve.numerics import distances, judge
 from lm_profiler.improve.told import Account
@@ -51,7 +51,7 @@ def search(
         return write("interrupted")
 
 
-def _answer(cells: Cells, asked: Asked, first: RunRecord) -> Ran | Checked:
+def _answer(cells: Cells, asked: Question, first: RunRecord) -> Ran | Checked:
     if not isinstance(asked, Check):
         return ran(cells.time(asked.options, asked.number), first)
     sides = [cells.check(options) for options in (asked.a_options, asked.b_options)]

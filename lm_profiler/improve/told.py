@@ -25,7 +25,7 @@ class Account:
         started: When it first began.
         look_s: What the first setting's own run took.
         refused: Changes that are not tried.
-        given: Options of the first setting, beside its config.
+        notes: What a reader must know, whatever the search finds.
     """
 
     request: ImproveRequest

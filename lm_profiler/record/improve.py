@@ -29,8 +29,8 @@ Positive = Annotated[float, Field(gt=0)]
 class Numerics(Part):
     """How far off the numbers with a change are; None where unknown.
 
-    ``loss`` is the largest distance from the loss without it over the same batches and seed, as a share. ``gradients``
-    is the Euclidean norm of the gradients' difference from float32's, over the norm of float32's.
+    ``loss`` is how far the mean loss of the first steps is from that without it, over the same batches and seed, as a
+    share. ``gradients`` is the Euclidean norm of the gradients' difference from float32's, over the norm of float32's.
     """
 
     loss: float | None

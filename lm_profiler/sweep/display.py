@@ -67,7 +67,7 @@ class Display(Watcher):
             self._ran_s.append(outcome.duration_s)
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
-            line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration(outcome.duration_s)}"
+            line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {clock_text(outcome.duration_s)}"
             line = printable(line + (f"  {outcome.reason}" if outcome.reason else ""))
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
         self.tick()
@@ -90,17 +90,17 @@ class Display(Watcher):
 
     @staticmethod
     def _row(status: str, seconds: float, cell: Cell) -> list[TableCell]:
-        texts = (status, duration(seconds), cell.id)
+        texts = (status, clock_text(seconds), cell.id)
         return [TableCell(text, text, style=STATUS_STYLES.get(text, "")) for text in texts]
 
     def progress(self) -> str:
         """How far it is, what came of it, and the time that is left."""
         parts = [f"{self._done} of {self._cells} cells"]
         parts += [f"{count} {word}" for word, count in self._words.items()]
-        parts.append(f"{duration(self._clock() - self._began)} elapsed")
+        parts.append(f"{clock_text(self._clock() - self._began)} elapsed")
         left_s = self._left_s()
         if left_s is not None:
-            parts.append(f"about {duration(left_s)} left")
+            parts.append(f"about {clock_text(left_s)} left")
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
@@ -126,7 +126,7 @@ def stage_of(output: Path) -> str:
     return next(stages, "starting")
 
 
-def duration(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     """``9.5 s``, ``12:34`` or ``1:23:45``."""
     if seconds < 60:
         return f"{seconds:.1f} s"

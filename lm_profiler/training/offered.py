@@ -104,6 +104,7 @@ class LoaderOptions:
             pin_memory=loader.pin_memory if self.pin_memory is None else self.pin_memory,
             worker_init_fn=loader.worker_init_fn,
             generator=loader.generator,
+            in_order=loader.in_order,
             **(with_workers if workers and loader.num_workers else {}),
         )
 

@@ -10,13 +10,23 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from made_improve import made_improve, made_search
 from warm import run
 
+from lm_profiler.record.improve import read_improve
 from lm_profiler.record.schema import schemas
+from lm_profiler.report.run.improve import improve_table
+from lm_profiler.report.tables.terminal import lines
 
 STORED = Path(__file__).parents[1] / "stored"
 SCHEMAS = {name.partition(".")[0]: schema for name, schema in schemas()}
-KINDS = {"run.json": "run", "rank0.kernels.json": "kernels", "sweep.json": "sweep", "outcome.json": "outcome"}
+KINDS = {
+    "run.json": "run",
+    "rank0.kernels.json": "kernels",
+    "sweep.json": "sweep",
+    "outcome.json": "outcome",
+    "improve.json": "improve",
+}
 OBJECTS = ("time", "host_time", "memory", "utilisation", "steadiness", "verdict", "throughput")
 
 
@@ -31,6 +41,14 @@ def against_schema(path: Path, schema: dict[str, Any] | None = None) -> None:
 def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The file's object and those within it, by name, that have fields of their own."""
     yield from ((name, part) for name, part in (("", schema), *schema.get("$defs", {}).items()) if "properties" in part)
+
+
+def exact(kind: str) -> dict[str, Any]:
+    """A schema that allows no other field."""
+    schema = copy.deepcopy(SCHEMAS[kind])
+    for _, part in parts(schema):
+        part["additionalProperties"] = False
+    return schema
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
@@ -50,10 +68,7 @@ def test_a_run_today_writes_nothing_that_the_schema_does_not_name(tmp_path: Path
     written = files(tmp_path)
     assert [path.name for path in written] == ["run.json", "rank0.kernels.json"]
     for path in written:
-        exact = copy.deepcopy(SCHEMAS[KINDS[path.name]])
-        for _, part in parts(exact):
-            part["additionalProperties"] = False
-        against_schema(path, exact)
+        against_schema(path, exact(KINDS[path.name]))
     record = json.loads(written[0].read_text())
     assert all(record[name] for name in OBJECTS)  # or there would have been little to hold
 
@@ -71,6 +86,24 @@ def test_what_is_no_record_is_not_valid(change: dict[str, Any], where: str) -> N
     record = json.loads((STORED / "0.2/tiny/version_0/run.json").read_text()) | change
     (error,) = Draft202012Validator(SCHEMAS["run"]).iter_errors(record)
     assert error.absolute_path[0] == where
+
+
+def test_a_search_is_valid_and_of_a_later_one_what_is_new_is_passed_over(tmp_path: Path) -> None:
+    record = made_improve()
+    made_search(tmp_path, record)
+    path = tmp_path / "improve.json"
+    against_schema(path, exact("improve"))
+    later = json.loads(path.read_text())
+    for part in (later, later["final"], *later["tried"]):
+        part["added_later"] = 1
+    path.write_text(json.dumps(later))
+    against_schema(path)
+    assert read_improve(tmp_path) == record
+    later["ended"], later["tried"][-1]["verdict"] = "postponed", "FASTEST"
+    path.write_text(json.dumps(later))
+    shown = "\n".join(lines(improve_table(read_improve(tmp_path))))
+    assert "postponed" in shown
+    assert "FASTEST" in shown
 
 
 def test_what_a_later_version_may_add_is_valid() -> None:

@@ -12,7 +12,7 @@ from by_hand import plan
 from rich.console import Console
 
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
-from lm_profiler.sweep.display import Display, duration, stage_of
+from lm_profiler.sweep.display import Display, clock_text, stage_of
 
 CELLS = plan("a[b]", "b", "c", "d").cells
 
@@ -129,4 +129,4 @@ def test_a_running_cell_says_what_it_does_in_its_output(said: str, stage: str, t
 
 @pytest.mark.parametrize("seconds,shown", [(0.04, "0.0 s"), (59.94, "59.9 s"), (75.4, "1:15"), (3723, "1:02:03")])
 def test_durations_read_like_a_clock(seconds: float, shown: str) -> None:
-    assert duration(seconds) == shown
+    assert clock_text(seconds) == shown

@@ -13,13 +13,13 @@ from dataclasses import replace
 from lm_profiler.analysis.compare.ratio import change
 from lm_profiler.analysis.improve.decision import FEWEST_PAIRS, anytime_interval, hopeless, spread
 from lm_profiler.analysis.improve.trials import (
-    Asked,
     Candidate,
     Check,
     Checked,
     Compared,
     Improvement,
     Improving,
+    Question,
     Ran,
     Trial,
     seconds,
@@ -109,7 +109,7 @@ class _Searcher:
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.now.options, options)
 
-    def try_(self, compared: Compared) -> Generator[Asked, Ran | Checked, None]:
+    def try_(self, compared: Compared) -> Generator[Question, Ran | Checked, None]:
         """A comparison to its verdict, or to the end of its share of the budget."""
         candidate = compared.candidate
         assert candidate is not None
@@ -129,7 +129,7 @@ class _Searcher:
             self.now = replace(self.now, options=compared.b_options)
         self.tell(compared)
 
-    def check(self, candidate: Candidate, compared: Compared) -> Generator[Asked, Ran | Checked, Compared]:
+    def check(self, candidate: Candidate, compared: Compared) -> Generator[Question, Ran | Checked, Compared]:
         checked = yield Check(candidate, compared.a_options, compared.b_options, self.now)
         assert isinstance(checked, Checked)
         self.now = replace(self.now, spent_s=self.now.spent_s + checked.took_s)
@@ -138,7 +138,7 @@ class _Searcher:
             return replace(compared, checked=checked, accepted=True, why=checked.why)
         return replace(compared, checked=checked, verdict="NUMERICS", why=checked.why)
 
-    def compare(self, compared: Compared, most: int) -> Generator[Asked, Ran | Checked, Compared]:
+    def compare(self, compared: Compared, most: int) -> Generator[Question, Ran | Checked, Compared]:
         """Pairs of runs, B first and A first in turns, until the interval decides."""
         if compared.pairs:
             compared = self.judged(compared, most)
@@ -162,7 +162,7 @@ class _Searcher:
         error = ERROR if compared.candidate is None else 2.0 * ERROR / self.candidates / 2.0 ** (len(earlier) + 1)
         return judged(replace(compared, verdict=None), error, most, spread(others))
 
-    def run(self, options: Mapping[str, str]) -> Generator[Asked, Ran | Checked, Ran]:
+    def run(self, options: Mapping[str, str]) -> Generator[Question, Ran | Checked, Ran]:
         runs = self.runs.setdefault(frozenset(options.items()), [])
         ran = yield Trial(options, len(runs), self.now)
         assert isinstance(ran, Ran)

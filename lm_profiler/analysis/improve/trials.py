@@ -56,7 +56,7 @@ class Checked:
     Attributes:
         within: Whether all distances are within the tolerance; None where that is unknown.
         took_s: Seconds of the budget that it took.
-        loss: Largest distance of the loss over the same batches and seed, as a share.
+        loss: Distance of the mean loss of the first steps, over the same batches and seed, as a share.
         gradients: Distance of the gradients from those in float32, as a share.
         why: In a few words: which tolerance it was, or why it is unknown.
     """
@@ -172,8 +172,8 @@ class Check:
     search: Improvement = field(compare=False, repr=False)
 
 
-Asked = Trial | Check
-Improving = Generator[Asked, Ran | Checked, Improvement]
+Question = Trial | Check
+Improving = Generator[Question, Ran | Checked, Improvement]
 
 
 def seconds(runs: Sequence[Ran]) -> list[float]:

@@ -185,6 +185,7 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("gradients", "gradients", "text", "dtypes of their gradients"),
         figure("gradient_error", "error of the gradients", "error", _ERROR),
     ),
+    "numerics.losses": (figure("", "loss", "loss", "mean loss of each of the first steps", "numerics_losses"),),
     "slack.places": slack.PLACE_ROW,
     "slack.savings": slack.SAVING_ROW,
     "waterfall.terms": waterfall.TERM_ROW,

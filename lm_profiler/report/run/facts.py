@@ -18,13 +18,15 @@ _LISTS_OF = {
     "Steps": ("odd_steps", "step_counters"),
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
-    "Numerics": ("numerics.kinds",),
+    "Numerics": ("numerics.kinds", "numerics.losses"),
     "Ranks": ("rank_step_s", "ranks.by_rank"),
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = _LISTS_OF["Steps"]
 _SPARSE = (*_STEPS, "ranks.by_rank")
 """Of these no column stands where no row has anything."""
+_NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1)}
+"""Lists of bare figures: what each is of, and the number of the first."""
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")
 _MOST_ROWS = 64
@@ -90,9 +92,10 @@ def list_table(record: RunRecord, path: str) -> Table:
     columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
     headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
     rows = [[_list_cell(path, of, row) for of in columns] for row in items[:_MOST_ROWS]]
-    if path == "rank_step_s":
-        headings = [Heading("rank", "rank", True), *headings]
-        rows = [[TableCell(rank, str(rank)), *row] for rank, row in enumerate(rows)]
+    if path in _NUMBERED:
+        of_each, first = _NUMBERED[path]
+        headings = [Heading(of_each, of_each, True), *headings]
+        rows = [[TableCell(at, str(at)), *row] for at, row in enumerate(rows, first)]
     more = len(items) - _MOST_ROWS
     return Table(headings, rows, below=[f"and {more:,} more"] if more > 0 else [])
 

@@ -142,7 +142,7 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
 def _end(record: ImproveRecord) -> str:
     compared = {of.name for of in record.tried if of.verdict != "REFUSED"}
     tried = f"{counted(len(compared), 'change')} tried in {counted(record.runs, 'run')}"
-    spent = f"{duration(record.elapsed_s)} of a budget of {duration(record.budget_s)}"
+    spent = f"{minutes_text(record.elapsed_s)} of a budget of {minutes_text(record.budget_s)}"
     words = {
         "done": "all was tried",
         "budget": "the budget ended first",
@@ -152,6 +152,6 @@ def _end(record: ImproveRecord) -> str:
     return f"{tried}, {spent}; {words.get(record.ended, record.ended)}"
 
 
-def duration(seconds: float) -> str:
+def minutes_text(seconds: float) -> str:
     """``45 s``, ``9.5 min``."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.3g} min"

@@ -9,19 +9,12 @@ from lm_profiler.analysis.plan.floors import PlannedFloors
 from lm_profiler.analysis.plan.planned import ROOM, Planned
 from lm_profiler.analysis.plan.remedies import Remedy
 from lm_profiler.record.quantities import PARTS, bytes_text, with_prefix
+from lm_profiler.record.run import MemoryCauses
 from lm_profiler.report.run.phases import floor_texts
 from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
 
-_CAUSES = ("parameters", "gradients", "optimizer_states", "buffers", "activations_and_rest")
-_TITLES = (
-    "phase",
-    "peak",
-    "parameters",
-    "gradients",
-    "optimizer states",
-    "buffers",
-    "activations and rest",
-)
+_CAUSES = (*MemoryCauses.model_fields,)
+_TITLES = ("phase", "peak", *(cause.replace("_", " ") for cause in _CAUSES))
 
 
 def plan_table(planned: Planned, context: int | None, device: Capacity, room: float, floors: PlannedFloors) -> Table:

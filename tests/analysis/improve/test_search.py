@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks.improve import MACHINES, Row, hidden, nothing
 from lm_profiler.analysis.improve.search import improve
-from lm_profiler.analysis.improve.trials import Asked, Candidate, Check, Checked, Improvement, Ran, Trial
+from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran, Trial
 
-Answer = Callable[[Asked], Ran | Checked]
+Answer = Callable[[Question], Ran | Checked]
 
 
 def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 2e3, **more: bool) -> Improvement:
@@ -27,11 +27,11 @@ def searched(candidates: Sequence[Candidate], answer: Answer, budget_s: float = 
             return cast("Improvement", end.value)
 
 
-def recorded(answer: Answer) -> tuple[Answer, list[Asked]]:
+def recorded(answer: Answer) -> tuple[Answer, list[Question]]:
     """The same answers, and what they were asked for."""
-    asked: list[Asked] = []
+    asked: list[Question] = []
 
-    def recording(one: Asked) -> Ran | Checked:
+    def recording(one: Question) -> Ran | Checked:
         asked.append(one)
         return answer(one)
 
@@ -42,7 +42,7 @@ def program(shares: Mapping[str, float], noise: float = 0.0, checked: Checked | 
     """A step of a second times the share of each option; a run takes ten seconds, and every winner is right."""
     rng = np.random.default_rng(1)
 
-    def answer(asked: Asked) -> Ran | Checked:
+    def answer(asked: Question) -> Ran | Checked:
         if isinstance(asked, Check):
             return checked or Checked(True)
         of_options = math.prod(shares[f"{option}={text}"] for option, text in asked.options.items())
@@ -116,7 +116,7 @@ def test_a_value_takes_the_place_of_another_of_its_option() -> None:
 
 
 def test_what_harmed_before_is_tried_again_on_what_was_accepted_after_it() -> None:
-    def answer(asked: Asked) -> Ran | Checked:
+    def answer(asked: Question) -> Ran | Checked:
         if isinstance(asked, Check):
             return Checked(True)
         slow, fast = "compile" in asked.options, "batch" in asked.options
@@ -132,7 +132,7 @@ def test_what_fails_or_is_refused_costs_one_run_and_is_told() -> None:
     answers = program({"c=1": 0.5})
     told = {"a": Ran(None, 3.0, failed="out of memory"), "b": Ran(None, 0.0, refused="needs a GPU")}
 
-    def answer(asked: Asked) -> Ran | Checked:
+    def answer(asked: Question) -> Ran | Checked:
         wrong = [told[option] for option in getattr(asked, "options", {}) if option in told]
         return wrong[0] if wrong else answers(asked)
 

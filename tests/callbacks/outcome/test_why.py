@@ -150,7 +150,7 @@ def test_a_wait_in_bursts_is_not_the_median_steps() -> None:
     waits = np.where(np.arange(40) % 4 == 3, 40.0, 0.58)
     steps = steps_of(list(waits), list(works))
     median_ms = float(np.median(waits + works))
-    assert median_ms * input_share(steps) == pytest.approx(0.58, rel=0.02)
+    assert median_ms * input_share(shares(near_median(steps))) == pytest.approx(0.58, rel=0.02)
     assert median_ms * float(waits.mean() / (waits + works).mean()) > 5  # what the mean would have said
     (note,) = in_bursts(shares(steps), shares(near_median(steps)), steps)
     assert note.startswith(
@@ -159,10 +159,10 @@ def test_a_wait_in_bursts_is_not_the_median_steps() -> None:
 
 
 def test_a_wait_of_every_step_is_the_median_steps() -> None:
-    assert input_share(steps_of([30.0] * 5, [10.0] * 5)) == pytest.approx(0.75)
-    assert input_share(steps_of([1.0, 90.0, 2.0], [9.0, 10.0, 9.0])) == pytest.approx(2 / 11)
-    assert input_share(steps_of([1.0], [3.0])) == pytest.approx(0.25)
-    assert input_share([]) == 0.0
+    assert input_share(shares(near_median(steps_of([30.0] * 5, [10.0] * 5)))) == pytest.approx(0.75)
+    assert input_share(shares(near_median(steps_of([1.0, 90.0, 2.0], [9.0, 10.0, 9.0])))) == pytest.approx(2 / 11)
+    assert input_share(shares(near_median(steps_of([1.0], [3.0])))) == pytest.approx(0.25)
+    assert input_share(shares(near_median([]))) == 0.0
     assert in_bursts({"data": 0.54}, {"data": 0.5}, []) == []
 
 
