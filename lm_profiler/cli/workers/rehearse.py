@@ -28,7 +28,7 @@ from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.record.precision import full_name
-from lm_profiler.training import FakeTokens, LanguageModel
+from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
 KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
@@ -125,6 +125,8 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
     assert isinstance(strategy, FakeStrategy)
     if isinstance(data, FakeTokens):  # of a batch that cannot fit one row is made
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
+    if isinstance(model, AttentionAlone):  # whose batches are parameters: another size is another module
+        what = "nothing"
     search = LargestSize(what, room, lambda: strategy.samples, context)
     rehearsal = Rehearsal(world, search.steps())
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
@@ -154,7 +156,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
 def _setting(cli: ProfilerCLI, name: str) -> Any:
     """Of a part of the run; None where that has none of this name, or means something of its own by it."""
     part, _, option = name.partition(".")
-    if part == "model" and not isinstance(cli.model, LanguageModel):
+    if part == "model" and not isinstance(cli.model, (LanguageModel, AttentionAlone)):
         return None
     said = cli.config[cli.verb].get(part) or {}
     return (said.get("init_args") or said).get(option)
