@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.files import from_here
 from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
 from lm_profiler.record.quantities import bytes_text, counted
@@ -130,6 +131,10 @@ def _share(share: float) -> str:
 def _lines(record: ImproveRecord) -> Iterator[str]:
     """How it ended, why changes were not taken, and what those that were may change."""
     yield _end(record)
+    if record.first_s is not None and not record.way:
+        yield f"first setting: step {ms_text(record.first_s, digits_of(record.first_s))} ms, in its first run"
+    if record.final is not None:
+        yield from _memory_line(record.final)
     if record.left:
         yield f"not tried{' yet' * (record.ended == 'unfinished')}: {', '.join(record.left)}"
     yield from (f"{of.name}: {of.why}" for of in record.tried if of.why)
@@ -137,6 +142,13 @@ def _lines(record: ImproveRecord) -> Iterator[str]:
         f"{of.name} may change the results: {of.may_change}" for of in record.tried if of.accepted and of.may_change
     )
     yield from (f"note: {note}" for note in record.notes)
+
+
+def _memory_line(final: Final) -> Iterator[str]:
+    """Where the peak is not the SAME, as times are."""
+    first, last = final.first_bytes, final.final_bytes
+    if first is not None and last is not None and abs(last - first) > MARGIN * first:
+        yield f"memory {bytes_text(first)} → {bytes_text(last)}"
 
 
 def _end(record: ImproveRecord) -> str:

@@ -39,6 +39,13 @@ def test_each_change_has_its_row_and_the_total_stands_below() -> None:
     ]
 
 
+def test_the_peak_of_the_final_setting_is_told_where_it_is_another_one() -> None:
+    final = Final(pairs=4, first_s=0.168, final_s=0.0971, ratio=1.73, low=1.69, high=1.77, first_bytes=2**30)
+    assert "memory 1.00 GiB → 0.75 GiB" in said(made_improve(final=final.model_copy(update={"final_bytes": 3 * 2**28})))
+    alike = final.model_copy(update={"final_bytes": round(1.005 * 2**30)})
+    assert not any(line.startswith("memory") for line in said(made_improve(final=alike)))
+
+
 def test_what_rounds_to_nought_has_no_sign() -> None:
     assert saved_text(tried("data.num_workers=4", 168.0, -0.01, "SAME")) == "0.0 [-1.5, 1.5]"
 
@@ -67,6 +74,7 @@ def test_without_a_last_comparison_the_total_is_said_to_be_as_it_was_chosen() ->
 )
 def test_what_brought_nothing_says_so(record: ImproveRecord, words: str) -> None:
     assert said(record)[0].startswith(words)
+    assert "first setting: step 168.5 ms, in its first run" in said(record)
     assert record.way == []
 
 
