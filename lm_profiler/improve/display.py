@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
+from rich.console import Console
 
 from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
-from lm_profiler.record.text import printable
 from lm_profiler.report.run.improve import improve_table, saved_text, verdict_text
 from lm_profiler.report.tables.table import Table
-from lm_profiler.report.tables.terminal import lines
-from lm_profiler.sweep.display import clock_text, stage_of
+from lm_profiler.sweep.display import LiveDisplay, clock_text, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
-from lm_profiler.sweep.schedule import Watcher
 
 
-class ImproveDisplay(Watcher):
+class ImproveDisplay(LiveDisplay):
     """Tells how a search goes on.
 
     Args:
@@ -40,16 +34,11 @@ class ImproveDisplay(Watcher):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder, self._budget_s, self._clock = folder, budget_s, clock
-        self._console = console or Console()
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        super().__init__(console, clock)
+        self._folder, self._budget_s = folder, budget_s
         self._record: ImproveRecord | None = None
         self._running: tuple[Cell, float] | None = None
         self._told = 0
-
-    def shown(self) -> AbstractContextManager[object]:
-        """The table is on the terminal, if there is one, for as long as this is open."""
-        return self._live if self._console.is_terminal else nullcontext()
 
     def tell(self, record: ImproveRecord) -> None:
         """How the search stands now."""
@@ -71,19 +60,9 @@ class ImproveDisplay(Watcher):
             self._say(f"{outcome.status:<8} {cell.id}" + (f"  {outcome.reason}" if outcome.reason else ""))
         self.tick()
 
-    def tick(self) -> None:
-        if self._console.is_terminal:
-            self._live.update(self._picture(), refresh=True)
-
-    def _say(self, line: str) -> None:
-        self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-
-    def _picture(self) -> RenderableType:
+    def _table(self) -> Table:
         table = Table() if self._record is None else improve_table(self._record)
-        whole = replace(table, below=[*table.below, *self._running_text()])
-        coloured = self._console.color_system is not None
-        shown = (Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(whole, coloured=coloured))
-        return Group(*shown)
+        return replace(table, below=[*table.below, *self._running_text()])
 
     def _running_text(self) -> list[str]:
         if self._running is None:

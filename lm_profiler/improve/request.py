@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.sweep.request import check_folder_name
 from lm_profiler.usage_error import UsageError
 
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
@@ -61,8 +62,7 @@ class ImproveRequest:
         if not self.name:
             of = self.file or (self.config and config_file(self.config))
             object.__setattr__(self, "name", f"{Path(of).stem}_improve" if of else "improve")
-        if Path(self.name).is_absolute() or ".." in Path(self.name).parts:
-            raise UsageError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
+        check_folder_name(self.name, self.log_dir)
         _ = self.budget_s
         if self.only and not self.try_:
             raise UsageError("only: expected with changes to try, given without; add, say, --try.data.num_workers 0,2")

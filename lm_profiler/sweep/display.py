@@ -24,7 +24,37 @@ _RECENT = 8
 _HEADINGS = (Heading("status", "status"), Heading("time", "time", figures=True), Heading("cell", "cell"))
 
 
-class Display(Watcher):
+class LiveDisplay(Watcher):
+    """A table that lives on a terminal; elsewhere whoever is told of something prints lines."""
+
+    def __init__(self, console: Console | None, clock: Callable[[], float]) -> None:
+        self._console, self._clock = console or Console(), clock
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def shown(self) -> AbstractContextManager[object]:
+        """The table is on the terminal, if there is one, for as long as this is open."""
+        return self._live if self._console.is_terminal else nullcontext()
+
+    def tick(self) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._picture(), refresh=True)
+
+    def _table(self) -> Table:
+        """How it stands now."""
+        raise NotImplementedError
+
+    def _picture(self) -> RenderableType:
+        coloured = self._console.color_system is not None
+        shown = (
+            Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(self._table(), coloured=coloured)
+        )
+        return Group(*shown)
+
+    def _say(self, line: str) -> None:
+        self._console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
+
+
+class Display(LiveDisplay):
     """Tells how a sweep goes on.
 
     Args:
@@ -43,17 +73,12 @@ class Display(Watcher):
         console: Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cells, self._slots, self._folder, self._clock = len(cells), slots, folder, clock
-        self._console = console or Console()
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        super().__init__(console, clock)
+        self._cells, self._slots, self._folder = len(cells), slots, folder
         self._running: dict[str, tuple[Cell, str | None, float]] = {}
         self._recent: deque[tuple[Cell, CellOutcome]] = deque(maxlen=_RECENT)
         self._words: Counter[str] = Counter()
         self._done, self._ran_s, self._began = done, list[float](), clock()
-
-    def shown(self) -> AbstractContextManager[object]:
-        """The table is on the terminal, if there is one, for as long as this is open."""
-        return self._live if self._console.is_terminal else nullcontext()
 
     def began(self, cell: Cell, device: str | None) -> None:
         self._running[cell.id] = (cell, device, self._clock())
@@ -68,25 +93,17 @@ class Display(Watcher):
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
             line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {clock_text(outcome.duration_s)}"
-            line = printable(line + (f"  {outcome.reason}" if outcome.reason else ""))
-            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._say(line + (f"  {outcome.reason}" if outcome.reason else ""))
         self.tick()
 
-    def tick(self) -> None:
-        if self._console.is_terminal:
-            self._live.update(self._picture(), refresh=True)
-
-    def _picture(self) -> RenderableType:
+    def _table(self) -> Table:
         rows = [self._row(outcome.status, outcome.duration_s, cell) for cell, outcome in self._recent]
         for cell, device, since in self._running.values():
             stage = stage_of(self._folder / cell.id / OUTPUT_FILE)
             status = stage if device is None else f"{stage} on {device}"
             rows.append(self._row(status, self._clock() - since, cell))
         said = [f"{cell.id}: {outcome.reason}" for cell, outcome in self._recent if outcome.reason]
-        table = Table(_HEADINGS, rows, below=[*said, self.progress()])
-        coloured = self._console.color_system is not None
-        shown = (Text.from_ansi(line, no_wrap=True, overflow="ellipsis") for line in lines(table, coloured=coloured))
-        return Group(*shown)
+        return Table(_HEADINGS, rows, below=[*said, self.progress()])
 
     @staticmethod
     def _row(status: str, seconds: float, cell: Cell) -> list[TableCell]:

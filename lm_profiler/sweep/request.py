@@ -80,8 +80,7 @@ class Request:
             of_config = f"{Path(config_file(self.config)).stem}_sweep" if self.config else "sweep"
             object.__setattr__(self, "name", Path(self.file).stem if self.file else of_config)
         object.__setattr__(self, "devices", [device.strip("[]").replace(" ", "") for device in self.devices])
-        if Path(self.name).is_absolute() or ".." in Path(self.name).parts:
-            raise UsageError(f"name: expected the name of a folder below {self.log_dir}, given {self.name!r}")
+        check_folder_name(self.name, self.log_dir)
         for name, least in (("repeats", 1), ("seed", 0), ("timeout_s", 1)):
             value = getattr(self, name)
             expect(value is None or least <= value < math.inf, name, f"{least} or more", value)
@@ -129,3 +128,13 @@ class Request:
             raise UsageError("part: expected without --launcher, given with it; there each cell is a job of its own")
         elif self.devices:
             raise UsageError("devices: expected without --launcher, given with it; the cluster hands out devices")
+
+
+def check_folder_name(name: str, log_dir: str) -> None:
+    """Whether all of it stays within ``log_dir``.
+
+    Raises:
+        UsageError: it would not.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise UsageError(f"name: expected the name of a folder below {log_dir}, given {name!r}")

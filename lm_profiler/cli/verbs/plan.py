@@ -154,6 +154,6 @@ def _this_machine() -> tuple[Capacity, bool]:
 
 def _bytes(text: str) -> int:
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
-    if size is None or size[2].casefold() not in _SIZES:
+    if size is None or size[2].casefold() not in _SIZES or not float(size[1]):
         raise UsageError(f"memory: expected a size such as 80GiB, given {text[:100]!r}")
     return int(float(size[1]) * _SIZES[size[2].casefold()])

@@ -91,6 +91,20 @@ def test_a_wrong_device_gives_one_line_with_near_names() -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "text, size",
+    [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30), ("4096", 4096)],
+)
+def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
+    assert plan._bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["0GiB", "8GX", "-8GiB", "GiB", "1e3GiB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="memory: expected a size such as 80GiB, given"):
+        plan.run(plan.Options(memory=text))
+
+
 def test_why_a_run_cannot_be_planned_is_said_once(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
