@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.improve.trials import Ran
 from lm_profiler.record.collection import Entry
 from lm_profiler.record.reading import RecordError
@@ -101,7 +103,7 @@ class Cells:
             self._add(cell)
             self._run(cell)
         outcome = read_outcome(path, cell.id)
-        if outcome is None or outcome.status == "interrupted":
+        if outcome is None or (outcome.status == "interrupted" and not _killed(outcome)):
             raise Interrupted
         run = path / outcome.run if outcome.run is not None else path / cell.id
         try:
@@ -128,6 +130,11 @@ class Cells:
         if cell.id not in {known.id for known in plan.cells}:
             self.folder.plan = plan.model_copy(update={"cells": [*plan.cells, cell]})
             self.folder.begin()
+
+
+def _killed(outcome: CellOutcome) -> bool:
+    """Whether it alone was, as by the kernel where memory is out: the search goes on without it."""
+    return outcome.exit_code == -signal.SIGKILL
 
 
 def look_cell(folder: Path, call: Sequence[str]) -> Cell:
@@ -191,11 +198,17 @@ def ran(done: RanCell, first: RunRecord | None) -> Ran:
 
 def _scale(record: RunRecord, first: RunRecord) -> float:
     """By how much a step of ``record`` must be multiplied for as many samples (or tokens) as one of ``first``."""
-    for name in ("samples_per_step", "tokens_per_step"):
-        own, other = (getattr(of.throughput, name, None) for of in (record, first))
-        if own and other:
-            return float(other / own)
-    return 1.0
+    other = other_step(first, record)
+    return 1.0 if other is None else other[1] / other[2]
+
+
+def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
+    """What a step of ``b`` has more or less of than one of ``a``: samples, else tokens; and how many, a's first."""
+    for what in ("samples", "tokens"):
+        one, two = (getattr(of.throughput, f"{what}_per_step", None) for of in (a, b))
+        if one and two and abs(two - one) > MARGIN * one:  # lengths of texts may differ a little
+            return what, one, two
+    return None
 
 
 def peak_bytes(record: RunRecord) -> int | None:

@@ -32,11 +32,25 @@ def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float |
     return abs(with_it - without) / abs(without) if without else None, b.gradient_error
 
 
-def judge(loss: float | None, gradients: float | None, may_change: str | None) -> tuple[bool | None, str | None]:
+def judge(
+    loss: float | None,
+    gradients: float | None,
+    may_change: str | None,
+    other_step: tuple[str, int, int] | None = None,
+    free_batch: bool = False,
+) -> tuple[bool | None, str | None]:
     """Whether the distances are within their tolerance, None where one is unknown; and why not.
 
-    Losses of other batches are no measure: where somebody has asked for them, the gradients alone are.
+    Losses of other batches are no measure: where somebody has asked for them (``free_batch``), the gradients alone
+    are. ``other_step`` is what a step has another number of: how many without the change, and with it.
     """
+    if other_step is not None:
+        what, without, with_it = other_step
+        said = f"a step has {with_it} {what} instead of {without}"
+        if not free_batch:
+            return False, f"{said}; --global_batch free allows it"
+        within, why = judge(loss, gradients, OTHER_BATCH)
+        return within, f"{said}; {why}" if why else said
     if may_change == WITHOUT_CLIPPING:
         return False, may_change  # equal losses of a few steps say nothing of the step that needs it
     told = [("gradients", gradients, GRADIENT_TOLERANCE)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, ran
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, other_step, ran
 from lm_profiler.improve.numerics import distances, judge
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
@@ -43,7 +43,7 @@ def search(
         while True:
             state = asked.search
             write("unfinished")
-            asked = asking.send(_answer(cells, asked, first))
+            asked = asking.send(_answer(cells, asked, first, account.request.global_batch))
     except StopIteration as done:
         state = done.value
         return write(state.ended or "done")
@@ -51,7 +51,7 @@ def search(
         return write("interrupted")
 
 
-def _answer(cells: Cells, asked: Question, first: RunRecord) -> Ran | Checked:
+def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) -> Ran | Checked:
     if not isinstance(asked, Check):
         return ran(cells.time(asked.options, asked.number), first)
     sides = [cells.check(options) for options in (asked.a_options, asked.b_options)]
@@ -61,5 +61,5 @@ def _answer(cells: Cells, asked: Question, first: RunRecord) -> Ran | Checked:
     except NoSteps as error:
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
     loss, gradients = distances(a.numerics, b.numerics)
-    within, why = judge(loss, gradients, asked.candidate.may_change)
+    within, why = judge(loss, gradients, asked.candidate.may_change, other_step(a, b), global_batch == "free")
     return Checked(within, took_s, loss, gradients, why)

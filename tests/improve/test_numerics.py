@@ -58,5 +58,12 @@ def test_both_must_be_within_their_tolerance(
     assert (why is None) is (within is True)
 
 
+@pytest.mark.parametrize("free_batch,gradients,within", [(False, 0.0, False), (True, 0.0, True), (True, 0.2, False)])
+def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gradients: float, within: bool) -> None:
+    told, why = judge(0.5, gradients, None, ("tokens", 128, 64), free_batch)
+    assert told is within
+    assert "a step has 64 tokens instead of 128" in (why or "")
+
+
 def test_nothing_is_known_of_a_run_without_an_audit() -> None:
     assert distances(None, facts([1.0])) == (None, None)

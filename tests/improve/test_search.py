@@ -29,6 +29,7 @@ CANDIDATES = [
     Candidate("batch", {"data.batch_size": "8"}, "batch"),
     Candidate("fails", {"model.fails": "true"}, "fails"),
     Candidate("large", {"model.large": "true"}, "large"),
+    Candidate("killed", {"model.killed": "true"}, "killed"),
 ]
 
 
@@ -43,7 +44,8 @@ class Program:
             raise Interrupted
         self.ran.append(cell.id)
         bad = {"model.fails": "failed", "model.large": "refused"}
-        status = next((bad[name] for name in cell.overrides if name in bad), "ok")
+        killed = "model.killed" in cell.overrides
+        status = "interrupted" if killed else next((bad[name] for name in cell.overrides if name in bad), "ok")
         options = {name: text for name, text in cell.overrides.items() if name in GAIN}
         factor = math.prod(GAIN[name] for name in options) * random.Random(cell.id).lognormvariate(0.0, 0.01)
         samples = int(options.get("data.batch_size", "4"))
@@ -65,7 +67,7 @@ class Program:
         )
         CellOutcome.model_validate(
             {"cell": cell.id, "status": status, "reason": None if status == "ok" else "said why", "run": None,
-             "ended": "", "duration_s": 1.0, "exit_code": 0}
+             "ended": "", "duration_s": 1.0, "exit_code": -9 if killed else 0}
         ).model_copy(update={"run": f"{cell.id}/version_0"}).write(self.folder / cell.id / "outcome.json")  # fmt: skip
 
 
@@ -80,7 +82,7 @@ def improved(path: Path, program: Program, budget: str = "150s", **options: obje
 
 def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_taken(tmp_path: Path) -> None:
     program = Program(tmp_path / "it")
-    record = improved(tmp_path / "it", program)
+    record = improved(tmp_path / "it", program, global_batch="free")
     assert record == read_improve(tmp_path / "it")
     assert record.ended == "done"
     assert record.options == {
@@ -90,6 +92,7 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
     assert {name: tried.verdict for name, tried in first.items()} == {
         "workers": "FASTER", "wrong": "NUMERICS", "bf16": "FASTER", "batch": "FASTER",
         "useless": first["useless"].verdict, "fails": "FAILED", "large": "REFUSED",
+        "killed": "FAILED",
     }  # fmt: skip
     assert first["useless"].verdict in ("SAME", "UNDECIDED")
     assert first["wrong"].why == "gradients off by 20.0%; 5% is tolerated"
@@ -104,6 +107,14 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
 def test_what_is_off_is_taken_where_somebody_accepts_it(tmp_path: Path) -> None:
     record = improved(tmp_path / "it", Program(tmp_path / "it"), accept_numerics=True)
     assert record.options["model.wrong"] == "true"
+
+
+def test_another_global_batch_is_not_taken_unless_it_is_allowed(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"))
+    batch = next(tried for tried in record.tried if tried.name == "batch")
+    assert batch.verdict == "NUMERICS"
+    assert batch.why == "a step has 8 samples instead of 4; --global_batch free allows it"
+    assert "data.batch_size" not in record.options
 
 
 @pytest.mark.parametrize("patience", [1, 11])
