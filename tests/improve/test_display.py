@@ -37,6 +37,6 @@ def test_it_tells_of_each_change_and_on_a_terminal_of_the_run_that_goes_on(tmp_p
         assert "measuring: data.num_workers=4,r2, 3.0 s" in text
     else:
         first, second = text.splitlines()
-        of = "[9:30 of 10:00] trainer.precision="
+        of = "[9.5 min of 10 min] trainer.precision="
         assert first == f"{of}bf16-mixed: FASTER, kept; saved 48.0 [46.5, 49.5] ms of 168 ms in 3 pairs"
         assert second.startswith(f"{of}bf16-true: NUMERICS; saved 9.0 [7.5, 10.5] ms of 120 ms in 3 pairs; gradients ")

@@ -157,7 +157,7 @@ def _end(record: ImproveRecord) -> str:
     spent = f"{minutes_text(record.elapsed_s)} of a budget of {minutes_text(record.budget_s)}"
     words = {
         "done": "all was tried",
-        "budget": "the budget ended first",
+        "budget": "the budget has no room for more",
         "interrupted": "interrupted: the same call goes on with it",
         "unfinished": "it is still running, or its process was killed: the same call goes on with it",
     }
