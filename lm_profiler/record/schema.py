@@ -12,7 +12,7 @@ from typing import Any
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.quantities import QUANTITIES, Quantity
-from lm_profiler.record.run import Part, RunRecord
+from lm_profiler.record.run import Part, RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
 FORMS: dict[str, type[Part]] = {
@@ -21,6 +21,7 @@ FORMS: dict[str, type[Part]] = {
     "sweep": SweepPlan,
     "outcome": CellOutcome,
     "improve": ImproveRecord,
+    "rank_end": RankEnd,
 }
 """What each kind of file holds."""
 

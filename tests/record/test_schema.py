@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -14,7 +14,8 @@ from made_improve import made_improve, made_search
 from warm import run
 
 from lm_profiler.record.improve import read_improve
-from lm_profiler.record.schema import schemas
+from lm_profiler.record.run import Newer, Part
+from lm_profiler.record.schema import FORMS, schemas
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import lines
 
@@ -104,6 +105,27 @@ def test_a_search_is_valid_and_of_a_later_one_what_is_new_is_passed_over(tmp_pat
     shown = "\n".join(lines(improve_table(read_improve(tmp_path))))
     assert "postponed" in shown
     assert "FASTEST" in shown
+
+
+def words(annotation: Any, where: str, known: bool = False) -> Iterator[tuple[str, bool]]:
+    """Each place in a type that holds one of some words, and whether a later word may stand there."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        yield from words(arguments[0], where, Newer in arguments[1:])
+    elif origin is Literal:
+        yield where, known
+    elif isinstance(annotation, type) and issubclass(annotation, Part):
+        for name, inner in get_type_hints(annotation, include_extras=True).items():
+            yield from words(inner, f"{annotation.__name__}.{name}") if name in annotation.model_fields else ()
+    else:
+        for argument in arguments:
+            yield from words(argument, where, known)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_wherever_a_word_stands_a_later_one_may(kind: str) -> None:
+    strict = {where for where, known in words(FORMS[kind], "") if not known}
+    assert {where for where in strict if not where.endswith(".schema_version")} == set()
 
 
 def test_what_a_later_version_may_add_is_valid() -> None:

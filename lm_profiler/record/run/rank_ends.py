@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from lm_profiler.record.run.findings import Failure
-from lm_profiler.record.run.part import Part
+from lm_profiler.record.run.part import Newer, Part
 from lm_profiler.record.run.record import Status
 
 
@@ -16,7 +17,7 @@ class RankEnd(Part):
     a collective failed, or nothing was left to wait for.
     """
 
-    status: Status
+    status: Annotated[Status, Newer]
     failure: Failure
     at: float
     followed: bool = False
