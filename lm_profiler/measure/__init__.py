@@ -1,4 +1,4 @@
-"""Measuring with torch: clocks, memory, counts, and facts of the device.
+"""Measuring with torch: clocks, memory, counts, delays, collectives, device facts, and steps without data.
 
 May use torch and ``record``. Never Lightning.
 """

@@ -1,8 +1,8 @@
 """Where a module's code runs on fake tensors: its weights are never filled, its products never computed.
 
 On fake CPU tensors: a backward pass of fake CUDA ones aborts a process without CUDA, and meta tensors take other
-kernels of attention. What a GPU would do otherwise is imitated (``like_a_gpu``). For a process of its own: code of
-torch is replaced in it.
+kernels of attention. What a GPU would do otherwise is imitated (``prepare``). For a process of its own: code of torch
+is replaced in it.
 """
 
 from __future__ import annotations
