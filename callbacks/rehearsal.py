@@ -117,6 +117,8 @@ class Rehearsal(Callback):
     """The one that was looked at."""
     work: RehearsedWork | None = None
     """Of the same."""
+    ended: bool = False
+    """Whether all sizes have been rehearsed."""
     _flops: StepFlops | None = None
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -140,6 +142,7 @@ class Rehearsal(Callback):
         try:
             self._strategy.size = self.sizes.send(peak) if self._begun else next(self.sizes)
         except StopIteration:
+            self.ended = True
             return 0
         self._reader.begin("rehearse" if self._begun else "memory")
         if not self._begun:

@@ -49,6 +49,14 @@ class DependsOnValues(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+class MadeOnce(DependsOnValues):
+    """What it makes may not be there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Path("made").mkdir()
+
+
 class NeverMade(DependsOnValues):
     def __init__(self) -> None:
         time.sleep(3600.0)
@@ -138,7 +146,10 @@ def test_the_check_can_be_left_out_and_asks_for_less_without_training(
     assert main(["validate", "--config=tiny.yaml"]) == 0
 
 
-@pytest.mark.parametrize("module,why", [(DependsOnValues, "depends on values"), (NeverMade, "took more than 2 s")])
+@pytest.mark.parametrize(
+    "module,why",
+    [(DependsOnValues, "depends on values"), (MadeOnce, "it would write 'made'"), (NeverMade, "took more than 2 s")],
+)
 def test_what_cannot_be_planned_or_not_in_time_runs(
     module: type[LightningModule], why: str, available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
+from collections.abc import Iterator
+from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 IDS, WIDTH, BATCH = 1000, 256, 64
@@ -105,3 +109,59 @@ class LacksAFile(Plain):
 class Exits(Plain):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         sys.exit(3)
+
+
+class MakesAFolder(Plain):
+    """Which may not be there yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        os.mkdir("made")  # noqa: PTH102 - what is meant is this very call
+
+
+class KeepsItsWeights(Plain):
+    def on_train_batch_end(self, *_: Any) -> None:
+        torch.save(self.state_dict(), "kept.pt")
+
+
+class WritesAtTheEnd(Plain):
+    def on_train_end(self) -> None:
+        Path("ended").write_text("1")
+
+
+class Streams(Plain):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Repeated(self.batch()), batch_size=None)
+
+    def batch(self) -> Tensor:
+        raise NotImplementedError
+
+
+class Repeated(IterableDataset[Tensor]):
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return repeat(self.value)
+
+
+class SparseBatches(Streams):
+    """Of 4 TB, were they dense."""
+
+    def batch(self) -> Tensor:
+        return torch.sparse_coo_tensor(
+            torch.tensor([[0], [1]]), torch.ones(1), (1 << 20, 1 << 20), check_invariants=False
+        )
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return torch.sparse.mm(batch, self.head.weight.new_zeros(1 << 20, 1)).sum() + self.head.weight.sum()
+
+
+class ExpandedBatches(Streams):
+    """The same, of a single number."""
+
+    def batch(self) -> Tensor:
+        return torch.zeros(1).expand(1 << 20, 1 << 20)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return batch[0].sum() + self.head.weight.sum()

@@ -26,7 +26,8 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.measure.fake.untouched import WouldChange, leave_files
+from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
 from lm_profiler.record.precision import full_name
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
@@ -43,7 +44,7 @@ _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 LIMIT_S = 120.0
 """For all sizes of one call."""
 
-_NOBODYS = tuple(os.path.dirname(getfile(each)) for each in (FakeWorld, os))  # noqa: PTH120
+_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, os)), "<frozen ")  # noqa: PTH120
 """Where an error may come up without being made there: our fake tensors, Python's own modules."""
 
 
@@ -131,7 +132,11 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
     rehearsal = Rehearsal(world, search.steps())
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
-    getattr(trainer, cli.verb)(model, datamodule=data, **kept)
+    try:
+        getattr(trainer, cli.verb)(model, datamodule=data, **kept)
+    except WouldChange:  # many write something once all has been trained
+        if not rehearsal.ended:
+            raise
     step, facts = rehearsal.step, model_facts(trainer)
     if step is None:
         raise UsageError("data: expected batches for two steps, given fewer")
@@ -200,6 +205,7 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
 
 
 def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float) -> Planned | Unplanned:
+    leave_files()
     prepare(gpu)
     with quiet():
         try:
@@ -220,4 +226,8 @@ def _reason(error: Exception) -> str:
     where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
     if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
         return f"what it does depends on values, which are not known without running it{where}"
+    if isinstance(error, WouldChange):
+        return f"{error}{where}"
+    if isinstance(error, NotStrided):
+        return str(error)
     return f"{said(error)}{where}"

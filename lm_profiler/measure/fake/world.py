@@ -66,12 +66,25 @@ class FakeWorld:
         def fake(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
+            if leaf.layout is not torch.strided:
+                raise NotStrided(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
+            shape = tuple(resize(leaf.shape))
             with self.mode:
-                return torch.empty(tuple(resize(leaf.shape)), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+                made = torch.empty(self._kept(leaf, shape), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
+                return made.expand(shape)
 
         made = tree_map(fake, value)
         self.live.see(made)
         return made
+
+    def _kept(self, real: Tensor, shape: Sequence[int]) -> list[int]:
+        """What of ``shape`` takes memory: a batch that is expanded stays so, unless it is copied to a GPU."""
+        expanded = [step == 0 and not self.gpu for step in real.stride()]
+        return [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
+
+
+class NotStrided(Exception):
+    """A tensor that is sparse, or nested."""
 
 
 def prepare(gpu: bool) -> None:

@@ -99,10 +99,31 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(tmp_path: Path) -
         (rehearsed.SaysCuda, r"RuntimeError: .* cuda .* \(rehearsed.py, line \d+\)"),
         (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Exits, "exit code 3"),
+        (rehearsed.MakesAFolder, r"^it would write 'made', .* \(rehearsed.py, line \d+\)$"),
+        (rehearsed.KeepsItsWeights, r"^it would write 'kept.pt', .* \(rehearsed.py, line \d+\)$"),
+        (rehearsed.SparseBatches, "^a batch holds a tensor of torch.sparse_coo"),
     ],
     ids=lambda given: getattr(given, "__name__", ""),
 )
-def test_what_cannot_be_planned_has_a_reason(kind: type[LightningModule], reason: str) -> None:
+def test_what_cannot_be_planned_has_a_reason(
+    kind: type[LightningModule], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     unplanned = asked(kind)
     assert isinstance(unplanned, Unplanned)
     assert re.search(reason, unplanned.reason)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_written_once_all_is_trained_is_left_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(asked(rehearsed.WritesAtTheEnd), Planned)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_batch_that_is_expanded_takes_what_its_storage_does() -> None:
+    planned = asked(rehearsed.ExpandedBatches)
+    assert isinstance(planned, Planned)
+    assert planned.peak < 100 * 4 * rehearsed.IDS * rehearsed.WIDTH
