@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.improve.changes import ADVISED, KINDS, OTHER_BATCH, FirstSetting, Hardware
+from lm_profiler.improve.changes import ADVISED, KINDS, OF_ONES_OWN, OTHER_BATCH, FirstSetting, Hardware
 from lm_profiler.record.collection import Entry
 
 
@@ -50,16 +50,19 @@ def asked_for(
 ) -> list[Candidate]:
     """A candidate for each of the ``values`` of each option, but for what the run is set to already.
 
-    What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there.
+    What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there, and of another
+    value of the same option what that may change.
     """
-    groups = {option: one.group for one in known for option in one.options}
+    alike_of = {option: one for one in known for option in one.options}
     wished = []
     for name, texts in values.items():
         for text in texts:
             if _same(option(name), text):
                 continue
-            alike = next((one for one in known if one.options == {name: text}), None)
-            wished.append(alike or Candidate(f"{name}={text}", {name: text}, groups.get(name, name)))
+            same = next((one for one in known if one.options == {name: text}), None)
+            alike = alike_of.get(name)
+            group, may_change = (alike.group, alike.may_change) if alike else (name, OF_ONES_OWN)
+            wished.append(same or Candidate(f"{name}={text}", {name: text}, group, may_change=may_change))
     return wished
 
 

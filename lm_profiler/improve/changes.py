@@ -12,6 +12,7 @@ from lm_profiler.record.run import RunRecord
 
 _FULL = (None, "32-true", "32", 32)
 WITHOUT_CLIPPING = "training itself: gradients are not clipped"
+OF_ONES_OWN = "an option that was asked for: what else it changes is not known"
 OTHER_BATCH = "training itself: the global batch is another one"
 _PER_BATCH = "what is computed over a batch, such as batch norm"
 _BY_WORKERS = "the batches, where workers share an iterable data set"

@@ -117,6 +117,8 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
         ("data.num_workers=2", 0.03), ("data.num_workers=3", None), ("model.width=7", None)
     ]  # fmt: skip
     assert asked[0].group == asked[1].group != asked[2].group
+    assert asked[0].may_change == asked[1].may_change
+    assert asked[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
 
 
 def test_what_the_verdict_advises_goes_before_what_may_save_as_much() -> None:

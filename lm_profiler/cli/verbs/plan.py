@@ -33,8 +33,7 @@ _LIMIT_S = 600.0
 _AT_ONCE = 2
 """Rehearsals: each keeps a core busy."""
 
-_SIZES = {"": 1}
-_SIZES |= {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
+_SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,13 +93,13 @@ def test_a_wrong_device_gives_one_line_with_near_names() -> None:
 
 @pytest.mark.parametrize(
     "text, size",
-    [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30), ("4096", 4096)],
+    [("80GiB", 80 << 30), ("8 GB", 8 * 10**9), ("1.5g", 1_500_000_000), ("24gib", 24 << 30)],
 )
 def test_a_size_is_read_with_its_unit(text: str, size: int) -> None:
     assert plan._bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["0GiB", "8GX", "-8GiB", "GiB", "1e3GiB"])
+@pytest.mark.parametrize("text", ["0GiB", "8GX", "-8GiB", "GiB", "1e3GiB", "80"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="memory: expected a size such as 80GiB, given"):
         plan.run(plan.Options(memory=text))
