@@ -27,6 +27,10 @@ class NoAnswer(Exception):
     """The other process has ended without one, or took too long; the message says which."""
 
 
+class Unfit(Exception):
+    """A copy of this process cannot find it; a fresh one may."""
+
+
 class Asked(Generic[Answer]):
     """What ``find`` returns in a process of its own, which begins at once.
 
@@ -35,16 +39,19 @@ class Asked(Generic[Answer]):
     is a fresh one, which has to import all that ``find`` needs.
 
     Args:
-        find: can be pickled, as can what it returns. Its exceptions are lost.
+        find: can be pickled, as can what it returns. Its exceptions are lost, but for ``Unfit``.
         limit_s: so long it may take, from now on.
     """
 
     def __init__(self, find: Callable[[], Answer], limit_s: float) -> None:
-        self._limit_s, self._until = limit_s, time.monotonic() + limit_s
+        self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + limit_s
         forks = sys.platform == "linux" and not torch.cuda.is_initialized()
-        context: Any = get_context("fork" if forks else "spawn")
+        self._begin("fork" if forks else "spawn")
+
+    def _begin(self, kind: str) -> None:
+        context: Any = get_context(kind)
         self._link, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_find, args=(find, limit_s, theirs))
+        self._process = context.Process(target=_find, args=(self._find, self._limit_s, theirs))
         with theirs, warnings.catch_warnings():
             # Python 3.12 on warns of threads that hold a lock, for ever in the copy: that the limit ends.
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
@@ -56,10 +63,19 @@ class Asked(Generic[Answer]):
         Raises:
             NoAnswer: there is none.
         """
+        told = self._told()
+        if told is None:
+            self._begin("spawn")
+            told = self._told()
+        assert told is not None  # of a fresh process
+        return told[0]
+
+    def _told(self) -> tuple[Answer] | None:
+        """The answer; None of a copy that is unfit."""
         try:
             if not self._link.poll(max(self._until - time.monotonic(), 0.0)):
                 raise NoAnswer(f"it took more than {self._limit_s:g} s")
-            told: Answer = self._link.recv()
+            told: tuple[Answer] | None = self._link.recv()
         except EOFError:
             self._process.join()
             raise NoAnswer(f"the process that was asked ended: {how_it_ended(self._process.exitcode)}") from None
@@ -92,4 +108,7 @@ def _find(find: Callable[[], Any], limit_s: float, link: Connection) -> None:
     os.environ.clear()
     os.environ.update(kept)
     torch.set_num_threads(1)  # a pool of threads is not copied, and would be waited for
-    link.send(find())
+    try:
+        link.send((find(),))
+    except Unfit:
+        link.send(None)

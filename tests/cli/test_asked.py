@@ -10,6 +10,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import only_fresh
 import pytest
 
 from lm_profiler.cli.asked import Asked, NoAnswer
@@ -33,6 +34,11 @@ def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
         Asked(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).answer()
     with pytest.raises(NoAnswer, match=r"took more than 0\.1 s"):
         Asked(partial(time.sleep, 600.0), 0.1).answer()
+
+
+def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(only_fresh, "FRESH", False)
+    assert Asked(only_fresh.find, 120.0).answer() == "found"
 
 
 def test_nothing_of_a_process_without_an_answer_is_left(tmp_path: Path) -> None:

@@ -28,8 +28,8 @@ from benchmarks.free_port import free_port
 from lm_profiler.measure.copies import apart
 
 _PID = os.getpid()
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.training"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.training"])
 
 
 def start(
@@ -43,7 +43,7 @@ def start(
     """``python ARGUMENTS`` in a session of its own; what it prints goes to ``out``, and to ``err`` if given."""
     streams = (str(reads or os.devnull), str(out), str(err or out))
     given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), *streams)
-    process: ForkServerProcess = _CONTEXT.Process(target=_become, args=given)
+    process: ForkServerProcess = CONTEXT.Process(target=_become, args=given)
     process.start()
     return process
 

@@ -13,13 +13,14 @@ from inspect import getfile
 from traceback import walk_tb
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedWork, Size, Sizes
-from lm_profiler.cli.asked import Asked, NoAnswer
+from lm_profiler.cli.asked import Asked, NoAnswer, Unfit
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
 from lm_profiler.cli.quiet import quiet
@@ -205,6 +206,10 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
 
 
 def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float) -> Planned | Unplanned:
+    try:
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        raise Unfit from None  # a copy of a process that has gone backward: torch's note "Autograd and Fork"
     leave_files()
     prepare(gpu)
     with quiet():

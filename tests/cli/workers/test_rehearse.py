@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import rehearsed
+import warm
 from lightning.pytorch import LightningModule, Trainer
 
 from lm_profiler.analysis.plan.planned import Planned
@@ -20,6 +21,12 @@ from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
 BATCH, CONTEXT, ACCUMULATED = 4, 64, 3
+
+
+@pytest.fixture(autouse=True)
+def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked of forks of a process that has loaded what it takes: this one may have gone backward in another test."""
+    monkeypatch.setattr("lm_profiler.cli.asked.get_context", lambda kind: warm.CONTEXT)
 
 
 def options(precision: str, **model: Any) -> list[str]:
