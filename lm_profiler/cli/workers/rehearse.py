@@ -207,7 +207,7 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
 
 def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float) -> Planned | Unplanned:
     try:
-        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+        torch.ones((), requires_grad=True).backward()
     except RuntimeError:
         raise Unfit from None  # a copy of a process that has gone backward: torch's note "Autograd and Fork"
     leave_files()
