@@ -4,8 +4,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# --no-compile: what is imported is compiled then; of all that is installed that is a small part.
+# pip compiles in one process; afterwards it takes several, and is done also where PYTHONDONTWRITEBYTECODE is set, under
+# which every process would compile anew what it imports. A file for another Python, of which there are some, is no fault.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 LOWEST_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct
 DEV_INSTALL ?= $(PIP_INSTALL)
 INSTALLED := $(VENV)/.installed
@@ -98,9 +100,11 @@ $(BIN)/python:
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(PIP_INSTALL) --editable .
+	@$(COMPILE)
 	@touch $@
 
 $(INSTALLED_DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
 	$(DEV_INSTALL) --editable '.[dev]'
+	@$(COMPILE)
 	@touch $@ $(INSTALLED)
