@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.analysis.plan.planned import Planned, fits, room
 from lm_profiler.analysis.plan.remedies import remedies
+from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
+from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError
@@ -37,26 +39,44 @@ class Refusal:
         return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
-def plan_ahead(cli: ProfilerCLI) -> None:
+def plan_ahead(cli: ProfilerCLI) -> Meeting | None:
     """Rehearse the run in a process of its own, and have its record tell what it would need.
 
-    Rank 0 does so for all. A run that cannot be planned, or not in time, is not stopped.
+    Rank 0 does so for all; the others wait until it has. A run that cannot be planned, or not in time, is not stopped.
+    What is returned is to be kept until the ranks have a process group: rank 0 has opened its store.
 
     Raises:
         UsageError: it needs more than its device has free. The record tells so.
+        SystemExit: on another rank, where rank 0 tells so.
+        Unheard: rank 0 is gone.
     """
-    trainer, attempt = cli.trainer, cli.attempt
-    if not cli.checks_memory or trainer.global_rank > 0:
-        return
+    if not cli.checks_memory:
+        return None
+    meeting = None if isinstance(cli.trainer.strategy, _SHARDED) else Meeting.of(cli.trainer)
+    if cli.trainer.global_rank > 0:
+        if meeting is not None and meeting.is_refused():
+            raise SystemExit(WRONG_CALL)
+        return None
+    if meeting is not None:
+        meeting.open()
+    refusal = _refused(cli)
+    if meeting is not None:
+        meeting.tell(refusal is not None)
+    if refusal is not None:
+        raise UsageError(str(refusal))
+    return meeting
+
+
+def _refused(cli: ProfilerCLI) -> Refusal | None:
+    """Why the run is refused; its record tells so, and in any case what it would need."""
     planned, plan = _planned(cli)
-    attempt.launched(planned=plan)
-    needed = _certain_bytes(plan)
-    if needed is None or plan.available is None or needed <= plan.available:
-        return
-    refusal = Refusal(_reason(plan, needed), tuple(_remedies(cli, ROOM * plan.available)))
-    where = environment(trainer.strategy.root_device, trainer.world_size)
-    attempt.refuse(str(refusal), refusal.remedies, where, None if planned is None else planned.model)
-    raise UsageError(str(refusal))
+    cli.attempt.launched(planned=plan)
+    if planned is None or plan.available is None or fits(planned, plan.available) is not False:
+        return None
+    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, room(plan.available))))
+    where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
+    cli.attempt.refuse(str(refusal), refusal.remedies, where, planned.model)
+    return refusal
 
 
 def look_back(cli: ProfilerCLI) -> None:
@@ -69,8 +89,8 @@ def look_back(cli: ProfilerCLI) -> None:
     said = failure.out_of_memory
     has = plan.available if said is None else said.allowed or said.total or plan.available
     # It did not fit, whatever was planned: so less has to be planned for.
-    room = ROOM * min(plan.peak, plan.peak if has is None else has)
-    failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, room))})
+    less = room(min(plan.peak, plan.peak if has is None else has))
+    failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, less))})
     record.model_copy(update={"failure": failure}).write(folder / "run.json")
 
 
@@ -110,28 +130,21 @@ def _forks(trainer: Trainer) -> bool:
     return getattr(trainer.strategy.launcher, "_start_method", None) == "fork"
 
 
-def _certain_bytes(plan: PlannedMemory) -> int | None:
-    """That the step needs in any case: a compiler may do with fewer activations."""
-    if not plan.compiled or plan.at_peak is None or plan.peak is None:
-        return plan.peak
-    return plan.peak - (plan.at_peak.activations_and_rest or 0)
-
-
-def _reason(plan: PlannedMemory, needed: int) -> str:
-    assert plan.available is not None
-    causes = {} if plan.at_peak is None else plan.at_peak.model_dump()
-    parts = [f"{cause.replace('_', ' ')} {bytes_text(count)}" for cause, count in causes.items() if count]
-    of = f" at the peak, in {plan.phase}" if needed == plan.peak else " without what a compiler might save"
+def _reason(planned: Planned, available: int) -> str:
+    causes = planned.causes.get(planned.phase)
+    known = {} if causes is None else causes.model_dump()
+    parts = [f"{cause.replace('_', ' ')} {bytes_text(count)}" for cause, count in known.items() if count]
+    needed, of = planned.certain, f" at the peak, in {planned.phase}"
     return (
-        f"memory: expected at most the {bytes_text(plan.available)} that are free, given {bytes_text(needed)}{of} "
-        f"({', '.join(parts)})"
+        f"memory: expected at most the {bytes_text(available)} that are free, given {bytes_text(needed)}"
+        f"{of if needed == planned.peak else ' without what a compiler might save'} ({', '.join(parts)})"
     )
 
 
-def _remedies(cli: ProfilerCLI, room: float) -> Iterator[str]:
+def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
     """Options to add, each enough by itself; those that can be rehearsed in time."""
     until, is_gpu = time.monotonic() + LIMIT_S, _is_gpu(cli.trainer)
-    planned = told(ask(cli, is_gpu, "batch", room, LIMIT_S))
+    planned = told(ask(cli, is_gpu, "batch", within, LIMIT_S))
     if not isinstance(planned, Planned):
         return
     if planned.largest and planned.settings.get("data.batch_size") == planned.batch:
@@ -141,5 +154,5 @@ def _remedies(cli: ProfilerCLI, room: float) -> Iterator[str]:
         if left_s <= 0:
             return
         answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
-        if isinstance(answer, Planned) and answer.peak <= room:
+        if isinstance(answer, Planned) and answer.peak <= within:
             yield " ".join(way.words)

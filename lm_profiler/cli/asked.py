@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -14,10 +16,11 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+import psutil
 import torch
 
 from lm_profiler.callbacks.outcome.roll import how_it_ended
-from lm_profiler.cli.endings import die_with_parent
+from lm_profiler.cli.endings import adopt, die_with_parent
 from lm_profiler.measure.elsewhere import surroundings
 
 Answer = TypeVar("Answer")
@@ -51,7 +54,8 @@ class Asked(Generic[Answer]):
     def _begin(self, kind: str) -> None:
         context: Any = get_context(kind)
         self._link, theirs = context.Pipe(duplex=False)
-        self._process = context.Process(target=_find, args=(self._find, self._limit_s, theirs))
+        self._folder = _own_folder()
+        self._process = context.Process(target=_find, args=(self._find, self._limit_s, theirs, self._folder))
         with theirs, warnings.catch_warnings():
             # Python 3.12 on warns of threads that hold a lock, for ever in the copy: that the limit ends.
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
@@ -87,15 +91,37 @@ class Asked(Generic[Answer]):
         """Whether or not it has answered."""
         if self._link.closed:
             return
+        started = _started_by(self._process.pid)
         with suppress(ProcessLookupError):  # it may not lead a group yet
             os.killpg(self._process.pid, signal.SIGKILL)
+        for each in started:  # what has left the group
+            with suppress(psutil.Error):
+                each.kill()
         self._process.kill()
         self._process.join()
         self._link.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _find(find: Callable[[], Any], limit_s: float, link: Connection) -> None:
+def _own_folder() -> str | None:
+    """For temporary files of a process that will be killed, and could not remove them."""
+    with suppress(OSError):
+        return tempfile.mkdtemp(prefix="lmp-")  # short: names of sockets in it have 107 bytes at most
+    return None
+
+
+def _started_by(pid: int) -> list[psutil.Process]:
+    """All processes below that one: it adopts those whose parents have ended."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _find(find: Callable[[], Any], limit_s: float, link: Connection, folder: str | None) -> None:
     die_with_parent()
+    adopt()
     os.setpgid(0, 0)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
@@ -107,8 +133,12 @@ def _find(find: Callable[[], Any], limit_s: float, link: Connection) -> None:
     kept = surroundings()
     os.environ.clear()
     os.environ.update(kept)
+    if folder is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
     torch.set_num_threads(1)  # a pool of threads is not copied, and would be waited for
     try:
         link.send((find(),))
     except Unfit:
         link.send(None)
+    while True:  # what it has started is found as long as it is there
+        signal.pause()

@@ -10,7 +10,7 @@ from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.record.run import MemoryCauses, MemoryLevels, ModelFacts
 
 ROOM = 0.9
-"""Share of a device's memory that a run may fill: the rest is the driver's context, workspaces and gaps."""
+"""Share of a device's memory that surely holds a run: the rest is the driver's context, workspaces and gaps."""
 
 SETTINGS = (
     "trainer.precision",
@@ -66,6 +66,22 @@ class Planned:
     def peak(self) -> int:
         """Of the step."""
         return max(self.peaks.values())
+
+    @property
+    def certain(self) -> int:
+        """Of the step in any case: a compiler may keep fewer activations."""
+        causes = self.causes.get(self.phase) if self.compiled else None
+        return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
+
+
+def room(has: int) -> float:
+    """What a run may take of a device that ``has`` so many bytes, for ``fits`` to be true of it."""
+    return ROOM * has
+
+
+def fits(planned: Planned, has: int) -> bool | None:
+    """Whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can tell."""
+    return True if planned.peak <= room(has) else False if planned.certain > has else None
 
 
 def largest_that_fits(begin: int, needed: int, room: float) -> Generator[int, int, int]:

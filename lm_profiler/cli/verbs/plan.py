@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import ROOM, Planned
+from lm_profiler.analysis.plan.planned import Planned, fits, room
 from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK
@@ -35,6 +35,9 @@ _AT_ONCE = 2
 
 _SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
+_MOST_BYTES = 1 << 50
+"""Of one device, or machine: a hundred times what any has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -54,28 +57,27 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Print the plan; returns the exit code: 1 where the run does not fit or cannot be planned.
+    """Print the plan; returns the exit code: 1 where ``fit`` would refuse the run, or it cannot be planned.
 
     Raises:
         UsageError: a wrong call.
     """
     device, gpu = _device(options)
-    room = ROOM * device.bytes
-    rehearsed = partial(_rehearsed, options.options, gpu, room)
+    rehearsed = partial(_rehearsed, options.options, gpu, room(device.bytes))
     known = []
     for answer in rehearsed([((), "batch"), ((), "context")]):
         if (planned := _known(answer)) is None:
             return FAILED
         known.append(planned)
     batch, context = known
-    _write(plan_table(batch, context.largest, device, room, planned_floors(batch, device.name)))
-    if batch.peak <= room:
+    _write(plan_table(batch, context.largest, device, planned_floors(batch, device.name)))
+    if fits(batch, device.bytes):
         return OK
     tried = _tried(remedies(batch, context.largest), rehearsed)
-    if all(planned.peak > room for _, planned in tried):
+    if not any(fits(planned, device.bytes) for _, planned in tried):
         tried += _tried(together(batch), rehearsed)
-    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in tried], room))
-    return FAILED
+    _write(remedy_table([(way, planned, planned_floors(planned, device.name)) for way, planned in tried], device))
+    return FAILED if fits(batch, device.bytes) is False else OK
 
 
 def _tried(
@@ -141,18 +143,18 @@ def _this_machine() -> tuple[Capacity, bool]:
     import torch
 
     from lm_profiler.measure.device.environment import device_name
-    from lm_profiler.measure.memory.peaks import available_bytes, free_and_total
+    from lm_profiler.measure.memory.peaks import available_bytes
 
-    if torch.cuda.is_available():
-        device = torch.device("cuda", 0)
-        known = free_and_total(device)
-        return Capacity(device_name(device), 0 if known is None else known[1]), True
-    cpu = torch.device("cpu")
-    return Capacity(device_name(cpu), available_bytes(cpu) or 0), False
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    free = available_bytes(device)
+    if free is None:
+        raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not say what it has")
+    return Capacity(device_name(device), free), device.type != "cpu"
 
 
 def _bytes(text: str) -> int:
-    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
-    if size is None or size[2].casefold() not in _SIZES or not float(size[1]):
-        raise UsageError(f"memory: expected a size such as 80GiB, given {text[:100]!r}")
-    return int(float(size[1]) * _SIZES[size[2].casefold()])
+    read = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?i?)b?\s*", text, re.IGNORECASE)
+    unit = None if read is None else _SIZES.get(read[2].casefold())
+    if read is None or unit is None or not 1 <= float(read[1]) * unit <= _MOST_BYTES:
+        raise UsageError(f"memory: expected a size such as 80GiB, at most 1024TiB, given {text[:100]!r}")
+    return int(float(read[1]) * unit)

@@ -42,8 +42,9 @@ def run(call: Call) -> int:
         try:
             with kept(Keeper(cli.attempt, partial(_children, cli))):
                 cli.begin()
-                plan_ahead(cli)
+                met = plan_ahead(cli)
                 cli.run_verb()
+                del met
                 leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured
             return FAILED if record is not None and record.failure is not None else OK

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from lm_profiler.measure.clocks.timeline import OUTSIDE
+from lm_profiler.measure.memory.limits import left_bytes
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, Peaks, largest
 
@@ -166,17 +167,15 @@ class PartPeaks:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that a run could take on ``device`` now; of the CPU, what this machine and its control group have left."""
+    """Bytes that a run could take on ``device`` now; of the CPU, what this machine and the limits in it have left."""
     if device.type != "cpu":
         known = free_and_total(device)
         return None if known is None else known[0]
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    limit, used = (_cgroup_bytes(name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        available = min(available, max(limit - used, 0))
-    return available
+    left = left_bytes()
+    return available if left is None else min(available, left)
 
 
 def free_and_total(device: torch.device) -> tuple[int, int] | None:
@@ -186,10 +185,3 @@ def free_and_total(device: torch.device) -> tuple[int, int] | None:
     except (AttributeError, RuntimeError):
         return None
     return free, total
-
-
-def _cgroup_bytes(name: str) -> int | None:
-    try:
-        return int(Path("/sys/fs/cgroup", name).read_text())
-    except (OSError, ValueError):  # no control group, or "max"
-        return None

@@ -190,9 +190,7 @@ def _size(rate: float) -> float:
 
 
 def test_a_control_groups_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "lm_profiler.measure.memory.peaks._cgroup_bytes", {"memory.max": 2**20, "memory.current": 0}.get
-    )
+    monkeypatch.setattr("lm_profiler.measure.memory.peaks.left_bytes", lambda: 2**20)
     ticks = iter(range(0, 10**12, 1_000_000))
     result = matmul_ceiling(CPU, torch.float32, budget_s=0.03, clock=lambda: next(ticks))
     assert result is not None

@@ -1,0 +1,142 @@
+"""What rank 0 finds before anything is built, told to ranks that were started beside it: no process group is there yet.
+
+They meet in the store that the group will be set up in, at the address that the launcher gave. Rank 0 opens it a
+little early, and torch joins what is open there already (``multi_tenant``); torchrun has one of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+_PATIENCE_S = 20.0
+"""Of rank 0, which is about to end, for the others to hear why."""
+
+_LOOK_S = 0.2
+"""Torch's own waits hear no Ctrl-C, and tell of each second."""
+
+_CONNECT_S = 1.0
+
+_GROUPS_S = 1800.0
+"""For what torch waits where it sets up a process group (``default_pg_timeout``), if the strategy does not say."""
+
+_REFUSED, _GRANTED = b"refused", b"granted"
+
+
+class Unheard(RuntimeError):
+    """Rank 0 has ended, or did not come, before it said whether the run fits; torch's own words would not tell why."""
+
+
+@dataclass(eq=False)
+class Meeting:
+    """Of the ranks of one run that run the command line.
+
+    Args:
+        host: where rank 0 is.
+        port: there.
+        rank: of this process.
+        others: that are there before the first says something, and have to hear it.
+        limit_s: how long they wait.
+        is_first_only: the first leaves before training, which opens a store at this address in another process.
+    """
+
+    host: str
+    port: int
+    rank: int
+    others: int
+    limit_s: float = _GROUPS_S
+    is_first_only: bool = False
+    _store: Any = None
+
+    @staticmethod
+    def of(trainer: Trainer) -> Meeting | None:
+        """Of the ranks of ``trainer``; None where this process is alone, or starts all the others by itself."""
+        strategy = trainer.strategy
+        cluster, launcher = getattr(strategy, "cluster_environment", None), strategy.launcher
+        forks = isinstance(launcher, _MultiProcessingLauncher)
+        outside = cluster is not None and cluster.creates_processes_externally and not forks
+        others = (trainer.world_size if outside else trainer.num_nodes) - 1
+        if cluster is None or trainer.world_size == 1 or (forks and not others) or not torch.distributed.is_available():
+            return None
+        limit: timedelta = getattr(strategy, "_timeout", None) or timedelta(seconds=_GROUPS_S)
+        seconds = limit.total_seconds()
+        return Meeting(cluster.main_address, cluster.main_port, trainer.global_rank, others, seconds, forks)
+
+    def open(self) -> None:
+        """By rank 0, at once. Where the address cannot be had training will not begin either, and tells why."""
+        with suppress(RuntimeError, OSError):
+            self._store = self._joined(opens=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+
+    def tell(self, is_refused: bool) -> None:
+        """By rank 0. Of a refusal the others hear before this returns, if they come in time."""
+        if self._store is None:
+            return
+        if is_refused:
+            _outlive_the_others()
+        with suppress(RuntimeError):
+            self._store.set("word", _REFUSED if is_refused else _GRANTED)
+            if self.others and (is_refused or self.is_first_only):
+                self._store.wait(["heard"], timedelta(seconds=_PATIENCE_S))
+        if self.is_first_only:
+            self._store = None
+
+    def is_refused(self) -> bool:
+        """What rank 0 has said, once it has.
+
+        Raises:
+            Unheard: it said nothing.
+        """
+        until = time.monotonic() + self.limit_s
+        while not self._is_open():
+            if time.monotonic() > until:
+                raise Unheard(f"rank 0 did not come to {self.host}:{self.port} in {self.limit_s:g} s")
+            time.sleep(_LOOK_S)
+        try:
+            self._store = self._joined(opens=False)
+            while time.monotonic() < until:
+                if self._store.check(["word"]):
+                    return self._heard()
+                time.sleep(_LOOK_S)
+        except RuntimeError as error:
+            raise Unheard("rank 0 has ended before it said whether the run fits") from error
+        raise Unheard(f"rank 0 did not say in {self.limit_s:g} s whether the run fits")
+
+    def _heard(self) -> bool:
+        is_refused = bool(self._store.get("word") == _REFUSED)
+        if is_refused:
+            _outlive_the_others()
+        if self._store.add("hearing", 1) == self.others:
+            self._store.set("heard", b"")
+        return is_refused
+
+    def _is_open(self) -> bool:
+        """Asked without torch, which would wait and say so."""
+        with suppress(OSError), socket.create_connection((self.host, self.port), _CONNECT_S):
+            return True
+        return False
+
+    def _joined(self, opens: bool) -> Any:
+        limit = timedelta(seconds=_PATIENCE_S)
+        store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # the stubs lack it, and the next
+            self.host, self.port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
+        )
+        # What torchrun has opened stays open when it starts all ranks anew.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return torch.distributed.PrefixStore(f"lm_profiler/ahead/{attempt}", store)  # type: ignore[attr-defined]
+
+
+def _outlive_the_others() -> None:
+    """Whoever started the ranks ends all once one has ended: each is about to, and says how."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

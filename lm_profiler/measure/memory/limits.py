@@ -1,0 +1,49 @@
+"""What is left to this process of the limits that others have set for it: control groups', and its own."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+_MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_V1 = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+_V2 = ("", "memory.max", "memory.current", "")
+_GIVEN_BACK = ("active_file", "inactive_file")
+"""Pages of files (``memory.stat``), which the kernel takes back before it refuses memory."""
+
+
+def left_bytes() -> int | None:
+    """The least that any limit leaves; None without one."""
+    return min((left for left in (*_groups(), _address_space()) if left is not None), default=None)
+
+
+def _groups() -> Iterator[int | None]:
+    """Of the group of this process and those above it: a scheduler's job is several deep (cgroups(7))."""
+    try:
+        lines = [line.split(":", 2) for line in _OWN.read_text().splitlines()]
+    except OSError:  # no Linux
+        return
+    for number, controllers, path in lines:
+        if number == "0" or "memory" in controllers.split(","):
+            kind = _V2 if number == "0" else _V1
+            own = PurePosixPath(path.lstrip("/"))
+            for group in (own, *own.parents):  # of a container, only what is mounted can be seen
+                yield _left(_MOUNTED / kind[0] / group, *kind[1:])
+
+
+def _left(group: Path, limit: str, used: str, prefix: str) -> int | None:
+    try:
+        most, now = (int((group / name).read_text()) for name in (limit, used))
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # not there, or "max"
+        return None
+    return max(most - now + sum(int(stat.get(prefix + kind, 0)) for kind in _GIVEN_BACK), 0)
+
+
+def _address_space() -> int | None:
+    """``ulimit -v``."""
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if most == resource.RLIM_INFINITY else max(most - int(psutil.Process().memory_info().vms), 0)
