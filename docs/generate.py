@@ -28,7 +28,16 @@ else:
 import ranks_picture
 
 from lm_profiler.cli import main as program
-from lm_profiler.record.quantities import LISTS, Quantity, overview
+from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.quantities import (
+    FIGURES,
+    LISTS,
+    PLANNED_COLUMNS,
+    REMEDY_COLUMNS,
+    TRIED_COLUMNS,
+    Quantity,
+    overview,
+)
 from lm_profiler.record.schema import schemas
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +49,8 @@ def write_all(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, text in (("figures.md", figures), ("columns.txt", columns), ("command_line.md", command_line)):
         (folder / name).write_text(text(), encoding="utf-8")
+    for name, table_columns in TABLES.items():
+        (folder / f"{name}_columns.md").write_text(meanings(table_columns), encoding="utf-8")
     for name, schema in schemas():
         (folder / name).write_text(json.dumps(schema, indent=1) + "\n", encoding="utf-8")
     floors, imports = rooms(), imports_between_rooms()
@@ -52,10 +63,14 @@ def write_all(folder: Path) -> None:
 
 
 def figures() -> str:
-    """A section for each group of the registry, then one for each table within ``run.json``."""
-    head = ("name", "shown as", "meaning", "in `run.json`", "TensorBoard")
+    """A section for each group of the registry, then one for each table within ``run.json``; then ``improve.json``."""
+    head = ("name", "shown as", "meaning", "in its file", "TensorBoard")
     parts = [f"## {title}\n\n{table(head, _rows(of))}" for title, of in overview().items()]
     parts += [f"## Rows of `{path}`\n\n{table(head, _rows(of))}" for path, of in LISTS.items()]
+    parts += [
+        f"## {f'Rows of `{path}` in' if path else 'In'} `improve.json`\n\n{table(head, _rows(of))}"
+        for path, of in FIGURES[ImproveRecord].items()
+    ]
     return "\n".join(parts)
 
 
@@ -65,6 +80,14 @@ def _rows(quantities: Iterable[Quantity]) -> list[tuple[str, ...]]:
         return f"`{q.name}`", q.heading, q.meaning, f"`{q.path}`" if q.path else "", tags
 
     return list(map(row, quantities))
+
+
+TABLES = {"plan": PLANNED_COLUMNS, "remedy": REMEDY_COLUMNS, "tried": TRIED_COLUMNS}
+"""Tables of ``plan`` and ``improve``, whose columns their pages explain."""
+
+
+def meanings(quantities: Iterable[Quantity]) -> str:
+    return table(("column", "what it is"), [(of.heading, of.meaning) for of in quantities])
 
 
 # -- the command line -------------------------------------------------------------------------------------------------

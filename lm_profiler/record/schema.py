@@ -6,12 +6,15 @@ those of this version.
 
 from __future__ import annotations
 
+import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import QUANTITIES, Quantity
+from lm_profiler.record.quantities import FIGURES, Quantity
 from lm_profiler.record.run import Part, RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
@@ -30,17 +33,26 @@ def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
     """The schema of each kind, by the name of its own file; figures are described as the registry does."""
     for name, form in FORMS.items():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **form.model_json_schema()}
-        for quantity in QUANTITIES.values() if form is RunRecord else ():
-            _describe(schema, quantity)
+        named = Counter(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)))
+        own = {part for part, times in named.items() if times == 1}
+        for place, of in FIGURES.get(form, {}).items():
+            for quantity in of:
+                _describe(schema, own, f"{place}.{quantity.path}".replace("[]", "").strip("."), quantity)
         yield f"{name}.schema.json", schema
 
 
-def _describe(schema: dict[str, Any], quantity: Quantity) -> None:
-    """Add what a quantity is to its field; none for one in an object without fixed fields, such as ``time``."""
+def _describe(schema: dict[str, Any], own: set[str], path: str, quantity: Quantity) -> None:
+    """Add what a quantity is to the field at ``path``.
+
+    None has one in an object without fixed fields, such as ``time``, or in a part that stands in several places, such
+    as peaks of memory: parts of one place are its ``own``.
+    """
     field = schema
-    for key in quantity.path.split("."):
+    for key in path.split("."):
         kinds = [field, *field.get("anyOf", ())]
-        parts = [schema["$defs"][kind["$ref"].rpartition("/")[2]] if "$ref" in kind else kind for kind in kinds]
+        kinds += [kind["items"] for kind in kinds if "items" in kind]
+        names = [kind.get("$ref", "").rpartition("/")[2] for kind in kinds]
+        parts = [*kinds, *(schema["$defs"][name] for name in names if name in own)]
         field = next((part["properties"][key] for part in parts if key in part.get("properties", ())), {})
     if field and "description" not in field:
         unit = "" if quantity.unit in ("1", "text") else f" ({quantity.unit})"

@@ -1,4 +1,4 @@
-"""Every figure that a run leaves on the disk is in the registry, and nowhere else is a list of them kept by hand."""
+"""Every figure that a run or a search leaves on the disk is in the registry."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import operator
 import re
 from collections.abc import Callable, Iterator
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
 from pydantic import BaseModel
-from whole_record import WHOLE
+from whole_record import WHOLE, WHOLE_SEARCH
 
-from lm_profiler.record.quantities import GROUPS, LISTS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.quantities import FIGURES, GROUPS, QUANTITIES, STEP_COLUMNS, TIMES, TOKENS, Quantity
+from lm_profiler.record.run import Part, RunRecord
 
 NO_FIGURES = {
     "schema_version": "of the file",
@@ -21,7 +22,7 @@ NO_FIGURES = {
     "ranks.world": "environment.world_size again",
     "ranks.hosts": "which ranks a host has: names, in effect",
 }
-"""Numbers of run.json that are no figures, each with the reason."""
+"""Numbers that are no figures, each with the reason."""
 
 OF_ALL_PARTS = {
     "n": "how many steps were measured: the same for each part, and steps.measure less those left out",
@@ -36,6 +37,8 @@ def leaves(annotation: Any, path: str) -> Iterator[tuple[str, Any]]:
     if origin in (Union, UnionType):
         for argument in arguments:
             yield from leaves(argument, path)
+    elif origin is Annotated:
+        yield from leaves(arguments[0], path)
     elif origin is dict:
         yield from leaves(arguments[1], f"{path}.*")
     elif origin in (list, tuple):
@@ -47,14 +50,18 @@ def leaves(annotation: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, annotation
 
 
-def numbers() -> list[str]:
-    return sorted({path for path, kind in leaves(RunRecord, "") if kind in (int, float, Any)})
+WHOLES: dict[type[BaseModel], dict[str, Any]] = {RunRecord: WHOLE, ImproveRecord: WHOLE_SEARCH}
+OF_FILES = [(form, place, row) for form, places in FIGURES.items() for place, row in places.items() if place]
 
 
-def registered() -> set[str]:
+def numbers(form: type[BaseModel] = RunRecord) -> list[str]:
+    return sorted({path for path, kind in leaves(form, "") if kind in (int, float, Any)})
+
+
+def registered(form: type[Part] = RunRecord) -> set[str]:
     """Paths as ``leaves`` writes them."""
-    rows = {f"{at}[].{of.path}".removesuffix(".") for at, row in LISTS.items() for of in row}
-    return {of.path for of in QUANTITIES.values() if of.path} | rows
+    paths = {f"{at}[].{of.path}" if at else of.path for at, row in FIGURES[form].items() for of in row}
+    return {path.removesuffix(".") for path in paths} - {""}
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -67,11 +74,11 @@ def test_the_walk_sees_the_numbers_of_every_part() -> None:
     assert {path.partition(".")[0].removesuffix("[]") for path in seen} >= {"memory", "contention", "syncs", "numerics"}
 
 
-@pytest.mark.parametrize("path", numbers())
-def test_every_number_of_run_json_is_in_the_registry(path: str) -> None:
+@pytest.mark.parametrize("form, path", [(form, path) for form in FIGURES for path in numbers(form)])
+def test_every_number_of_a_file_is_in_the_registry(form: type[Part], path: str) -> None:
     if path.startswith(tuple(NO_FIGURES)) or path.rpartition(".")[2] in OF_ALL_PARTS:
         return
-    assert any(matches(path, known) for known in registered()), f"{path}: no entry of the registry"
+    assert any(matches(path, known) for known in registered(form)), f"{path}: no entry of the registry"
 
 
 @pytest.mark.parametrize("times", ["time", "host_time"])
@@ -95,12 +102,12 @@ def rows_at(record: Any, path: str, get: Callable[[Any, str], Any]) -> list[Any]
     return found
 
 
-@pytest.mark.parametrize("of", QUANTITIES.values(), ids=lambda of: of.name)
-def test_every_figure_is_read_where_its_path_says(of: Quantity) -> None:
-    value = of.get(RunRecord.model_validate(WHOLE))
+@pytest.mark.parametrize("form, of", [(form, of) for form, places in FIGURES.items() for of in places[""]])
+def test_every_figure_is_read_where_its_path_says(form: type[Part], of: Quantity) -> None:
+    value = of.get(form.model_validate(WHOLES[form]))
     assert value is not None
     if of.path:
-        assert value == at(WHOLE, of.path)
+        assert value == at(WHOLES[form], of.path)
     assert "unknown" not in (of.show(value), of.fit(value))
 
 
@@ -112,10 +119,11 @@ def test_of_a_run_that_died_before_its_first_step_nothing_is_made_up(of: Quantit
     assert of.interval(died) is None
 
 
-@pytest.mark.parametrize("place, row", LISTS.items(), ids=list(LISTS))
-def test_rows_are_read_where_their_paths_say(place: str, row: tuple[Quantity, ...]) -> None:
-    read_rows = rows_at(RunRecord.model_validate(WHOLE), place, lambda one, keys: operator.attrgetter(keys)(one))
-    for given, read in zip(rows_at(WHOLE, place, at), read_rows, strict=True):
+@pytest.mark.parametrize("form, place, row", OF_FILES, ids=[place for _, place, _ in OF_FILES])
+def test_rows_are_read_where_their_paths_say(form: type[Part], place: str, row: tuple[Quantity, ...]) -> None:
+    whole = WHOLES[form]
+    read_rows = rows_at(form.model_validate(whole), place, lambda one, keys: operator.attrgetter(keys)(one))
+    for given, read in zip(rows_at(whole, place, at), read_rows, strict=True):
         for of in row:
             assert of.get(read) == (at(given, of.path) if of.path else given)
 
@@ -126,10 +134,12 @@ def test_every_column_of_steps_csv_is_in_the_registry() -> None:
 
 
 def test_each_figure_stands_once_and_says_what_it_means() -> None:
-    every = [of for group in GROUPS.values() for of in group]
-    assert len({of.name for of in every}) == len(every)
+    every = [of.name for group in GROUPS.values() for of in group]
+    assert len({*every}) == len(every)
+    for places in FIGURES.values():
+        for row in places.values():
+            assert len({of.name for of in row}) == len(row)
+            assert all(of.title and re.fullmatch(r".*[^.\n]", of.meaning) for of in row)
     for title, group in GROUPS.items():
         for of in group:
             assert of.group == title
-            assert re.fullmatch(r".*[^.\n]", of.meaning)
-            assert of.title

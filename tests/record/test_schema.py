@@ -140,6 +140,9 @@ def test_fields_are_described() -> None:
     assert run["$defs"]["Utilisation"]["properties"]["ceiling_flops_per_s"]["description"] == (
         "FLOP/s of one device in a large matrix product, measured after the run (FLOP/s)"
     )
+    assert "description" not in run["$defs"]["MemoryCauses"]["properties"]["gradients"]  # of one peak or another
+    tried = SCHEMAS["improve"]["$defs"]["Tried"]["properties"]
+    assert tried["ceiling_s"]["description"] == "the most that it could save, as the first run tells it (s)"
     assert run["properties"]["notes"]["description"].startswith("What a reader must know")
     for kind, schema in SCHEMAS.items():
         for name, part in parts(schema):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
+from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, Term, TermName
 
@@ -33,6 +34,8 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, UnionType):
         return filled(next(argument for argument in arguments if argument is not type(None)), count)
+    if origin is Annotated:
+        return filled(arguments[0], count)
     if origin is Literal:
         return arguments[0]
     if origin is dict:
@@ -46,3 +49,4 @@ def filled(annotation: Any, count: Iterator[int]) -> Any:
 
 
 WHOLE: dict[str, Any] = filled(RunRecord, itertools.count(3))
+WHOLE_SEARCH: dict[str, Any] = filled(ImproveRecord, itertools.count(3))

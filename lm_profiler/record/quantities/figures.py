@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import ranks, resources, slack, waterfall
 from lm_profiler.record.quantities.floors import FLOORS
+from lm_profiler.record.quantities.improve import IMPROVE
 from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
-from lm_profiler.record.run import RunRecord, Sync
+from lm_profiler.record.run import Part, RunRecord, Sync
 
 
 def _backward_over_forward(record: RunRecord) -> float | None:
@@ -239,6 +241,12 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
 
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for of in GROUPS.values() for quantity in of}
 """All figures of a run by their name."""
+
+FIGURES: dict[type[Part], dict[str, tuple[Quantity, ...]]] = {
+    RunRecord: {"": tuple(QUANTITIES.values()), **LISTS},
+    ImproveRecord: IMPROVE,
+}
+"""Of each kind of file, by where it has them: what it has once, and rows of lists."""
 
 
 def overview() -> dict[str, list[Quantity]]:

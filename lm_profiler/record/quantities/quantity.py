@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -14,6 +15,7 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
     "ms": ("s", "ms", 1e3, 3),
     "s": ("s", "s", 1.0, 2),
     "GiB": ("bytes", "GiB", 2.0**-30, 3),
+    "bytes": ("bytes", "", 1.0, 0),
     "%": ("1", "%", 100.0, 1),
     "x": ("1", "x", 1.0, 2),
     "ppm": ("1", "ppm", 1e6, 1),
@@ -34,7 +36,8 @@ UNITS: dict[str, tuple[str, str, float, int]] = {
 }
 """By how they are shown: as stored, as shown, the factor between them, and the most digits behind the point.
 
-``text`` is of no figure, but of what one needs beside it: a source, a reason.
+``bytes`` are shown each in the unit that fits. ``text`` is of no figure, but of what one needs beside it: a source, a
+reason.
 """
 
 _BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -61,8 +64,8 @@ class Quantity:
     Attributes:
         meaning: One line without a full stop.
         tag: TensorBoard's, of its value in each step; None where steps have none.
-        path: Where ``run.json`` has it; empty for what is computed of several values, or is of a step alone.
-        get: Its value in a record, in SI; None where it is unknown.
+        path: Where its file has it; empty for what is computed of several values, or is of a step alone.
+        get: Its value in a record, or in a row of its list, in SI; None where it is unknown.
         interval: Its (low, high) there, 95 %; None for a figure without one.
         run_tag: What TensorBoard's HPARAMS call a run's value.
         of: In ``name`` and ``meaning`` of a family, such as one for each phase, what its members differ in.
@@ -77,8 +80,8 @@ class Quantity:
     meaning: str
     tag: str | None = None
     path: str = ""
-    get: Callable[[RunRecord], Any] = lambda record: None
-    interval: Callable[[RunRecord], tuple[float, float] | None] = lambda record: None
+    get: Callable[[Any], Any] = lambda record: None
+    interval: Callable[[Any], tuple[float, float] | None] = lambda record: None
     place: Place = Place.FILE
     run_tag: str | None = None
     group: str = ""
@@ -91,9 +94,10 @@ class Quantity:
 
     @property
     def heading(self) -> str:
-        """``step (ms)``; a title that is its unit stays as it is."""
+        """``step (ms)``; a title that has its unit stays as it is."""
         unit = self.shown_unit
-        return f"{self.title} ({unit})" if unit and unit not in self.title else self.title
+        has = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", self.title)
+        return self.title if not unit or has else f"{self.title} ({unit})"
 
     def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
         """``value`` (SI) for people; ``unknown`` for None. ``digits`` behind the point, if not the usual ones."""
@@ -101,6 +105,8 @@ class Quantity:
             return "unknown"
         if self.is_text:
             return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
+        if self.unit == "bytes" and not self.shown_unit:
+            return bytes_text(value)
         number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
         return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
 

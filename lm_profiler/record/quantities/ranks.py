@@ -117,10 +117,12 @@ def _by_phase(part: str) -> tuple[Quantity, ...]:
 RANKS_BY_PHASE = tuple(of for part in PARTS for of in _by_phase(part))
 """Own work and waiting in each phase over the ranks, and exposed communication."""
 
+_FOR_OTHERS = "for other ranks, in the mean step"
+
 RANK_ROW = (
     figure("rank", "rank", "count", "of the whole group"),
     figure("host", "host", "text", "its machine"),
     *(figure(f"own_s.{part}", part, "ms", f"own work in {part} in the mean step") for part in PARTS),
-    *(figure(f"waiting_s.{part}", f"waiting in {part}", "ms", "for other ranks, in the mean step") for part in PARTS),
+    *(figure(f"waiting_s.{part}", f"waiting in {part}", "ms", _FOR_OTHERS, f"{part}_waiting") for part in PARTS),
 )
 """A rank's mean step."""

@@ -53,6 +53,9 @@ UTILISATION = (
     ),
 )
 
+CAUSES = {cause: cause.replace("_", " ") for cause in MemoryCauses.model_fields}
+"""What memory is taken for, and what that is called."""
+
 _SAVED, _LESS = "bytes that forward leaves for backward", "what backward added: gradients, less what was saved for it"
 _HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
 
@@ -98,8 +101,8 @@ PLANNED = (
     *figures_of(
         "planned.at_peak",
         *(
-            (cause, f"planned {cause.replace('_', ' ')}", "GiB", "of the planned peak", f"planned_{cause}_bytes")
-            for cause in MemoryCauses.model_fields
+            (cause, f"planned {words}", "GiB", "of the planned peak", f"planned_{cause}_bytes")
+            for cause, words in CAUSES.items()
         ),
     ),
     *figures_of(
@@ -133,7 +136,7 @@ MEMORY_BY_PHASE = [
 ]
 MEMORY_BY_CAUSE = [
     _of_part(part, "causes", cause, words, f"{words} in the peak allocated of")
-    for cause, words in ((cause, cause.replace("_", " ")) for cause in MemoryCauses.model_fields)
+    for cause, words in CAUSES.items()
     for part in PARTS
 ]
 

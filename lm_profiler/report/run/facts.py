@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES, Quantity
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.waterfall_tables import waterfall_tables
-from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text, headings_of, text_table
 
 _LISTS_OF = {
     "Other, by its owner": ("other_by_owner.actions",),
@@ -90,7 +90,7 @@ def list_table(record: RunRecord, path: str) -> Table:
     # Of steps only what this machine counts, and where something has a cause; of ranks the phases that occur.
     nothing = (None, 0.0) if path == "ranks.by_rank" else (None,)
     columns = [of for of in LISTS[path] if path not in _SPARSE or any(of.get(row) not in nothing for row in items)]
-    headings = [Heading(of.name, of.heading, not of.is_text) for of in columns]
+    headings = headings_of(columns)
     rows = [[_list_cell(path, of, row) for of in columns] for row in items[:_MOST_ROWS]]
     if path in _NUMBERED:
         of_each, first = _NUMBERED[path]

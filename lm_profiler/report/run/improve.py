@@ -8,11 +8,9 @@ from pathlib import Path
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.files import from_here
 from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
-from lm_profiler.record.quantities import bytes_text, counted
+from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted
 from lm_profiler.report.run.waterfall import digits_of, ms_text
-from lm_profiler.report.tables.table import Heading, Table, TableCell
-
-TITLES = ("change", "step (ms)", "saved (ms)", "at most (ms)", "pairs", "memory", "numbers off by", "verdict")
+from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
 _STYLES = {
     "FASTER": "green",
@@ -30,12 +28,11 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     An interval stands behind what was saved; it says nothing of how good the choice among many was, as the line of the
     total does.
     """
-    headings = [Heading(title, title, 0 < at < len(TITLES) - 2) for at, title in enumerate(TITLES)]
-    rows = [[*map(_cell, _texts(of)), TableCell(of.verdict, verdict_text(of), style=_style(of))] for of in record.tried]
+    rows = [_row(of) for of in record.tried]
     below = [headline(record), *_lines(record)]
     if folder is not None and (folder / IMPROVED_CONFIG).exists():
         below.append(f"to run it: lm_profiler fit --config {from_here(folder / IMPROVED_CONFIG)}")
-    return Table(headings if rows else [], rows, below=below, title=f"improve: {record.name}")
+    return Table(headings_of(TRIED_COLUMNS) if rows else [], rows, below=below, title=f"improve: {record.name}")
 
 
 def headline(record: ImproveRecord) -> str:
@@ -92,23 +89,26 @@ def _ms(seconds: float, digits: int) -> str:
     return ms_text(round(seconds, digits + 3) + 0.0, digits)
 
 
-def _style(of: Tried) -> str:
-    return _STYLES.get(of.verdict or "", "")
+def _row(of: Tried) -> list[TableCell]:
+    """A cell for each of ``TRIED_COLUMNS``."""
+    step = "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
+    at_most = "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
+    memory = "" if of.a_bytes is None or of.b_bytes is None else _bytes_from_to(of.a_bytes, of.b_bytes)
+    numerics = "" if of.numerics is None else numerics_text(of.numerics)
+    return [
+        TableCell(of.name, of.name),
+        TableCell(of.b_s, step),
+        TableCell(of.saved_s, saved_text(of), of.low_s, of.high_s),
+        TableCell(of.ceiling_s, at_most),
+        TableCell(of.pairs, str(of.pairs or "")),
+        TableCell(of.b_bytes, memory),
+        TableCell(numerics, numerics),
+        TableCell(of.verdict, verdict_text(of), style=_STYLES.get(of.verdict or "", "")),
+    ]
 
 
-def _cell(text: str) -> TableCell:
-    return TableCell(text, text)
-
-
-def _texts(of: Tried) -> Iterator[str]:
-    """One for each title but the verdict's."""
-    yield of.name
-    yield "" if of.a_s is None or of.b_s is None else _from_to(of.a_s, of.b_s)
-    yield saved_text(of)
-    yield "" if of.ceiling_s is None else ms_text(of.ceiling_s, digits_of(of.a_s or of.ceiling_s))
-    yield str(of.pairs or "")
-    yield "" if of.a_bytes is None or of.b_bytes is None else f"{bytes_text(of.a_bytes)} → {bytes_text(of.b_bytes)}"
-    yield "" if of.numerics is None else numerics_text(of.numerics)
+def _bytes_from_to(before: int, after: int) -> str:
+    return f"{bytes_text(before)} → {bytes_text(after)}"
 
 
 def _from_to(before_s: float, after_s: float) -> str:
@@ -148,7 +148,7 @@ def _memory_line(final: Final) -> Iterator[str]:
     """Where the peak is not the SAME, as times are."""
     first, last = final.first_bytes, final.final_bytes
     if first is not None and last is not None and abs(last - first) > MARGIN * first:
-        yield f"memory {bytes_text(first)} → {bytes_text(last)}"
+        yield f"memory {_bytes_from_to(first, last)}"
 
 
 def _end(record: ImproveRecord) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lm_profiler.record.quantities import PARTS, TIMES
+from lm_profiler.record.quantities import FLOOR, PARTS, TIMES, TIMES_FLOOR
 from lm_profiler.record.run import Floor, RunRecord
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
-FLOOR_TITLES = ("floor (ms)", "x floor")
+_FLOORS = [of.heading for of in (FLOOR, TIMES_FLOOR)]
 
 
 def phase_table(record: RunRecord) -> Table:
@@ -28,7 +28,7 @@ def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floor
     known = any(floor.seconds for floor in floors.values())
     shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
     cells = [[TableCell(text, text, style="bold" if row is shown[-1] else "") for text in row] for row in shown]
-    headings = [Heading(title, title, figures=title != "phase") for title in (*titles, *FLOOR_TITLES * known)]
+    headings = [Heading(title, title, figures=title != "phase") for title in (*titles, *_FLOORS * known)]
     return Table(headings, cells)
 
 

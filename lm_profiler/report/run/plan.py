@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.floors import PlannedFloors
 from lm_profiler.analysis.plan.planned import ROOM, Planned, fits, room
 from lm_profiler.analysis.plan.remedies import Remedy
-from lm_profiler.record.quantities import PARTS, bytes_text, with_prefix
-from lm_profiler.record.run import MemoryCauses
+from lm_profiler.record.quantities import (
+    FLOOR,
+    PARTS,
+    PLANNED_COLUMNS,
+    REMEDY_COLUMNS,
+    Quantity,
+    bytes_text,
+    with_prefix,
+)
 from lm_profiler.report.run.phases import floor_texts
-from lm_profiler.report.tables.table import Heading, Table, TableCell, text_table
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
 
-_CAUSES = (*MemoryCauses.model_fields,)
-_TITLES = ("phase", "peak", *(cause.replace("_", " ") for cause in _CAUSES))
 _FITS = {True: "fits", None: "may not fit", False: "does not fit"}
 
 
 def plan_table(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> Table:
     """Of ``planned``, and of the largest ``context`` that fits into ``device``."""
-    rows, known = [], floors.seconds is not None
+    rows = []
     for phase in (part for part in PARTS if part in planned.peaks):
-        causes = planned.causes.get(phase)
-        values = [planned.peaks[phase], *(getattr(causes, cause, None) for cause in _CAUSES)]
-        floor, _ = floor_texts(floors.by_phase.get(phase))
-        rows.append([phase, *("" if value is None else bytes_text(value) for value in values), *[floor] * known])
-    below = [f"peak {bytes_text(planned.peak)}, in {planned.phase}: {_verdict(planned, device)}"]
+        floor = floors.by_phase.get(phase)
+        values = {"phase": phase, "peak": planned.peaks[phase], "causes": planned.causes.get(phase)}
+        least = TableCell(floor and floor.seconds, floor_texts(floor)[0])
+        rows.append(_cells(PLANNED_COLUMNS, values, least))
+    return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
+
+
+def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
+    """Whether it fits, the largest that does, the floor, and what is not in it."""
+    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}: {_verdict(planned, device)}"]
     largest = []
     if planned.largest is not None:
         of = "" if planned.context is None else f" of {planned.context:,} tokens"
@@ -34,12 +45,11 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
     if context is not None:
         largest.append(f"context {context:,} in batches of {planned.batch:,}" if context else "not even a context of 1")
     if largest:
-        below.append(f"the largest that fits: {', or '.join(largest)}")
+        lines.append(f"the largest that fits: {', or '.join(largest)}")
     if planned.compiled:
-        below.append("compiled: unknown; these are the figures of the same step without torch.compile")
-    below += _floor_lines(floors, device)
-    below.append("without workspaces of libraries, the driver's context and gaps between blocks")
-    return text_table([*_TITLES, *["floor (ms)"] * known], rows, below=below)
+        lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
+    lines += _floor_lines(floors, device)
+    return [*lines, "without workspaces of libraries, the driver's context and gaps between blocks"]
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
@@ -68,15 +78,30 @@ def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device:
     """Of other settings of a run that may not fit into ``device``, each rehearsed, and its step's floor."""
     if not tried:
         return Table(above=["no setting is known that would need less"])
-    fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
-    known = any(floors.seconds is not None for *_, floors in tried)
-    titles = [("peak", True), *[("floor (ms)", True)] * known, ("", False), ("may change", False), ("with", False)]
     rows = []
     for remedy, planned, floors in tried:
-        floor = "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}"
         word = _FITS[fits(planned, device.bytes)]
-        texts = [bytes_text(planned.peak), *[floor] * known, word, remedy.changes or "nothing", " ".join(remedy.words)]
-        rows.append([TableCell(text, text) for text in texts])
-    headings = [Heading(title, title, figures) for title, figures in titles]
+        values = {"peak": planned.peak, "fits": word, "words": " ".join(remedy.words)}
+        least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
+        rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
+    fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
     above = ["", "what would need less, each setting rehearsed by itself:"]
-    return Table(headings, rows, above=above, below=[] if fitting else ["none of them surely fits"])
+    return Table(*_known(REMEDY_COLUMNS, rows), above=above, below=[] if fitting else ["none of them surely fits"])
+
+
+def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
+    """A cell for each column; empty where its value is unknown."""
+
+    def cell(of: Quantity) -> TableCell:
+        value = of.get(values)
+        return floor if of.name == FLOOR.name else TableCell(value, "" if value is None else of.show(value))
+
+    return list(map(cell, columns))
+
+
+def _known(
+    columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
+) -> tuple[list[Heading], list[list[TableCell]]]:
+    """Without the columns in which no row has anything."""
+    told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
+    return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from lm_profiler.record.quantities import LISTS, PARTS, Quantity
+from lm_profiler.record.quantities import LISTS, PARTS
 from lm_profiler.record.run import RunRecord, Term, Waterfall
 from lm_profiler.report.run.waterfall import ceiling_text, digits_of, ms_text, step_text, term_texts, title_in, unsure
-from lm_profiler.report.tables.table import Heading, Table, TableCell
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
 
 _MOST_CONTRIBUTORS = 5
 _CONTRIBUTOR = LISTS["waterfall.terms[].contributors"]
@@ -25,8 +23,8 @@ def _terms(fall: Waterfall) -> Table:
     occurring = {
         part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
     }
-    headings = [*_headings((name, seconds)), Heading("share", "share", True)]
-    headings += _headings((at_most, *occurring.values()))
+    headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
+    headings += headings_of((at_most, *occurring.values()))
     digits, texts, rows = digits_of(fall.step_s), term_texts(fall), []
     for term in fall.terms:
         told = [TableCell(term.seconds, texts[term.name]), _share(term.seconds, fall.step_s)]
@@ -48,7 +46,7 @@ def _contributors(fall: Waterfall) -> Table:
         of_term = contributors(term, fall).rows
         left += len(of_term[_MOST_CONTRIBUTORS:])
         rows += [[_text(title_in(fall, term.name)), *row] for row in of_term[:_MOST_CONTRIBUTORS]]
-    headings = [Heading("term", "term"), *_headings(_CONTRIBUTOR)]
+    headings = [Heading("term", "term"), *headings_of(_CONTRIBUTOR)]
     return Table(headings, rows, below=[f"and {left:,} smaller ones"] if left else [])
 
 
@@ -61,11 +59,7 @@ def contributors(term: Term, fall: Waterfall) -> Table:
         [_text(of.module), _text(of.what), times, _ms(of.seconds, digits), _text(of.detail)]
         for of, times in zip(ranked, count, strict=True)
     ]
-    return Table(_headings(_CONTRIBUTOR), rows)
-
-
-def _headings(columns: Sequence[Quantity]) -> list[Heading]:
-    return [Heading(of.name, of.heading, not of.is_text) for of in columns]
+    return Table(headings_of(_CONTRIBUTOR), rows)
 
 
 def _text(text: str | None) -> TableCell:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +82,11 @@ class Table:
 
 def _unicode(value: Any) -> Any:
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def headings_of(columns: Iterable[Quantity]) -> list[Heading]:
+    """As the registry has them."""
+    return [Heading(of.name, of.heading, not of.is_text) for of in columns]
 
 
 def text_table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **of_table: Any) -> Table:

@@ -29,6 +29,7 @@ def test_each_change_has_its_row_and_the_total_stands_below() -> None:
         "FASTER, kept",
     ]
     assert [row[-1] for row in texts] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
+    assert {len(row) for row in texts} == {len(table.headings)}
     assert texts[4][1:-1] == [""] * 6  # nothing was run, so nothing is known
     assert table.below == [
         "step 168.0 → 97.1 ms, 1.73 × [1.69, 1.77], measured anew in 4 pairs",

@@ -14,22 +14,22 @@ export async function show(root, { listing, colours }) {
   root.append(...listing.searches.map((search) => card(search, colours)));
 }
 
-function card({ name, ended, headline, command, way, table }, colours) {
+function card({ name, ended, headline, command, way, way_titles, table }, colours) {
   return el(
     "article",
     { class: "card", "data-search": name },
     el("h2", {}, name, pill(ended)),
     el("p", { class: "headline" }, headline),
-    ...(way.length ? [down(way, colours)] : []),
+    ...(way.length ? [down(way, way_titles, colours)] : []),
     sheet(table, colours.parts),
     el("div", { class: "command" }, el("code", {}, command), copyButton("Copy", () => command)),
   );
 }
 
 // A change's bar ends where the step does with it; the pale piece behind it is what the change saved.
-function down(way, colours) {
+function down(way, titles, colours) {
   const scale = 1 / Math.max(...way.map(({ step_s, high_s }) => Math.max(step_s, high_s ?? 0)));
-  const head = el("div", { class: "rung head" }, ...["", "", "step (ms)", "interval"].map((text) => el("span", {}, text)));
+  const head = el("div", { class: "rung head" }, ...["", "", ...titles].map((text) => el("span", {}, text)));
   return el("div", { class: "way" }, head, ...way.map((point, i) => row(point, way[i - 1] ?? point, scale, colours)));
 }
 
