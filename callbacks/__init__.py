@@ -17,7 +17,8 @@ from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
-from lm_profiler.callbacks.profiling import TrainingProfiler, profiling_callbacks
+from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.shortcut import profiling_callbacks
 from lm_profiler.callbacks.stages import StageOptions
 
 __all__ = [

@@ -6,6 +6,7 @@ from statistics import median
 
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, Ranks, RankSpread, RunRecord
+from lm_profiler.report.run.milliseconds import ms_text
 from lm_profiler.report.run.phases import table_of
 from lm_profiler.report.tables.table import Table
 
@@ -23,14 +24,14 @@ def own_work_table(record: RunRecord) -> Table:
     if (waiting := waiting_of(ranks)) is not None:
         spreads[WAITING] = waiting
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
-    step = ["step", _ms(ranks.step_s), *[""] * (len(titles) - 2)]
+    step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
     floors = {part: _of_own(floor, spreads[part].median_s) for part, floor in record.floors.items() if part in spreads}
     return table_of(titles, [*rows, ("step", step)], floors)
 
 
 def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
     """The rank with most is named where one has more than another."""
-    middle, least, most = map(_ms, (spread.median_s, spread.least_s, spread.largest_s))
+    middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
     share = f"{spread.median_s / step_s:.1%}" if step_s else ""
     return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
 
@@ -64,7 +65,7 @@ def communication_lines(ranks: Ranks) -> list[str]:
     exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
     lines = []
     if exposed:
-        told = ", ".join(f"{part} {_ms(seconds)}" for part, seconds in exposed.items())
+        told = ", ".join(f"{part} {ms_text(seconds)}" for part, seconds in exposed.items())
         source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""
         lines.append(f"exposed communication: {told} ms a step{source}")
     return [*lines, *(f"note: {note}" for note in ranks.notes)]
@@ -72,11 +73,5 @@ def communication_lines(ranks: Ranks) -> list[str]:
 
 def who_waits(ranks: Ranks) -> str:
     """For whom the others wait, as the run's own analysis says it."""
-    waits = f"the mean rank waits {_ms(ranks.waiting_share * ranks.step_s)} of {_ms(ranks.step_s)} ms a step"
+    waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
     return ranks.finding.evidence or waits
-
-
-def _ms(seconds: float) -> str:
-    """To a microsecond, or three figures."""
-    ms = seconds * 1e3
-    return f"{ms:.3f}" if abs(ms) < 1 else f"{ms:.2f}" if abs(ms) < 10 else f"{ms:,.1f}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lm_profiler.record.quantities import PARTS, TIMES, term_title
 from lm_profiler.record.run import Contributor, RunRecord, Term, Waterfall
 from lm_profiler.record.text import shortened
+from lm_profiler.report.run.milliseconds import digits_of, ms_text
 
 _SMALL = 0.01
 """Terms below this share of the step are told together on the terminal, and promise too little to be named there."""
@@ -113,15 +114,6 @@ def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
     for at in sorted(range(len(units)), key=lambda at: whole[at] - units[at])[:missing]:
         whole[at] += 1
     return [f"{unit / 10**digits:,.{digits}f}" for unit in whole]
-
-
-def digits_of(step_s: float) -> int:
-    """Behind the point, where a step of so many milliseconds is told to four places."""
-    return len(TIMES["step"].rounded(step_s).partition(".")[2])
-
-
-def ms_text(seconds: float, digits: int) -> str:
-    return TIMES["step"].show(seconds, unit=False, digits=digits)
 
 
 def why_lines(record: RunRecord) -> list[str]:

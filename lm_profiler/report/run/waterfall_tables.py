@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lm_profiler.record.quantities import LISTS, PARTS
 from lm_profiler.record.run import RunRecord, Term, Waterfall
-from lm_profiler.report.run.waterfall import ceiling_text, digits_of, ms_text, step_text, term_texts, title_in, unsure
+from lm_profiler.report.run.milliseconds import digits_of, ms_text
+from lm_profiler.report.run.waterfall import ceiling_text, step_text, term_texts, title_in, unsure
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
 
 _MOST_CONTRIBUTORS = 5

@@ -1,0 +1,58 @@
+"""The instruments for a Trainer of one's own, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Callback
+
+from lm_profiler.callbacks.instruments.actions import ActionsOptions
+from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.trace import TraceOptions
+from lm_profiler.callbacks.launch import Launch
+from lm_profiler.callbacks.profiling import TrainingProfiler
+from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.record.run import Verb
+
+
+def profiling_callbacks(
+    warmup_steps: int = 5,
+    measure_steps: int = 20,
+    trace_steps: int = 2,
+    memory_steps: int = 1,
+    stop_when_done: bool | None = None,
+    name: str = "lm_profiler",
+    verb: Verb = "fit",
+    log_dir: str | Path = "logs",
+    action_steps: int = 3,
+) -> list[Callback]:
+    """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
+
+    Args:
+        warmup_steps: steps before the measured ones.
+        measure_steps: steps to measure.
+        trace_steps: steps to trace with torch.profiler afterwards; 0 for none.
+        memory_steps: steps in which memory is read phase by phase, and FLOPs are counted; with 0 they are counted on
+            shapes alone when the run is over, which takes some seconds; without ``trace_steps`` too, they are not.
+        stop_when_done: end the run then; otherwise it goes on with the instruments taken out. If not given, a fit ends
+            and an evaluation goes on: cut, its results would be those of the first batches.
+        name: of the run.
+        verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's others are left alone.
+        log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
+        action_steps: steps in which each action of the loop is timed by its name; 0 for none.
+
+    Raises:
+        ValueError: a number of steps is negative, or nothing is to be measured.
+    """
+    stop = verb == "fit" if stop_when_done is None else stop_when_done
+    return [
+        TrainingProfiler(
+            StageOptions(warmup_steps=warmup_steps, measure_steps=measure_steps, stop_when_done=stop),
+            MemoryOptions(steps=memory_steps),
+            TraceOptions(steps=trace_steps),
+            Launch(name=name),
+            verb=verb,
+            log_dir=log_dir,
+            actions=ActionsOptions(steps=action_steps),
+        )
+    ]
