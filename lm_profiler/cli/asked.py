@@ -38,8 +38,8 @@ class Asked(Generic[Answer]):
     """What ``find`` returns in a process of its own, which begins at once.
 
     It is a copy of this one (a fork), leads a group of its own, is silent, and is killed with its group once it has
-    answered. A copy of a process that has opened a device is of no use: there, and where forks are not safe at all, it
-    is a fresh one, which has to import all that ``find`` needs.
+    answered. A copy of a process that has opened a device, or counted its devices by CUDA, is of no use: there, and
+    where forks are not safe at all, it is a fresh one, which has to import all that ``find`` needs.
 
     Args:
         find: can be pickled, as can what it returns. Its exceptions are lost, but for ``Unfit``.
@@ -130,6 +130,10 @@ def _find(find: Callable[[], Any], limit_s: float, link: Connection, folder: str
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
+    # Counted by CUDA itself, and not by NVML: autograd starts a thread for each device, which a copy cannot open.
+    if torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0:
+        link.send(None)
+        return
     kept = surroundings()
     os.environ.clear()
     os.environ.update(kept)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import only_fresh
 import pytest
+import torch
 
 from lm_profiler.cli.asked import Asked, NoAnswer
 
@@ -39,6 +40,14 @@ def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
 def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(only_fresh, "FRESH", False)
     assert Asked(only_fresh.find, 120.0).answer() == "found"
+
+
+def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradScaler does, and ``torch.cuda.is_available``: backward would end the copy."""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert Asked(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert Asked(os.getppid, 60.0)._told() is None
 
 
 def test_nothing_of_a_process_without_an_answer_is_left(tmp_path: Path) -> None:

@@ -17,25 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.overrides import TorchFunctionMode
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
 
+from lm_profiler.measure.fake.cuda import KernelsOfCuda
 from lm_profiler.measure.fake.live import LiveBytes, LiveCpuBytes
 
 CUDA_BLOCK = 512
-
-_IN_FLOAT32 = frozenset({
-    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
-    "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
-    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss",
-    "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "norm", "normalize", "pdist",
-    "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh", "smooth_l1_loss",
-    "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss", "__pow__", "__rdiv__",
-    "__rpow__", "__rtruediv__",
-})  # fmt: skip
-"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: "CUDA Ops that can autocast to float32"
-in torch's documentation of torch.amp."""
 
 
 class FakeWorld:
@@ -55,7 +43,7 @@ class FakeWorld:
         """What is made meanwhile is fake, and counted."""
         with self.mode, self.live:
             if self.gpu:
-                with _AutocastOfCuda():
+                with KernelsOfCuda():
                     yield
             else:
                 yield
@@ -139,20 +127,3 @@ def _bincount(
     if not minlength:
         return count(values, weights)
     return values.new_zeros(minlength) if weights is None else weights.new_zeros(minlength)
-
-
-class _AutocastOfCuda(TorchFunctionMode):
-    """Under autocast, does in float32 what CUDA's does in it."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.is_autocast_enabled("cpu") and getattr(func, "__name__", "") in _IN_FLOAT32:
-            args, kwargs = tree_map(_float32, (args, kwargs))
-        return func(*args, **kwargs)
-
-
-def _float32(value: Any) -> Any:
-    low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if low else value

@@ -83,6 +83,7 @@ def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorRead
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
     return AllocatorReading(
         allocated_peak=allocated,
+        requested_peak=stats.get("requested_bytes.all.peak"),
         active_peak=stats.get("active_bytes.all.peak"),
         reserved_peak=reserved,
         inactive_split_peak=stats.get("inactive_split_bytes.all.peak"),

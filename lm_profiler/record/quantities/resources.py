@@ -142,6 +142,7 @@ MEMORY_BY_CAUSE = [
 
 _ALLOCATOR_BYTES = {
     "allocated_peak": ("allocated", "most bytes held by tensors over the measured steps"),
+    "requested_peak": ("requested", "the same before the allocator rounds it up to its blocks"),
     "active_peak": ("in use", "most bytes in use, blocks that wait for a stream included"),
     "reserved_peak": ("reserved", "most bytes taken from the device"),
     "inactive_split_peak": ("inactive split", "most bytes free in blocks that are partly in use"),

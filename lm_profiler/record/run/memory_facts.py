@@ -33,11 +33,13 @@ class MemoryCauses(Part):
 class AllocatorReading(Part):
     """The device's caching allocator over the measured steps, in bytes and counts; None where it does not say.
 
+    ``requested_peak`` is what tensors and workspaces asked for, ``allocated_peak`` the blocks that they were given.
     ``fragmentation`` is an upper bound of what was reserved but unused at the peak of use; ``driver_used`` counts other
     processes too; the last two count since the process began.
     """
 
     allocated_peak: int | None
+    requested_peak: int | None = None
     active_peak: int | None
     reserved_peak: int | None
     inactive_split_peak: int | None

@@ -151,6 +151,7 @@ def test_a_dump_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
 def test_the_allocators_facts_come_from_its_statistics() -> None:
     stats = {
         "allocated_bytes.all.peak": 70,
+        "requested_bytes.all.peak": 68,
         "active_bytes.all.peak": 75,
         "reserved_bytes.all.peak": 100,
         "inactive_split_bytes.all.peak": 9,
@@ -159,6 +160,7 @@ def test_the_allocators_facts_come_from_its_statistics() -> None:
     }
     assert facts_of(stats, 120).model_dump() == {
         "allocated_peak": 70,
+        "requested_peak": 68,
         "active_peak": 75,
         "reserved_peak": 100,
         "inactive_split_peak": 9,
@@ -190,7 +192,8 @@ def test_a_gpu_keeps_a_history_with_python_stacks_and_facts(tmp_path: Path) -> N
     assert facts is not None
     assert facts.allocated_peak is not None
     assert facts.driver_used is not None
-    assert held.nbytes <= facts.allocated_peak <= facts.driver_used
+    assert facts.requested_peak is not None
+    assert held.nbytes <= facts.requested_peak <= facts.allocated_peak <= facts.driver_used
 
 
 @pytest.mark.gpu

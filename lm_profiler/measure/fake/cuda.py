@@ -1,0 +1,88 @@
+"""What CUDA's kernels keep and compute otherwise than the CPU's, on whose fake tensors a step is rehearsed.
+
+Only what a step calls by these names is seen; what is called inside of a function of torch that is written in Python
+(``nn.MultiheadAttention``) stays the CPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
+
+_IN_FLOAT32 = frozenset({
+    "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
+    "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
+    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss",
+    "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "norm", "normalize", "pdist",
+    "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh", "smooth_l1_loss",
+    "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss", "__pow__", "__rdiv__",
+    "__rpow__", "__rtruediv__",
+})  # fmt: skip
+"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: "CUDA Ops that can autocast to float32"
+in torch's documentation of torch.amp."""
+
+
+class KernelsOfCuda(TorchFunctionMode):
+    """Under autocast, does in float32 what CUDA's does in it; keeps for backward what its fused kernels keep."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
+            args, kwargs = tree_map(_float32, (args, kwargs))
+        kernel = _FUSED.get(name)
+        return func(*args, **kwargs) if kernel is None else kernel(func, *args, **kwargs)
+
+
+def _float32(value: Any) -> Any:
+    low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if low else value
+
+
+def _rms_norm(
+    func: Callable[..., Tensor],
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """CUDA's keeps its input and one number a row (``_fused_rms_norm``); the CPU's, made of others, a second tensor of
+    that size. A layer norm keeps the same as CUDA's, and one number a row more."""
+    if x.is_complex() or (weight is not None and weight.dtype != x.dtype):  # CUDA's is made of others there, too
+        return func(x, normalized_shape, weight, eps)
+    return F.layer_norm(x, normalized_shape, weight, None)
+
+
+def _dropout(
+    func: Callable[..., Tensor], x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **given: Any
+) -> Tensor:
+    """CUDA's keeps a byte for each number (``native_dropout``), the CPU's one as wide as the number."""
+    training = given.get("train", training)  # torch.dropout calls it so
+    if inplace or not training or not 0 < p < 1:
+        return func(x, p, training, **({"inplace": True} if inplace else {}))
+    return torch.native_dropout(x, p, True)[0]
+
+
+def _attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """CUDA's fused kernels keep the seed of what they drop. The CPU's cannot drop: the scores would be written out."""
+    if len(args) > _DROPOUT_AT:
+        args = (*args[:_DROPOUT_AT], 0.0, *args[_DROPOUT_AT + 1 :])
+    return func(*args, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
+
+
+_DROPOUT_AT = 4
+"""Among the arguments of scaled_dot_product_attention."""
+
+_FUSED: dict[str, Callable[..., Tensor]] = {
+    "rms_norm": _rms_norm,
+    "dropout": _dropout,
+    "scaled_dot_product_attention": _attention,
+}
+"""By the names of the functions that they stand in for."""

@@ -1,0 +1,75 @@
+"""What fused kernels of CUDA keep for backward, by hand: no other tensor than what they are known to save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lm_profiler.measure.fake.world import CUDA_BLOCK, FakeWorld
+
+ROWS, WIDTH = 64, 1024
+WIDE, NARROW = 4 * ROWS * WIDTH, 2 * ROWS * WIDTH
+B, H, T, E = 2, 4, 256, 64
+
+
+def added(make: Callable[[], Any], work: Callable[[Any], Tensor], gpu: bool = True) -> int:
+    """Bytes that ``work`` leaves of what ``make`` has made, its result included."""
+    world = FakeWorld(gpu)
+    with world.inside():
+        made = make()
+        before = world.live._now
+        kept = work(made)
+        after = world.live._now
+    del kept
+    return after - before
+
+
+def given(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, requires_grad=True)
+
+
+@pytest.mark.parametrize("dtype, each", [(torch.float32, WIDE), (torch.bfloat16, NARROW)])
+def test_a_norm_by_mean_squares_keeps_its_input_and_a_number_a_row(dtype: torch.dtype, each: int) -> None:
+    def normed(gpu: bool) -> int:
+        make = lambda: (nn.RMSNorm(WIDTH, dtype=dtype), given(ROWS, WIDTH, dtype=dtype))  # noqa: E731
+        return added(make, lambda made: made[0](made[1]), gpu)
+
+    assert each <= normed(True) <= each + 2 * CUDA_BLOCK
+    assert normed(False) >= 2 * each  # the CPU's is made of others
+
+
+def test_what_is_dropped_is_a_byte_for_each_number() -> None:
+    narrow, wide = partial(given, ROWS, WIDTH, dtype=torch.bfloat16), partial(given, ROWS, WIDTH)
+    assert added(narrow, nn.Dropout(0.1)) == NARROW + ROWS * WIDTH
+    assert added(narrow, nn.Dropout(0.1), gpu=False) == 2 * NARROW
+    assert added(wide, lambda x: torch.dropout(x, 0.1, train=True)) == WIDE + ROWS * WIDTH
+    for nothing in (nn.Dropout(0.0), nn.Dropout(0.1).eval(), partial(torch.dropout, p=0.1, train=False)):
+        assert added(wide, nothing) == added(wide, nothing, gpu=False)
+
+
+@pytest.mark.parametrize("dropped", [0.0, 0.1])
+def test_fused_attention_keeps_no_scores_whatever_it_drops(dropped: float) -> None:
+    def attended(gpu: bool, *args: Any, **kwargs: Any) -> int:
+        attend = lambda x: F.scaled_dot_product_attention(x, x, x, *args, **kwargs)  # noqa: E731
+        return added(partial(given, B, H, T, E), attend, gpu)
+
+    fused = 4 * B * H * T * E + 4 * B * H * T  # its result, and the log of a sum a row
+    assert attended(True, dropout_p=dropped, is_causal=True) == fused
+    assert attended(True, None, dropped) == fused
+    assert (attended(False, dropout_p=dropped) > 4 * B * H * T * T) == (dropped > 0)
+
+
+def test_backward_gives_gradients_of_the_same_shapes() -> None:
+    world = FakeWorld(True)
+    with world.inside():
+        norm, x = nn.RMSNorm(WIDTH), given(ROWS, WIDTH)
+        F.dropout(norm(x), 0.1).sum().backward()
+        assert x.grad is not None
+        assert norm.weight.grad is not None
+        assert (x.grad.shape, norm.weight.grad.shape) == (x.shape, norm.weight.shape)
