@@ -42,7 +42,7 @@ from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.measure.device.contention import contention
 from lm_profiler.measure.device.environment import device_name, environment
 from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.record.run import (

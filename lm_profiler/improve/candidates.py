@@ -12,7 +12,7 @@ from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.improve.changes import ADVISED, KINDS, OF_ONES_OWN, OTHER_BATCH, FirstSetting, Hardware
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 
 
 @dataclass(frozen=True)

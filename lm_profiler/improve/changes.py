@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import RunRecord
 
 _FULL = (None, "32-true", "32", 32)

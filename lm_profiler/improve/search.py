@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, other_step, ran
+from lm_profiler.improve.cells import Cells, Interrupted, NoSteps
 from lm_profiler.improve.numerics import distances, judge
+from lm_profiler.improve.ran import other_step, ran
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
 from lm_profiler.record.run import RunRecord

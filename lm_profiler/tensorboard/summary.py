@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, flat
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, QUANTITIES, TIMES, TOKENS_PER_S
 from lm_profiler.record.run import RunRecord
 from lm_profiler.report.run.terminal import run_page

@@ -9,7 +9,7 @@ import pytest
 
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
 from lm_profiler.improve.changes import Hardware
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import ModelFacts, TimeSummary
 from tests.support.made_runs import made_record
 from tests.support.made_waterfall import made_waterfall

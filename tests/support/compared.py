@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (
     Environment,

@@ -10,7 +10,7 @@ from compared import ENVIRONMENT, MODEL, record
 
 from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.models.config import PRESETS
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Failure
 from lm_profiler.record.steps import StepRow, StepTable, write_steps

@@ -10,7 +10,7 @@ import yaml
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.parts.tests import ROOT
 from benchmarks.gpu.place import TINY_ATTENTION, Place, missing
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 
 SWEEP = ROOT / "configs" / "sweeps" / "attention.yaml"
 FIRST = {"model.compile": "false", "model.d_model": "64"}

@@ -7,7 +7,7 @@ from itertools import combinations
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.place import Place
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 
 RUNS = 6
 _ALONE = ("--memory.steps=0", "--trace.steps=0")

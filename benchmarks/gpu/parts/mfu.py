@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.place import Place, missing
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 
 PRECISIONS = {
     "fp32": "{trainer.precision: 32-true, model.float32_matmul_precision: highest}",

@@ -18,7 +18,7 @@ from lm_profiler.analysis.compare.ratio import (
     repeats_interval,
 )
 from lm_profiler.analysis.compare.sides import Side, read_side, typical
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 

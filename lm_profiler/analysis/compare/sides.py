@@ -11,7 +11,7 @@ from typing import Any
 from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_environment, unlike
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import Quantity
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.steps import StepRow

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from lm_profiler.analysis.steps.causes import EXPLAINED
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, step_figures, summaries, world_of
-from lm_profiler.record.collection import Cut, Entry
+from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import OddStep, RecordError, RunRecord, TimeSummary, Utilisation
 from lm_profiler.record.steps import StepRow

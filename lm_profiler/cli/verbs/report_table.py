@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.report.tables.blocks import blocks
 from lm_profiler.report.tables.columns import Column
 from lm_profiler.report.tables.formats import FOR_PROGRAMS

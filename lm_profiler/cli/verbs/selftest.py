@@ -22,7 +22,7 @@ from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_de
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.cuts import steps_after
 from lm_profiler.cli.usage import TOLD_IN, answered
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.usage_error import UsageError

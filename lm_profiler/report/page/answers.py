@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
 from lm_profiler.record.run import RecordError, RunRecord

@@ -11,7 +11,8 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 
-from lm_profiler.record.collection import Collection, Entry
+from lm_profiler.record.collection import Collection
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.report.page import answers

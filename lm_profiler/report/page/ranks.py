@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, PARTS, counted
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord
 from lm_profiler.report.page.answers import Json, table_of

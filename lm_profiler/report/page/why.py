@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, TERMS, term_title
 from lm_profiler.record.run import Waterfall
 from lm_profiler.report.page.answers import Json, table_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.report.tables import merged
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import OddStep, RecordError, worst_first
 from lm_profiler.record.steps import StepRow

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TERMS, TIMES
 from lm_profiler.record.run import Waterfall
 from lm_profiler.report.pictures.colours import PALE, PART_COLOURS

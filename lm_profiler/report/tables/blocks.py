@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from lm_profiler.analysis.steps.cuts import Steps, steps_after
-from lm_profiler.record.collection import Cut, Entry
+from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.tables.columns import COLUMNS

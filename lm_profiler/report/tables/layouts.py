@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 from lm_profiler.report.tables.merged import HOW_MERGED, Merged, by_facts, distinct, fact

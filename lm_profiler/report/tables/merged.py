@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
 from lm_profiler.models.config import PRESETS
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
 
 Merged = Sequence[Entry]

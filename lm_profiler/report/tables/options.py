@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from lm_profiler.analysis.compare.differences import flat
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, TIMES, overview
 from lm_profiler.report.tables.columns import COLUMNS, Column, column
 from lm_profiler.report.tables.table import Table, text_table

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lm_profiler.record.collection import Entry
 from lm_profiler.record.command import command_line
+from lm_profiler.record.entry import Entry
 
 _MOST = 5
 """Runs that a table ends with advice for."""

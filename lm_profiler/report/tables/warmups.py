@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from lm_profiler.analysis.steps.cuts import steps_after
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.report.tables.layouts import names, six_figures

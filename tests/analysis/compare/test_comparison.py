@@ -14,7 +14,7 @@ from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, 
 from benchmarks.simulation import KINDS, spiky
 from lm_profiler.analysis.compare.comparison import Comparison, compare
 from lm_profiler.analysis.compare.ratio import ratio_interval, repeats_interval
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import (
     Failure,
     MemoryFacts,

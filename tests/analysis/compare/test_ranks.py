@@ -9,7 +9,7 @@ from compared import entry, rows
 from made_ranks import made_ranks
 
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Ranks
 from lm_profiler.report.run.comparison import comparison_table
 

@@ -23,7 +23,7 @@ from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.device.cpu_reading import CpuReading
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow

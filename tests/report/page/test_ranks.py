@@ -9,7 +9,7 @@ import pytest
 from made_ranks import made_ranks
 from made_runs import made_entry, made_record
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.report.page.ranks import ranks
 
 

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lm_profiler.analysis.steps.summaries import summaries
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, OddStep
 from lm_profiler.record.steps import StepRow, write_steps

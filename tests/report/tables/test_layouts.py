@@ -9,7 +9,7 @@ import pytest
 from tabled import run
 
 from lm_profiler.analysis.steps.cuts import cut_anew
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.tables.blocks import blocks

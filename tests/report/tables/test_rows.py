@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tabled import run
 
-from lm_profiler.record.collection import Entry
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.sweep import Cell
 from lm_profiler.report.pictures.groups import grouped
 from lm_profiler.report.tables.columns import column

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.improve.cells import RanCell, ran
-from lm_profiler.record.collection import Entry
+from lm_profiler.improve.cells import RanCell
+from lm_profiler.improve.ran import ran
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.steps import write_steps
 from lm_profiler.record.sweep import CellOutcome
 from tests.support.made_runs import made_record, made_rows
