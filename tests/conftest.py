@@ -59,3 +59,5 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
     if "lm_profiler.callbacks.instruments.work" in sys.modules:
         monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", warm.count_apart)
+    if "lm_profiler.cli.asked" in sys.modules:  # the fresh one that is asked where a copy of this process is of no use
+        monkeypatch.setattr("lm_profiler.cli.asked.get_context", warm.context)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from warm import run
 
 from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
 
@@ -56,51 +56,57 @@ def files(page: Path) -> dict[str, str]:
 SHOWN = {page: lines for page in PAGES if (lines := commands(page))}
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[Path, str | None], str]:
-    """The first command of each page that failed; and all that was printed.
-
-    Each page has a folder of its own, but for those that begin with the same command: the second goes on with what the
-    first has made.
-    """
-    folder, todo = tmp_path_factory.mktemp("pages"), []
-    begun = {lines[0]: page.stem for page, lines in reversed(SHOWN.items())}
+def together() -> list[list[Path]]:
+    """Pages that begin with the same command: the others go on with what it has made. And those that run none."""
+    groups: dict[str, list[Path]] = {}
     for page, lines in SHOWN.items():
-        here = folder / begun[lines[0]]
-        here.mkdir(exist_ok=True)
-        for name, text in files(page).items():
-            (here / name).write_text(text, encoding="utf-8")
-        todo.append((str(here), lines))
-    program = [sys.executable, str(ROOT / "tests" / "support" / "run_pages.py")]
-    # One thread: threads that wait for each other take long where other programs use the machine.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        program, input=json.dumps(todo), cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    print(done.stdout, done.stderr)  # of use where a page fails
-    return dict(zip(SHOWN, json.loads((folder / "results.json").read_text()), strict=True)), done.stdout
+        runs = any(block["kind"] == "sh" for block in BLOCK.finditer(page.read_text(encoding="utf-8")))
+        groups.setdefault(lines[0] if runs else "", []).append(page)
+    return [*groups.values()]
+
+
+def console() -> tuple[str, str]:
+    """The README's first command, as it is run here, and what the README shows of it."""
+    shown = next(block["text"] for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["kind"] == "console")
+    command, _, text = shown.removeprefix("$ ").partition("\n")
+    return tiny(command), text
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", SHOWN, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_commands_of_a_page_work(page: Path, ran: tuple[dict[Path, str | None], str]) -> None:
-    assert ran[0][page] is None
+@pytest.mark.parametrize(
+    "pages", together(), ids=lambda pages: " ".join(page.relative_to(ROOT).as_posix() for page in pages)
+)
+def test_the_commands_of_a_page_work(pages: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    for page in pages:
+        for name, text in files(page).items():
+            (tmp_path / "here" / name).write_text(text, encoding="utf-8")
+    todo = json.dumps([(str(tmp_path / "here"), SHOWN[page]) for page in pages])
+    # One thread: threads that wait for each other take long where other programs use the machine.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = str(ROOT / "tests" / "support" / "run_pages.py")
+    command, shown = console()
+    lines = chain.from_iterable(SHOWN[page] for page in pages)
+    rates = any(line == command or "waterfall" in line for line in lines)  # which show what needs them
+    done = run(program, told=todo.encode(), folder=tmp_path, environment=environment, timeout_s=800, rates=rates)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    print(done.stdout, done.stderr)  # of use where a page fails
+    assert json.loads((tmp_path / "results.json").read_text()) == [None for _ in pages]
+
+    for printed in f"\n{done.stdout}".split("\n$ ")[1:]:
+        if printed.startswith(f"{command}\n"):  # the README shows what is printed
+            rest = iter(beginnings(printed))  # which may have more lines: about odd steps, say
+            assert [line for line in beginnings(shown) if line not in rest] == []
+
+
+def test_the_command_whose_output_the_readme_shows_is_run() -> None:
+    assert any(console()[0] in lines for lines in SHOWN.values())
 
 
 def beginnings(output: str) -> list[str]:
     """The words with which lines of a run's end begin, as far as they are the same on every machine."""
     end = output[output.index("\ndemo:") :].splitlines()
     return [re.split(r"[\d:]| {2}", line)[0] for line in end if line]
-
-
-@pytest.mark.timeout(900)
-def test_the_readme_shows_what_is_printed(ran: tuple[dict[Path, str | None], str]) -> None:
-    shown = next(block["text"] for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["kind"] == "console")
-    command = shown.splitlines()[0].removeprefix("$ ")
-    printed = ran[1].split(f"$ {tiny(command)}\n", 1)[1].split("\n$ ", 1)[0]
-    rest = iter(beginnings(f"\n{printed}"))  # which may have more lines: about odd steps, say
-    assert [line for line in beginnings(shown) if line not in rest] == []
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:

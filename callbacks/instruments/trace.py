@@ -126,7 +126,6 @@ class Tracer:
             record_shapes=self.options.record_shapes,
             with_stack=self.options.with_stack,
             profile_memory=self.options.profile_memory,
-            acc_events=True,
         )
         tracing.start()
         self._undo.callback(tracing.stop)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import warm
 
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import machine, tests
@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def command(*options: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "benchmarks.gpu", *options]
-    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    """In a fork of what has loaded torch, as are its parts and their sweeps."""
+    return warm.run("-m", "benchmarks.gpu", *options, folder=ROOT, timeout_s=550)
 
 
 @pytest.fixture(scope="module")

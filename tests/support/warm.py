@@ -10,10 +10,13 @@ import atexit
 import multiprocessing
 import os
 import runpy
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
@@ -39,10 +42,14 @@ def start(
     reads: Path | None = None,
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    rates: bool = False,
 ) -> ForkServerProcess:
-    """``python ARGUMENTS`` in a session of its own; what it prints goes to ``out``, and to ``err`` if given."""
+    """``python ARGUMENTS`` in a session of its own; what it prints goes to ``out``, and to ``err`` if given.
+
+    The machine's ``rates`` take a second at each run's end.
+    """
     streams = (str(reads or os.devnull), str(out), str(err or out))
-    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), *streams)
+    given = (arguments, str(folder or Path.cwd()), dict(environment or os.environ), rates, *streams)
     process: ForkServerProcess = CONTEXT.Process(target=_become, args=given)
     process.start()
     return process
@@ -64,12 +71,13 @@ def run(
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float = 120.0,
+    rates: bool = False,
 ) -> CompletedProcess[str]:
     """``python ARGUMENTS``, which is ``told`` something on stdin; with what it printed."""
     with tempfile.TemporaryDirectory() as said:
         reads, out, err = (Path(said, name) for name in ("in", "out", "err"))
         reads.write_bytes(told)
-        process = start(*arguments, out=out, err=err, reads=reads, folder=folder, environment=environment)
+        process = start(*arguments, out=out, err=err, reads=reads, folder=folder, environment=environment, rates=rates)
         code = end(process, timeout_s)
         return CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
@@ -92,6 +100,11 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 12
     return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, told)
 
 
+def context(kind: str) -> Any:
+    """As multiprocessing tells it; a fresh process is a fork of the one that has loaded torch."""
+    return CONTEXT if kind == "spawn" else multiprocessing.get_context(kind)
+
+
 def count_apart(*given: Any) -> apart.Counted:
     """As the product counts a step's work in a process of its own, which is a fork here."""
 
@@ -105,28 +118,116 @@ def count_apart(*given: Any) -> apart.Counted:
         return apart.count_apart(*given)
 
 
-def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str], *streams: str) -> None:
+def without_rates() -> Any:
+    """Runs of which the machine's ceilings stay unknown."""
+    found = {name: lambda *_: None for name in ("known_ceiling", "known_copy_rate")}
+    return mock.patch.multiple("lm_profiler.callbacks.outcome.afterwards", **found)
+
+
+def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, *streams: str) -> None:
     """What an interpreter does with them."""
     os.setsid()
-    os.environ.clear()
-    os.environ.update(environment)
-    os.chdir(folder)
+    if not rates:
+        without_rates().start()
     for number, name in enumerate(streams):
         file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND if number else os.O_RDONLY)
         os.dup2(file, number)
         os.close(file)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - that of multiprocessing is another
     multiprocessing.set_start_method(None, force=True)  # what is usual, where its own children would be as this one
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
-    torch._dynamo.config.disable = environment.get("TORCHDYNAMO_DISABLE") == "1"  # which torch asks when it is loaded
+    subprocess.Popen._execute_child = _fork_ours  # type: ignore[attr-defined]
+    os.execv = _become_ours  # type: ignore[assignment]
     try:
-        _interpret(*arguments)
+        _interpret(arguments, folder, environment)
     finally:  # as an interpreter ends, which a fork of multiprocessing does not
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
 
 
-def _interpret(kind: str, *rest: str) -> None:
+_EXECUTE_CHILD = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_EXECV = os.execv
+
+
+def _fork_ours(process: Any, args: Any, *given: Any) -> None:
+    """What such a fork starts of ours is a copy of itself, and its child: the server of a sweep, another rank.
+
+    Verbs start them before anything has gone backward, which a copy could not do again.
+    """
+    command = [str(word) for word in args]
+    if not _is_ours(command):
+        _EXECUTE_CHILD(process, args, *given)
+        return
+    pass_fds, folder, environment, pipes, begins_session = *given[3:6], given[9:15], given[20]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process.pid = os.fork()
+    if process.pid == 0:
+        code = 1
+        try:
+            if begins_session:
+                os.setsid()
+            _inherit((pipes[0], pipes[3], pipes[5]), pass_fds)
+            code = _code_of(command, str(folder or Path.cwd()), dict(environment or os.environ))
+        finally:
+            os._exit(code)
+    process._child_created = True
+    process._close_pipe_fds(*pipes)
+
+
+def _become_ours(path: Any, args: Any) -> None:
+    command = [str(word) for word in args]
+    if not _is_ours(command):
+        _EXECV(path, args)
+    os._exit(_code_of(command, str(Path.cwd()), dict(os.environ)))
+
+
+def _is_ours(command: list[str]) -> bool:
+    python, kind, name, *_ = [word for word in (*command, "", "", "") if word != "-u"]
+    return python == sys.executable and (
+        kind.endswith(".py") or (kind == "-m" and name.startswith(("lm_profiler", "benchmarks.", "submitit.")))
+    )
+
+
+def _inherit(streams: Sequence[int], pass_fds: Sequence[int]) -> None:
+    """Of files and signals, what a process inherits that subprocess starts."""
+    for number, file in enumerate(streams):
+        if file != -1:
+            os.dup2(file, number)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for file in {int(file.name) for file in Path("/proc/self/fd").iterdir()} - {0, 1, 2, nothing, *pass_fds}:
+        if Path(f"/proc/self/fd/{file}").exists():
+            os.dup2(nothing, file)  # not closed: who thinks that it is his will close it
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def _code_of(command: Sequence[str], folder: str, environment: dict[str, str]) -> int:
+    """The exit code of an interpreter."""
+    atexit._clear()
+    try:
+        _interpret([word for word in command[1:] if word != "-u"], folder, environment)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _interpret(arguments: Sequence[str], folder: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - that of multiprocessing is another
+    torch._dynamo.config.disable = environment.get("TORCHDYNAMO_DISABLE") == "1"  # which torch asks when it is loaded
+    kind, *rest = arguments
     sys.path.insert(0, str(Path(kind).parent) if kind.endswith(".py") else str(Path.cwd()))
     sys.argv = [kind, *rest]
     if kind == "-m":

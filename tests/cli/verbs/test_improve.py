@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
-from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
-from lm_profiler.cli.verbs.sweep import SERVER
 from lm_profiler.record.improve import read_improve
-from lm_profiler.sweep.server import CellServer
 from tests.support.made_improve import made_improve
 
 OWN = """
@@ -93,39 +89,33 @@ def test_options_of_a_class_that_is_named_stay_its_own() -> None:
     assert other == {"class_path": "mine.B", "init_args": {"width": 4}}
 
 
-@pytest.fixture
-def one_server() -> Iterator[ExitStack]:
-    """For all calls of a test: to start one takes seconds."""
-    with ExitStack() as stack:
-        yield stack
+def test_a_search_without_time_looks_and_says_what_it_did_not_try(tmp_path: Path) -> None:
+    def said(*call: str) -> tuple[int, str, str]:
+        done = warm.run("-m", "lm_profiler", *call, folder=tmp_path)
+        return done.returncode, done.stdout, done.stderr
 
-
-def test_a_search_without_time_looks_and_says_what_it_did_not_try(
-    one_server: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    server = one_server.enter_context(CellServer(SERVER))
-    monkeypatch.setattr(improve, "CellServer", lambda *_: nullcontext(server))
     (tmp_path / "own_module.py").write_text(OWN)
     steps = ("--stages.warmup_steps=1", "--stages.measure_steps=6", "--trace.steps=0", "--actions.steps=0")
     call = ["improve", "--model=own_module.Own", "--trainer.accelerator=cpu", *steps, "--budget=0.1s", "--name=it"]
-    assert main([*call, "--try.model.wdth=8"]) == 2
-    assert capsys.readouterr().err == "lm_profiler: unknown option --model.wdth; did you mean --model.width?\n"
+    told = "lm_profiler: unknown option --model.wdth; did you mean --model.width?\n"
+    assert said(*call, "--try.model.wdth=8") == (2, "", told)
     assert not (tmp_path / "logs").exists()
 
-    assert main([*call, "--torch.compile_mode=fastest", "--torch.compile=true"]) == 2  # what is told when it is built
-    assert capsys.readouterr().err.startswith("lm_profiler: torch.compile_mode: expected one of ")
+    code, _, told = said(*call, "--torch.compile_mode=fastest", "--torch.compile=true")  # what is told when it is built
+    assert code == 2
+    assert told.startswith("lm_profiler: torch.compile_mode: expected one of ")
     assert not (tmp_path / "logs").exists()
 
     call.append("--try.model.width=8")
-    assert main(call) == 0
+    code, out, _ = said(*call)
+    assert code == 0
     record = read_improve(tmp_path / "logs" / "it")
     assert (record.ended, record.options, record.final) == ("budget", {}, None)
     assert "model.width=8" in record.left
-    assert "model.width=8" in capsys.readouterr().out
-    assert main([*call, "--model.width=3"]) == 2
-    assert (
-        "expected what was begun in logs/it, given a call with other options for all cells" in capsys.readouterr().err
-    )
-    assert main(["report", "logs/it"]) == 0
-    assert "model.width=8" in capsys.readouterr().out
+    assert "model.width=8" in out
+    code, _, told = said(*call, "--model.width=3")
+    assert code == 2
+    assert "expected what was begun in logs/it, given a call with other options for all cells" in told
+    code, out, _ = said("report", "logs/it")
+    assert code == 0
+    assert "model.width=8" in out

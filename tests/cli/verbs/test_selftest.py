@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import warm
 
 from lm_profiler.analysis.compare.ratio import ratio_interval
 from lm_profiler.analysis.steps.summaries import summaries
@@ -116,11 +115,11 @@ def test_the_cost_of_noisy_steps_is_within_its_interval() -> None:
     assert low < cost < high
 
 
-def test_a_failing_run_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selftest", "--stages.warmup=3"]) == 2
-    told = capsys.readouterr()
-    assert told.err == "lm_profiler: unknown option --stages.warmup; did you mean --stages.warmup_steps?\n"
-    assert told.out == ""
+def test_a_failing_run_says_why(tmp_path: Path) -> None:
+    told = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
+    assert told.returncode == 2
+    assert told.stderr == "lm_profiler: unknown option --stages.warmup; did you mean --stages.warmup_steps?\n"
+    assert told.stdout == ""
 
 
 def test_a_real_self_test(tmp_path: Path) -> None:
@@ -129,8 +128,7 @@ def test_a_real_self_test(tmp_path: Path) -> None:
         "--model.vocab_size=64", "--data.context_length=16", "--data.batch_size=2", "--trainer.accelerator=cpu",
         "--stages.warmup_steps=1", "--stages.measure_steps=24",  # half may be left out
     )  # fmt: skip
-    command = (sys.executable, "-m", "lm_profiler", "selftest", *tiny)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, cwd=tmp_path)
+    done = warm.run("-m", "lm_profiler", "selftest", *tiny, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     # On a machine that is busy, two runs may be too noisy to compare; the tests above hold what is said of each.

@@ -11,10 +11,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
 import pytest
+import warm
 import yaml
 
 from lm_profiler.cli.main import main
@@ -135,36 +137,39 @@ def test_every_sweep_below_configs_says_what_it_is_for_and_can_be_planned(
     assert len(set(capsys.readouterr().out.splitlines())) > 1
 
 
-def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["sweep", "--config=base.yaml", "--grid.model.dose=well,fail"]) == 2
-    assert capsys.readouterr().err.startswith("lm_profiler: unknown option --model.dose;")
+def swept(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The verb as a program, which starts the server of its cells."""
+    return warm.run("-m", "lm_profiler", "sweep", *arguments)
+
+
+def test_an_option_that_cells_do_not_have_is_refused_before_anything_runs(here: Path) -> None:
+    done = swept("--config=base.yaml", "--grid.model.dose=well,fail")
+    assert done.returncode == 2
+    assert done.stderr.startswith("lm_profiler: unknown option --model.dose;")
     assert not (here / "logs").exists()
     assert not (here / "starts.txt").exists()
 
 
-def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_goes_on_with_the_config_that_it_began_with(here: Path) -> None:
     # The options of one's own model may be swept where its name is an option of the line.
     (here / "base.yaml").write_text(yaml.safe_dump({**BASE, "model": {"size": "small"}}))
-    call = ["sweep", "--config=base.yaml", "--model=cells_module.Users", "--grid.model.does=edit,well", "--seed=1"]
-    code = main(call)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    assert "2 cells: 2 ok" in out
+    call = ["--config=base.yaml", "--model=cells_module.Users", "--grid.model.does=edit,well", "--seed=1"]
+    done = swept(*call)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 cells: 2 ok" in done.stdout
     assert [line.split()[0] for line in (here / "starts.txt").read_text().splitlines()] == ["edit", "well"]
     for does in ("edit", "well"):
         record = read_run(here / "logs" / "base_sweep" / f"does={does}" / "version_0")
         assert record.steps["measure"] == 3
         assert "--config=logs/base_sweep/configs/base.yaml" in record.command
-    assert main(call) == 2  # with what the file says now, it is another sweep
-    assert "another config file, or one that was changed since" in capsys.readouterr().err
+    done = swept(*call)
+    assert done.returncode == 2  # with what the file says now, it is another sweep
+    assert "another config file, or one that was changed since" in done.stderr
 
 
 def test_a_module_that_never_ends_to_import_or_to_build_is_stopped_at_the_time_of_a_cell(here: Path) -> None:
     (here / "slow.py").write_text("import time; time.sleep(600)")
-    call = ["sweep", "--config=base.yaml", "--timeout_s=1", "--repeats=2", "--model=slow.M"]
-    assert main(call) == 1
+    assert swept("--config=base.yaml", "--timeout_s=1", "--repeats=2", "--model=slow.M").returncode == 1
     outcomes = read_outcomes(here / "logs" / "base_sweep").values()
     assert [(outcome.status, outcome.reason) for outcome in outcomes] == [
         ("timeout", "ran longer than 1 s; left no record")
@@ -176,16 +181,13 @@ class Sweep:
 
     def __init__(self, here: Path) -> None:
         self.here = here
-        self.process: subprocess.Popen[str] | None = None
+        self.process: ForkServerProcess | None = None
         self.seen: list[psutil.Process] = []
 
     def start(self, timeout_s: int = 60) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lm_profiler", "sweep", "ends.yaml", f"--timeout_s={timeout_s}"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        self.out = self.here / f"said{len(self.seen)}.txt"
+        call = ("-m", "lm_profiler", "sweep", "ends.yaml", f"--timeout_s={timeout_s}")
+        self.process = warm.start(*call, out=self.out)
 
     def starts(self) -> list[tuple[str, int]]:
         path = self.here / "starts.txt"
@@ -199,14 +201,13 @@ class Sweep:
             if (pids := [pid for does, pid in self.starts() if does == "hang"]) and len(pids) == times:
                 self.seen += psutil.Process(self.process.pid).children(recursive=True)
                 return pids[-1]
-            assert self.process.poll() is None, self.ends()
+            assert self.process.is_alive(), self.ends()
             time.sleep(0.1)
         raise AssertionError("the hanging cell never began")
 
     def ends(self) -> tuple[int, str]:
         assert self.process is not None
-        said, _ = self.process.communicate(timeout=120)
-        return self.process.returncode, said
+        return warm.end(self.process), self.out.read_text()
 
     def none_is_left(self) -> bool:
         return psutil.wait_procs(self.seen, timeout=10)[1] == []
@@ -218,7 +219,7 @@ def sweep(here: Path) -> Iterator[Sweep]:
     yield sweep
     if sweep.process is not None:
         sweep.process.kill()
-        sweep.process.communicate()
+        sweep.process.join()
 
 
 def statuses(here: Path) -> dict[str, str]:
@@ -283,7 +284,7 @@ def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Swee
     sweep.start()
     sweep.until_it_hangs(1)
     assert sweep.process is not None
-    sweep.process.send_signal(signal.SIGINT)
+    os.kill(sweep.process.pid or 0, signal.SIGINT)
     code, said = sweep.ends()
     assert code == 130
     assert "Traceback" not in said
@@ -294,9 +295,9 @@ def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Swee
 
 
 def test_a_cluster_runs_the_same_cells_and_leaves_the_same(here: Path) -> None:
-    call = ["sweep", "--config=base.yaml", "--grid.model.does=well", "--timeout_s=60", "--launcher=local"]
-    assert main(call) == 0
+    call = ["--config=base.yaml", "--grid.model.does=well", "--timeout_s=60", "--launcher=local"]
+    assert swept(*call).returncode == 0
     (outcome,) = read_outcomes(here / "logs" / "base_sweep").values()
     assert (outcome.cell, outcome.status, outcome.run) == ("does=well", "ok", "does=well/version_0")
-    assert main(call) == 0
+    assert swept(*call).returncode == 0
     assert len((here / "starts.txt").read_text().splitlines()) == 1
