@@ -12,6 +12,7 @@ import argparse
 import itertools
 import multiprocessing
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.others.habits import keep
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.quiet import quiet, quiet_libraries
@@ -28,10 +31,14 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import KEPT, ask, told
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import bytes_text
+from lm_profiler.training import LanguageModel
 
 AIM = 0.05
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
 BATCH, CONTEXT = 2, 128
+STEPS = 8
+"""Of modules whose steps may differ."""
+
 _BEGUN = "training begins"
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))  # `rehearsed`
@@ -50,15 +57,19 @@ class Begun(Callback):
 
 
 def fit(cli: ProfilerCLI, gpu: bool, *callbacks: Callback) -> None:
-    """Two steps from nothing on: the first makes what lasts, and the second has the peak."""
+    """From nothing on: the first step makes what lasts, and the second has the peak, unless steps differ."""
     given = vars(cli.config[cli.verb].trainer)
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    steps = 2 if issubclass(cli._classes.get("model", LanguageModel), LanguageModel) else STEPS
+    folder = tempfile.mkdtemp()
     trainer = cli.trainer = Trainer(
         accelerator="gpu" if gpu else "cpu",
         devices=1,
         precision=given["precision"] or "32-true",
-        limit_train_batches=2 * (given["accumulate_grad_batches"] or 1),
+        limit_train_batches=steps * (given["accumulate_grad_batches"] or 1),
         max_epochs=1,
+        logger=TensorBoardLogger(folder) if steps == STEPS else False,
+        default_root_dir=folder,
         limit_val_batches=0,
         callbacks=list(callbacks),
         **dict.fromkeys(off, False),  # type: ignore[arg-type]
@@ -113,10 +124,26 @@ def ours(sizes: Sequence[str], layers: int | None) -> Iterator[tuple[str, list[s
         yield name, [f"--{key}={value}" for key, value in given.items()]
 
 
+OTHERS = (
+    *("rehearsed.Plain", "rehearsed.Everything"),
+    *(f"language.{name}" for name in ("NanoGPT", "VaryingLengths", "Checkpointed", "Offloads", "HalfCompiled", "LoRA")),
+    "language.AsksItsData --data=benchmarks.others.language.Nested",
+    "language.NanoGPT --data=benchmarks.others.language.StreamData",
+    *(f"language.HuggingFace --model.kind={kind}" for kind in ("gpt2", "llama", "bert", "t5", "bart", "mixtral")),
+    *(f"vision.{name}" for name in ("Timm", "HydraTemplate", "VAE", "GAN", "Diffusion", "SimCLR")),
+    *(f"habits.{name}" for name in ("NoneInTurns", "NoneAtFirst", "NoneInOtherTurns", "MoreNowAndThen", "LoadsItself")),
+    *(f"habits.{name}" for name in ("Clips", "Best", "HardExamples", "FloatOfLoss", "Packed", "Masks", "Quantized")),
+    *(f"habits.{name}" for name in ("Rollouts", "ActsByValue", "LayerDrop", "Keeps")),
+)
+
+
 def others() -> Iterator[tuple[str, list[str]]]:
-    """Modules of other people, as the tests have them."""
-    for name in ("Plain", "Everything"):
-        yield f"{name}, not ours", [f"--model=rehearsed.{name}", "--data=null"]
+    """Modules of other people, as they are written elsewhere."""
+    for name in OTHERS:
+        path, *more = name.split()
+        module = path if path.startswith("rehearsed") else f"benchmarks.others.{path}"
+        more += [] if any(word.startswith("--data") for word in more) else ["--data=null"]
+        yield name.split(" --data")[0], [f"--model={module}", *more, "--trainer.max_epochs=2"]
 
 
 def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
@@ -137,10 +164,14 @@ def main() -> None:
     parser.add_argument("--gpu", action="store_true", help="against the allocator of a GPU")
     parser.add_argument("--sizes", nargs="*", choices=PRESETS, default=["small", "xl"])
     parser.add_argument("--layers", type=int, help="in the place of the preset's")
+    parser.add_argument("--others", nargs="*", help="other people's modules alone: all, or those whose name has this")
     options = parser.parse_args()
+    keep()
     print("| run | planned peak | measured | planned - measured |\n|:--|--:|--:|--:|")
     offs = []
-    for name, call in [*ours(options.sizes, options.layers), *others()]:
+    asked = [] if options.others is not None else ours(options.sizes, options.layers)
+    theirs = [each for each in others() if not options.others or any(part in each[0] for part in options.others)]
+    for name, call in [*asked, *theirs]:
         text, off = row(name, call, options.gpu)
         print(text, flush=True)
         offs.append(off)

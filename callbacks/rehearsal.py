@@ -6,14 +6,17 @@ have no data.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from torchmetrics import Metric
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.callbacks.instruments.memory import MemoryReader
@@ -47,15 +50,6 @@ class Size:
 
 
 @dataclass(frozen=True)
-class RehearsedStep:
-    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it."""
-
-    peaks: Mapping[str, int]
-    causes: Mapping[str, MemoryCauses]
-    held: MemoryLevels | None
-
-
-@dataclass(frozen=True)
 class RehearsedWork:
     """What each phase of one step has to do at least, and how float32 is multiplied (``float32_matmul_precision``)."""
 
@@ -63,8 +57,26 @@ class RehearsedWork:
     float32: str
 
 
+@dataclass(frozen=True)
+class RehearsedStep:
+    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it."""
+
+    peaks: Mapping[str, int]
+    causes: Mapping[str, MemoryCauses]
+    held: MemoryLevels | None
+    work: RehearsedWork
+
+    @property
+    def peak(self) -> int:
+        """Of all phases."""
+        return max(self.peaks.values())
+
+
 Sizes = Generator[Size, int, None]
-"""Gives the size of the next step's batch, and is sent that step's peak in bytes."""
+"""Gives the size of the next steps' batches, and is sent the peak of these steps in bytes."""
+
+_UNLIKE_STEPS, _LEAST = 8, 2
+"""Where steps may differ: so many are looked at if there is time, and at least so many."""
 
 
 class FakeStrategy(SingleDeviceStrategy):
@@ -108,62 +120,86 @@ class Rehearsal(Callback):
 
     Args:
         world: in which the module was made.
-        sizes: what is rehearsed. The first is looked at part by part; of the others the peak is enough.
+        sizes: what is rehearsed. Steps of the first are looked at part by part; of the others the peak is enough.
+        alike: whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a
+            module may do without a step now and then, or do more in every other one, and batches may differ.
+        enough_s: of CPU time for these; it stops in between.
+        clock: seconds of CPU time.
     """
 
     world: FakeWorld
     sizes: Sizes
-    step: RehearsedStep | None = None
-    """The one that was looked at."""
-    work: RehearsedWork | None = None
-    """Of the same."""
-    ended: bool = False
-    """Whether all sizes have been rehearsed."""
-    _flops: StepFlops | None = None
+    alike: bool = False
+    enough_s: float = 1.0
+    clock: Callable[[], float] = time.process_time
+    seen: list[RehearsedStep] = field(default_factory=list)
+    """Those that were looked at."""
+    known: bool = False
+    """Whether all were that had to be."""
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
-    _begun: bool = False
+    _left: int = 1 << 20
+    """Steps; the sizes end before."""
 
     def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, FakeStrategy)
         self._strategy = trainer.strategy
-        self._trainer, self._timeline, self._forward = trainer, Timeline(), ForwardTraffic()
-        timeline, parties = self._timeline, lambda: (pl_module, trainer.optimizers)
-        self._reader = MemoryReader(self.world.live, timeline, META, parties, self._forward)
+        self._trainer, self._module, self._timeline = trainer, pl_module, Timeline()
+        self._course = self._steps()
         trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
-            trainer, timeline, _MOST, self._step_ended, lambda left: left, _nothing, True, _nothing, self
+            trainer, self._timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
         )
-        OptimizerMarks(timeline, self._undo).attach(trainer, pl_module)
-        pl_module.log = _nothing  # type: ignore[method-assign]  # what is logged would be asked for its value
-        self.world.live.see([*pl_module.parameters(), *pl_module.buffers()])
+        OptimizerMarks(self._timeline, self._undo).attach(trainer, pl_module)
+        endless(trainer)
+        pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
+        for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
+            metric.validate_args = False  # values are taken to be right
+        self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
 
     def _step_ended(self) -> int:
-        peak = self.world.live.peaks()[0] or 0 if self._flops is None else self._seen(self._flops)
-        try:
-            self._strategy.size = self.sizes.send(peak) if self._begun else next(self.sizes)
-        except StopIteration:
-            self.ended = True
-            return 0
-        self._reader.begin("rehearse" if self._begun else "memory")
-        if not self._begun:
-            self._flops = StepFlops(self._timeline, self._forward, on_shapes=True)
-            self._timeline.observers += (self._flops,)
-        self._begun = True
-        return 1
+        self._left = 0 if next(self._course, _DONE) is _DONE else self._left - 1
+        return self._left
 
-    def _seen(self, flops: StepFlops) -> int:
-        self._reader.step_peaks()
-        self._reader.end("memory")
-        facts = self._reader.facts
+    def _steps(self) -> Iterator[None]:
+        """From step to step: it yields where one begins, and goes on where that one has ended."""
+        self._strategy.size = next(self.sizes)
+        until = self.clock() + self.enough_s
+        while self._wants_more(until):
+            reader, flops = self._look()
+            yield
+            self.seen.append(self._seen(reader, flops))
+        self.known = True
+        peaks = [step.peak for step in self.seen]
+        peak, times = max(peaks), 1 if len({*peaks}) == 1 else len(peaks)
+        with suppress(StopIteration):
+            while True:
+                self._strategy.size, peak = self.sizes.send(peak), 0
+                for _ in range(times):
+                    self.world.live.reset()
+                    yield
+                    peak = max(peak, self.world.live.peaks()[0] or 0)
+
+    def _wants_more(self, until: float) -> bool:
+        few = len(self.seen) < (1 if self.alike else _UNLIKE_STEPS)
+        return few and (len(self.seen) < _LEAST or self.clock() < until)
+
+    def _look(self) -> tuple[MemoryReader, StepFlops]:
+        forward = ForwardTraffic()
+        parties = lambda: (self._module, self._trainer.optimizers)  # noqa: E731
+        reader = MemoryReader(self.world.live, self._timeline, META, parties, forward)
+        reader.begin("memory")
+        flops = StepFlops(self._timeline, forward, on_shapes=True)
+        self._timeline.observers += (flops,)
+        return reader, flops
+
+    def _seen(self, reader: MemoryReader, flops: StepFlops) -> RehearsedStep:
+        reader.step_peaks()
+        reader.end("memory")
+        facts = reader.facts
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
-        self.step, self.work, self._flops = (
-            RehearsedStep(peaks, facts["causes"], facts["levels"]),
-            self._worked(flops),
-            None,
-        )
-        return max(peaks.values())
+        return RehearsedStep(peaks, facts["causes"], facts["levels"], self._worked(flops, facts["traffic"]))
 
-    def _worked(self, flops: StepFlops) -> RehearsedWork:
+    def _worked(self, flops: StepFlops, traffic: Any) -> RehearsedWork:
         self._timeline.unobserve(flops)
         flops.stop()
         try:
@@ -171,7 +207,7 @@ class Rehearsal(Callback):
         except UncountableError:
             work = None
         batch_bytes = self._strategy.batch_bytes * self._trainer.accumulate_grad_batches
-        by_phase = phase_work(self._trainer, work, self._reader.facts["traffic"], batch_bytes)
+        by_phase = phase_work(self._trainer, work, traffic, batch_bytes)
         return RehearsedWork(by_phase, float32_matmul_precision())
 
     def _batch_starts(self, *_: Any) -> None:
@@ -188,8 +224,21 @@ class Rehearsal(Callback):
     on_test_batch_end = on_predict_batch_end = _batch_ends  # type: ignore[assignment]
 
 
-_MOST = 1 << 20
-"""Steps; the sizes end before."""
+_DONE = object()
+
+
+def endless(trainer: Trainer) -> None:
+    """It runs until it is ended. Whatever asked until now, as schedules do, has been told what the run was given."""
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
+    configs = trainer.strategy.lr_scheduler_configs  # one that waits for a figure would not find it
+    configs[:] = [config for config in configs if not config.reduce_on_plateau]
+
+
+def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
+    """In the place of a module's ``log``: its value is there to be asked for, and nobody else is told."""
+    if not isinstance(value, Metric):
+        kept = value.detach() if isinstance(value, torch.Tensor) else value
+        trainer._logger_connector._callback_metrics[name] = kept
 
 
 def _nothing(*_: object, **__: object) -> None:

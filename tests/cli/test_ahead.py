@@ -43,7 +43,7 @@ class DependsOnValues(LightningModule):
         return DataLoader(torch.randn(64, 4), batch_size=2)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return (self.weight * batch[batch > 0]).sum()
+        return (self.weight * batch[batch * self.weight > 0]).sum()
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), 0.1)

@@ -43,6 +43,8 @@ class Planned:
         settings: Of ``SETTINGS``, those that the call has, by name.
         held: What is held at moments of the step.
         model: Of the module.
+        largest_unknown: Why the largest was not found, where it was looked for.
+        steps: The peak of each step that was rehearsed. What is told is the largest of them.
     """
 
     peaks: Mapping[str, int]
@@ -56,6 +58,8 @@ class Planned:
     settings: Mapping[str, Any] = field(default_factory=dict)
     held: MemoryLevels | None = None
     model: ModelFacts | None = None
+    largest_unknown: str | None = None
+    steps: Sequence[int] = ()
 
     @property
     def phase(self) -> str:

@@ -15,11 +15,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned, largest_that_fits
 from lm_profiler.callbacks.outcome.facts import model_facts
-from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, RehearsedWork, Size, Sizes
+from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes
+from lm_profiler.callbacks.silent import SilentLogger
 from lm_profiler.cli.asked import Asked, NoAnswer, Unfit
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
@@ -27,6 +29,7 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
 from lm_profiler.record.precision import full_name
@@ -42,8 +45,14 @@ _BATCHES = 2
 _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 """Lightning refuses float16 on the CPU, for its scaler of gradients."""
 
+_NO_DATA = "its data is not allocated yet"
+"""What torch says where a kernel looks for values by itself."""
+
 LIMIT_S = 120.0
 """For all sizes of one call."""
+
+_FOR_STEPS = 0.05
+"""Share of the limit for steps of one size, where these may differ."""
 
 _NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, os)), "<frozen ")  # noqa: PTH120
 """Where an error may come up without being made there: our fake tensors, Python's own modules."""
@@ -60,13 +69,15 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
     precision = str(given["precision"] or "32-true")
     kept = {name: given[name] for name in KEPT if given[name] is not None}
     kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
-    off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     try:
         return Trainer(
             accelerator="cpu",
             strategy=FakeStrategy(world),
             precision=_AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
-            max_epochs=-1,
+            max_epochs=given["max_epochs"],
+            max_steps=given["max_steps"],
+            logger=False if given["logger"] is False else SilentLogger(),
             limit_val_batches=0 if cli.verb == "fit" else None,
             **dict.fromkeys(off, False),  # type: ignore[arg-type]
             **kept,
@@ -110,7 +121,7 @@ _UNIT = 64
 """Contexts are told to a multiple of it, if they are one."""
 
 
-def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
+def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: float = 1.0) -> Planned:
     """What the run of ``cli`` would need; and the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
 
     Raises:
@@ -130,19 +141,21 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
     if isinstance(model, AttentionAlone):  # whose batches are parameters: another size is another module
         what = "nothing"
     search = LargestSize(what, room, lambda: strategy.samples, context)
-    rehearsal = Rehearsal(world, search.steps())
+    alike = isinstance(model, (LanguageModel, AttentionAlone))
+    rehearsal, unknown = Rehearsal(world, search.steps(), alike, enough_s), None
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
     try:
         getattr(trainer, cli.verb)(model, datamodule=data, **kept)
-    except WouldChange:  # many write something once all has been trained
-        if not rehearsal.ended:
+    except Exception as error:  # of another size, or once all has been trained, as where it keeps its weights
+        if not rehearsal.known:
             raise
-    step, facts = rehearsal.step, model_facts(trainer)
-    if step is None:
+        unknown = _reason(error)
+    if not rehearsal.seen:
         raise UsageError("data: expected batches for two steps, given fewer")
+    step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
-    work, given = rehearsal.work or RehearsedWork({}, "unknown"), full_name(cli.config[cli.verb].trainer.precision)
+    work, given = step.work, full_name(cli.config[cli.verb].trainer.precision)
     narrow, times = "float16" if given in _AS_WIDE else None, max(_accumulated(cli) / _BATCHES, 1.0)
     return Planned(
         step.peaks,
@@ -156,6 +169,8 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float) -> Planned:
         {name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         step.held,
         facts.model_copy(update={"precision": given, "compiled": compiled}),
+        largest_unknown=None if search.largest is not None else unknown,
+        steps=[step.peak for step in rehearsal.seen],
     )
 
 
@@ -194,7 +209,7 @@ def ask(
     call: Sequence[str] | ProfilerCLI, gpu: bool, what: str = "nothing", room: float = 0.0, limit_s: float = LIMIT_S
 ) -> Asked[Planned | Unplanned]:
     """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
-    return Asked(partial(_planned, call, gpu, what, room), limit_s)
+    return Asked(partial(_planned, call, gpu, what, room, _FOR_STEPS * limit_s), limit_s)
 
 
 def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
@@ -205,7 +220,9 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
         return Unplanned(str(error))
 
 
-def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float) -> Planned | Unplanned:
+def _planned(
+    call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float, enough_s: float
+) -> Planned | Unplanned:
     try:
         torch.ones((), requires_grad=True).backward()
     except RuntimeError:
@@ -215,7 +232,7 @@ def _planned(call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: floa
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
-            return rehearse(cli, gpu, what, room)
+            return rehearse(cli, gpu, what, room, enough_s)
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
         except Exception as error:
@@ -229,7 +246,8 @@ def _reason(error: Exception) -> str:
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
     theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
     where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
-    if type(error).__name__ in ("DataDependentOutputException", "DynamicOutputShapeException"):
+    depends = isinstance(error, (DependsOnValues, DataDependentOutputException, DynamicOutputShapeException))
+    if depends or _NO_DATA in str(error):
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"

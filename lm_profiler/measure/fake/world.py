@@ -7,7 +7,9 @@ is replaced in it.
 
 from __future__ import annotations
 
+import gc
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +18,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda
+from lm_profiler.measure.fake.known import MOST, KnownValues, answer_with_unknown
 from lm_profiler.measure.fake.live import LiveBytes, LiveCpuBytes
 
 CUDA_BLOCK = 512
@@ -35,7 +38,7 @@ class FakeWorld:
 
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.mode = KnownValues()
         self.live = LiveBytes(CUDA_BLOCK) if gpu else LiveCpuBytes()
 
     @contextmanager
@@ -48,6 +51,12 @@ class FakeWorld:
             else:
                 yield
 
+    def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        """What a module holds is counted; what its weights are worth is unknown once it trains."""
+        self.mode.forget(weights)
+        gc.collect()  # what was read from a file lies in a cycle
+        self.live.see([*weights, *buffers])
+
     def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:
         """``value`` with fake tensors in the place of its real ones, of the shape that ``resize`` makes of theirs."""
 
@@ -57,6 +66,8 @@ class FakeWorld:
             if leaf.layout is not torch.strided:
                 raise NotStrided(f"a batch holds a tensor of {leaf.layout}, whose bytes its shape does not tell")
             shape = tuple(resize(leaf.shape))
+            if math.prod(shape) <= MOST and 0 not in leaf.stride() and not leaf.requires_grad:
+                return self.mode.known(_repeated(leaf, shape))
             with self.mode:
                 made = torch.empty(self._kept(leaf, shape), dtype=leaf.dtype, requires_grad=leaf.requires_grad)
                 return made.expand(shape)
@@ -69,6 +80,15 @@ class FakeWorld:
         """What of ``shape`` takes memory: a batch that is expanded stays so, unless it is copied to a GPU."""
         expanded = [step == 0 and not self.gpu for step in real.stride()]
         return [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
+
+
+def _repeated(real: Tensor, shape: Sequence[int]) -> Tensor:
+    """The values of ``real`` as often as fill ``shape``, in a storage of their own."""
+    made = real.detach().cpu().clone()
+    for at, n in enumerate(shape):
+        if n != real.shape[at]:
+            made = made.index_select(at, torch.arange(n) % real.shape[at])
+    return made
 
 
 class NotStrided(Exception):
@@ -84,17 +104,25 @@ def prepare(gpu: bool) -> None:
     """
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
-            setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
+            setattr(nn.init, name, _unfilled)
     nn.Module._apply = _apply  # type: ignore[method-assign]
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
     torch._C._set_mkldnn_enabled(not gpu)
     torch.bincount = partial(_bincount, torch.bincount)
+    answer_with_unknown()
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer["_foreach_supported_types"].append(FakeTensor)
     if gpu:
         devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
         optimizer["_get_foreach_kernels_supported_devices"] = lambda: devices
+
+
+def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """In the place of what fills a weight."""
+    if isinstance(tensor, FakeTensor):
+        cast(KnownValues, tensor.fake_mode).forget(tensor)
+    return tensor
 
 
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -46,6 +46,11 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
         largest.append(f"context {context:,} in batches of {planned.batch:,}" if context else "not even a context of 1")
     if largest:
         lines.append(f"the largest that fits: {', or '.join(largest)}")
+    elif planned.largest_unknown is not None:
+        lines.append(f"the largest that fits: unknown: {planned.largest_unknown}")
+    if len({*planned.steps}) > 1:
+        least = bytes_text(min(planned.steps))
+        lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)

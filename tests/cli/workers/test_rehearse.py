@@ -13,6 +13,7 @@ import pytest
 import rehearsed
 import warm
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.plan.remedies import remedies
@@ -43,10 +44,9 @@ def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeToken
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
-        max_steps=2,
         default_root_dir=folder,
-        **options,
-        **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+        **({"logger": False, "max_steps": 2} | options),
+        **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -88,19 +88,23 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
 
 
 def asked(kind: type[LightningModule]) -> Planned | Unplanned:
-    return told(ask(["fit", f"--model=rehearsed.{kind.__name__}", "--data=null"], gpu=False))
+    call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2"]
+    return told(ask(call, gpu=False))
 
 
-def test_a_module_of_somebody_elses_holds_what_a_real_one_does(tmp_path: Path) -> None:
-    planned = asked(rehearsed.Everything)
+@pytest.mark.parametrize("kind", [rehearsed.Everything, rehearsed.Tells])
+def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[LightningModule], tmp_path: Path) -> None:
+    planned = asked(kind)
     assert isinstance(planned, Planned)
-    assert planned.peak == pytest.approx(real_peak(tmp_path, rehearsed.Everything), rel=0.01)
+    logger = DummyLogger()
+    assert planned.peak == pytest.approx(real_peak(tmp_path, kind, logger=logger, max_steps=4), rel=0.01)
+    assert (len({*planned.steps}) > 1) == (kind is rehearsed.Tells)
 
 
 @pytest.mark.parametrize(
     "kind, reason",
     [
-        (rehearsed.AsksForAValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.DecidesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Recurrent, r"LSTM keeps for backward.* \(rehearsed.py, line \d+\)"),
         (rehearsed.SaysCuda, r"RuntimeError: .* cuda .* \(rehearsed.py, line \d+\)"),

@@ -1,0 +1,1 @@
+"""Modules as people write them elsewhere, by which ``benchmarks.plan`` judges the planner."""

@@ -1,0 +1,162 @@
+"""Fake tensors whose values are known, where knowing them costs nothing: what is made of numbers, or comes in a batch.
+
+Torch keeps the value of a fake tensor that is made of one number, and computes with it where all that an operator is
+given has a value (``FakeTensorMode``'s constants). Here so do small tensors. What depends on weights has no value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_impls import _is_tensor_constructor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributions import Distribution
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lm_profiler.measure.fake.unknown import DependsOnValues, Unknown
+
+MOST = 1 << 16
+"""Elements of a tensor whose value is kept."""
+
+_ANY_WILL_DO = {torch.ops.aten.randperm.default, torch.ops.aten.randperm.generator}
+"""What is drawn at random, and costs the same whatever is drawn."""
+
+
+class KnownValues(FakeTensorMode):
+    """Keeps values of small tensors.
+
+    Of random numbers one alone is drawn, as Python's own are: a step decides by it, as any step of a run does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        fake_tensor.CONSTANT_NUMEL_LIMIT = MOST
+
+    def known(self, value: Tensor) -> FakeTensor:
+        """A fake tensor of this value, which nobody else may change."""
+        return self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
+
+    def forget(self, value: Any) -> None:
+        """From now on the values of all tensors in ``value`` are unknown, and of those that share their storage."""
+        for leaf in tree_leaves(value):
+            if isinstance(leaf, FakeTensor) and leaf.constant is not None:
+                self.fake_tensor_converter.invalidate_constant_aliases(leaf.constant)
+                leaf.constant = None
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch makes of it, and its value."""
+        kwargs = kwargs or {}
+        args, kwargs = tree_map_only(Tensor, self._with_value, (args, kwargs))
+        made = super().dispatch(func, types, args, kwargs)
+        if not isinstance(func, torch._ops.OpOverload):
+            return made
+        if isinstance(made, FakeTensor) and made.constant is None and _is_made_of_numbers(func, made):
+            with no_dispatch():
+                real = func(*args, **kwargs)
+            return self.known(real)
+        if "empty" in func.name():
+            self.forget(made)
+        elif "batch_norm" in func.name():  # its statistics change, of which most schemas say nothing
+            self.forget((args, kwargs))
+        elif not all(leaf.constant is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)):
+            self._written(func, args, kwargs)
+        return made
+
+    def _with_value(self, given: Tensor) -> Tensor:
+        """A real tensor is known: data that somebody has kept."""
+        plain = type(given) is Tensor and given.layout is torch.strided and not given.is_quantized
+        if plain and given.device.type == "cpu" and given.numel() <= MOST and not given.requires_grad:
+            return self.known(given)
+        return given
+
+    def _written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Forget lists that are written to: torch forgets single tensors alone."""
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = args[at] if at < len(args) else kwargs.get(argument.name)
+            if isinstance(given, (list, tuple)):
+                self.forget(given)
+
+
+def _is_made_of_numbers(func: Any, made: Tensor) -> bool:
+    if not _is_tensor_constructor(func) or "empty" in func.name() or made.device.type != "cpu":
+        return False
+    if made.numel() > MOST or made.layout is not torch.strided:
+        return False
+    return torch.Tag.nondeterministic_seeded not in func.tags or func in _ANY_WILL_DO or made.numel() == 1
+
+
+def answer_with_unknown() -> None:
+    """Have fake tensors without a value answer ``item`` by a number that nobody knows, and be taken as right.
+
+    They are finite, and what distributions and metrics check of them holds. For a process of its own, like all that
+    replaces code of torch.
+    """
+    Distribution.set_default_validate_args(False)
+    FakeTensor.item = _item  # type: ignore[assignment,method-assign]
+    FakeTensor.numpy = _numpy  # type: ignore[assignment,method-assign]
+    FakeTensor.__format__ = _format  # type: ignore[method-assign]
+    for name in ("tensor", "as_tensor"):
+        setattr(torch, name, _made_of_unknown(getattr(torch, name)))
+    for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
+        taken = _finite(answer, getattr(torch, name))
+        setattr(torch, name, taken)
+        setattr(FakeTensor, name, taken)
+        setattr(math, name, _finite_number(answer, getattr(math, name)))
+
+
+def _item(tensor: Tensor) -> Any:
+    try:
+        return Tensor.item(tensor)
+    except fake_tensor.DataDependentOutputException:
+        return Unknown()
+
+
+def _format(tensor: Tensor, how: str) -> str:
+    return format(tensor.item(), how) if tensor.dim() == 0 else repr(tensor)
+
+
+def _numpy(tensor: Tensor, *, force: bool = False) -> Any:
+    if isinstance(tensor, FakeTensor) and tensor.constant is not None:
+        return Tensor.numpy(tensor.constant, force=force)
+    if tensor.numel() > MOST:
+        raise DependsOnValues
+    return np.full(tuple(tensor.shape), Unknown(), dtype=object)
+
+
+def _made_of_unknown(make: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of ``make``: of numbers some of which nobody knows."""
+
+    def made(data: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(data, Unknown) or (
+            isinstance(data, (list, tuple)) and any(isinstance(leaf, Unknown) for leaf in tree_leaves(data))
+        ):
+            return Unknown.__torch_function__(make, (), (data, *args), kwargs)
+        return make(data, *args, **kwargs)
+
+    return made
+
+
+def _finite(answer: bool, ask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """In the place of ``ask``: a run that is planned is one that does well."""
+
+    def taken(given: Any, /, *args: Any, **kwargs: Any) -> Tensor:
+        unknown = isinstance(given, FakeTensor) and given.constant is None and not given.fake_mode.in_kernel_invocation
+        if not unknown:  # or torch itself asks, to find a shape
+            return ask(given, *args, **kwargs)
+        with given.fake_mode:
+            return torch.full(given.shape, answer, dtype=torch.bool, device=given.device)
+
+    return taken
+
+
+def _finite_number(answer: bool, ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda number, /: answer if isinstance(number, Unknown) else ask(number)
