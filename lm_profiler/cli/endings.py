@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -32,6 +32,16 @@ def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> I
     finally:
         for number, was in before.items():
             signal.signal(number, was)
+
+
+def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:
+    """Within, the first Ctrl-C (or SIGTERM) asks to ``stop``; the second is an exception like any other."""
+
+    def interrupt(*_: object) -> None:
+        stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})
 
 
 def terminate(signum: int, frame: FrameType | None) -> NoReturn:

@@ -43,7 +43,7 @@ def plan_of(request: Request, texts: Mapping[str, str]) -> SweepPlan:
     for items, count in Counter(tuple(point.items()) for point in points).items():
         if count > 1:
             raise UsageError(f"list: expected each cell once, given twice {dict(items)}; run cells again with repeats")
-    folder = sweep_folder(request)
+    folder = request.folder
     kept = {} if request.dry_run else _kept_as(request.configs)
     called = {path: str(folder / CONFIGS / name) for path, name in kept.items()}
     cells = []
@@ -77,11 +77,6 @@ def _kept_as(paths: Sequence[str]) -> dict[str, str]:
     stems = {path: Path(config_file(path)).stem for path in paths}
     count = Counter(stem.lower() for stem in stems.values())
     return {path: f"{stem}{f'-{n}' * (count[stem.lower()] > 1)}.yaml" for n, (path, stem) in enumerate(stems.items())}
-
-
-def sweep_folder(request: Request) -> Path:
-    """Where all of it goes."""
-    return Path(request.log_dir, request.name)
 
 
 def run_order(plan: SweepPlan) -> list[Cell]:

@@ -88,6 +88,11 @@ class Request:
         self._check_cluster()
 
     @property
+    def folder(self) -> Path:
+        """Where all of it goes."""
+        return Path(self.log_dir, self.name)
+
+    @property
     def cluster(self) -> dict[str, Any]:
         """The cluster's own options, as submitit calls them."""
         kinds = {"slurm": self.slurm, "local": self.local, "debug": self.debug}

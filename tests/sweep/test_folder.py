@@ -14,7 +14,7 @@ from lm_profiler.record.sweep import PLAN_FILE, read_outcome
 from lm_profiler.sweep import folder as folder_module
 from lm_profiler.sweep.folder import SweepFolder, clear
 from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.plan import plan_of, sweep_folder
+from lm_profiler.sweep.plan import plan_of
 from lm_profiler.sweep.request import Request
 from lm_profiler.usage_error import UsageError
 
@@ -99,7 +99,7 @@ def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(t
     (tmp_path / "s").mkdir()
     plan_of(first, {}).write(tmp_path / "s" / PLAN_FILE)
     again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
-    with SweepFolder(sweep_folder(again), plan_of(again, {})) as folder:
+    with SweepFolder(again.folder, plan_of(again, {})) as folder:
         assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
     with pytest.raises(UsageError, match="given one with other options for all cells"):
         SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"]), {}))

@@ -216,7 +216,7 @@ def tree_exits(came: NDArray[np.int64]) -> NDArray[np.int64]:
     It is a binomial tree: above rank v stands v without its highest bit. A rank hands on what it has, once the one
     below is there to take it (gloo/transport/tcp/pair.cc: it waits for the receiver to be ready).
     """
-    has, left = came.copy(), came.copy()
+    has = came.copy()
     width = 1
     while width < came.size:
         below = np.arange(width, min(2 * width, came.size))

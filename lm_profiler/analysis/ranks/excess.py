@@ -46,8 +46,7 @@ def excesses(own_s: Seconds) -> list[Excess]:
         return []
     means = own_s.mean(axis=1)
     above = means - _median_of_others(means)
-    busy = int(np.count_nonzero(means.max(axis=0) > 0.0))
-    limit = student(SIGNIFICANCE / max(groups * busy, 1), steps - 1)
+    limit = _limit(means, steps)
     largest = []
     for cell in np.argsort(above, axis=None)[::-1][:_MOST_TESTED].tolist():
         group, part = divmod(cell, parts)
@@ -69,13 +68,18 @@ def excess_of(own_s: Seconds, ranks: Sequence[int], part: int, tested: Sequence[
     mine, others = own[list(ranks)], np.delete(own, list(ranks), axis=0)
     if not len(mine) or not len(others):
         return None
-    busy = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
-    limit = student(SIGNIFICANCE / max(len(own) * busy, 1), own.shape[1] - 1)
+    limit = _limit(own_s.mean(axis=1), own.shape[1])
     beside = others.mean(axis=0)
     each = [own[rank] - beside for rank in tested]
     certain = all(float(apart.mean()) > limit * standard_error(apart) for apart in each)
     seconds = float(mine.mean() - np.median(others.mean(axis=1)))
     return Excess(ranks[0], part, seconds, standard_error(mine.mean(axis=0) - beside), certain)
+
+
+def _limit(means: Seconds, steps: int) -> float:
+    """Standard errors that chance exceeds in ``SIGNIFICANCE`` of all cases, of all groups' and parts' ``means``."""
+    busy = int(np.count_nonzero(means.max(axis=0) > 0.0))
+    return student(SIGNIFICANCE / max(len(means) * busy, 1), steps - 1)
 
 
 def standard_error(values: NDArray[np.float64]) -> float:

@@ -44,14 +44,13 @@ def best_of(mends: Sequence[Mend]) -> Mend | None:
 def mends_of_ranks(replay: Replay) -> list[Mend]:
     """Of each rank and part that takes longer; of a rank that does in several, all of them at once as well."""
     work, mends = replay.work, []
-    everyone = range(len(work.own_s))
     slow = sorted(excesses(work.own_s), key=lambda e: (not e.certain, -e.seconds))[:_TRIED]
     for one in slow:
-        mends.append(_mend(replay, (one.group,), None, [one], everyone))
+        mends.append(_mend(replay, (one.group,), None, [one]))
     for rank in dict.fromkeys(one.group for one in slow):
         its = [one for one in slow if one.group == rank and one.certain]
         if len(its) > 1:
-            together = _mend(replay, (rank,), None, its, everyone)
+            together = _mend(replay, (rank,), None, its)
             if together.saves_s > MORE * max(mend.saves_s for mend in mends if mend.ranks == (rank,)):
                 mends.append(together)
     return mends
@@ -67,10 +66,10 @@ def mends_of_several(replay: Replay) -> list[Mend]:
         together = excess_of(own_s, ranks, worst.part, [rank for rank in ranks if rank != worst.group][:_MEMBERS])
         if len(ranks) > 1 and together is not None:
             alike[ranks].append(together)
-    mends, everyone = [], range(len(own_s))
+    mends = []
     for ranks, parts in alike.items():
-        each = [_mend(replay, ranks, None, [one], everyone) for one in parts]
-        whole = _mend(replay, ranks, None, parts, everyone)
+        each = [_mend(replay, ranks, None, [one]) for one in parts]
+        whole = _mend(replay, ranks, None, parts)
         best = best_of(each)
         mends += [whole] if best is None or whole.saves_s > MORE * best.saves_s else [best]
     return mends
@@ -92,16 +91,13 @@ def mends_of_hosts(replay: Replay, hosts: Sequence[str]) -> list[Mend]:
     if len(names) < 2 or max(map(len, ranks)) < 2:
         return []
     own_s = np.stack([np.median(replay.work.own_s[list(group)], axis=0) for group in ranks])
-    everyone = range(len(hosts))
     slow = [one for one in excesses(own_s) if len(ranks[one.group]) > 1][:_TRIED]
-    return [_mend(replay, ranks[one.group], names[one.group], [one], everyone) for one in slow]
+    return [_mend(replay, ranks[one.group], names[one.group], [one]) for one in slow]
 
 
-def _mend(
-    replay: Replay, ranks: tuple[int, ...], host: str | None, slow: Sequence[Excess], everyone: Sequence[int]
-) -> Mend:
+def _mend(replay: Replay, ranks: tuple[int, ...], host: str | None, slow: Sequence[Excess]) -> Mend:
     parts = tuple(one.part for one in slow)
-    others = [rank for rank in everyone if rank not in ranks]
+    others = [rank for rank in range(len(replay.work.own_s)) if rank not in ranks]
     saves_s = replay.saves_s(ranks, parts, others)
     error_s = slow[0].error_s
     if len(parts) > 1:

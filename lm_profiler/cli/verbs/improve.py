@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +17,7 @@ from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.endings import handled
+from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, RanCell, begun, look_cell, plan_of, timed_cell
@@ -88,7 +87,7 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
         if folder.is_new:
             folder.begin()
-        with display.shown(), runner.interrupting():
+        with display.shown(), interrupting(runner.interrupt):
             try:
                 look = cells.look()
                 runner.timeout_s = max(request.budget_s, _PATIENCE * look.took_s)
@@ -212,13 +211,8 @@ class _Runner:
         if self.interrupted:
             raise Interrupted
 
-    def interrupting(self) -> AbstractContextManager[None]:
-        """The first Ctrl-C lets the cell end; the second is an exception like any other."""
-
-        def interrupt(*_: object) -> None:
-            self.interrupted = True
-            if self._schedule is not None:
-                self._schedule.interrupted = True
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-        return handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})
+    def interrupt(self) -> None:
+        """Let the cell end, and begin no other."""
+        self.interrupted = True
+        if self._schedule is not None:
+            self._schedule.interrupted = True

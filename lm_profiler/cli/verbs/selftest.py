@@ -24,6 +24,7 @@ from lm_profiler.analysis.steps.cuts import steps_after
 from lm_profiler.cli.usage import TOLD_IN, answered
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.usage_error import UsageError
 
@@ -84,8 +85,8 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
     for name, record in (("A", a), ("B", b)):
         step = record.time["step"]
         words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
-        interval_ms = f"[{_ms(step.ci_low)}, {_ms(step.ci_high)}]"
-        lines.append(f"  {name}: step {_ms(step.median)} ms {interval_ms}, {words}")
+        middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.median, step.ci_low, step.ci_high))
+        lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
     interval = ratio_interval([steps_a], [steps_b])
     if interval is None:
         lines.append("  too few steps, or too noisy ones, to compare; raise --stages.measure_steps")
@@ -118,10 +119,6 @@ def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: flo
         f"instruments: {added * 1e6:+.1f} µs a step [{low * 1e6:+.1f}, {high * 1e6:+.1f}] against "
         f"Trainer(barebones=True), on a module that does next to nothing{share}"
     )
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{seconds * 1e3:.3f}"
 
 
 def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, list[float]]:

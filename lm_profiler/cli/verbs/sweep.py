@@ -8,14 +8,14 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.endings import handled
+from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.usage import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
@@ -30,7 +30,7 @@ from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
 from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.part import SweepPart, part_of
-from lm_profiler.sweep.plan import plan_of, run_order, shell_line, sweep_folder
+from lm_profiler.sweep.plan import plan_of, run_order, shell_line
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import Schedule
 from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
@@ -67,7 +67,7 @@ def run(request: Request) -> int:
             print(shell_line(cell))
         return OK
     try:
-        with SweepFolder(sweep_folder(request), plan, part=part) as folder:
+        with SweepFolder(request.folder, plan, part=part) as folder:
             folder.take_over()
             return _ending(folder, _run(request, folder), part)
     except ServerError as error:
@@ -76,9 +76,8 @@ def run(request: Request) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:  # a full disk, a folder that somebody removed
-        given = sweep_folder(request)
         say(
-            f"log_dir: expected a folder that can be written to, given {given} ({error.strerror}); "
+            f"log_dir: expected a folder that can be written to, given {request.folder} ({error.strerror}); "
             "run the same command again for the missing cells"
         )
         return FAILED
@@ -101,46 +100,29 @@ def _run(request: Request, folder: SweepFolder) -> bool:
         if folder.is_new:
             _check_options(server, folder.plan, request.timeout_s)
             folder.begin()
-        with display.shown(), _interrupting(work):
+        with display.shown(), interrupting(partial(setattr, work, "interrupted", True)):
             work.run()
     return work.interrupted
 
 
-def _interrupting(work: Schedule | Jobs) -> AbstractContextManager[None]:
-    """The first Ctrl-C lets cells end; the second is an exception like any other."""
-
-    def interrupt(*_: object) -> None:
-        work.interrupted = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    return handled({signal.SIGINT: interrupt, signal.SIGTERM: interrupt})
-
-
 def _check_options(server: CellServer, plan: SweepPlan, timeout_s: float | None) -> None:
-    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell.
+    """Raise UsageError for an option that cells do not have; a bad value is a matter of its own cell."""
+    alike = {(*cell.overrides, cell.overrides.get("trainer.num_nodes")): cell for cell in reversed(plan.cells)}
+    check_calls(server, alike.values(), timeout_s, values=False)
+
+
+def check_calls(server: CellServer, cells: Iterable[Cell], timeout_s: float | None = None, values: bool = True) -> None:
+    """Raise UsageError for the first cell whose call cannot be read, for whatever it says; or not for bad ``values``.
 
     A check that lasts longer than a cell may is given up, with all that would follow: the cell itself will tell.
     """
-    alike = {(*cell.overrides, cell.overrides.get("trainer.num_nodes")): cell for cell in reversed(plan.cells)}
-    with tempfile.TemporaryDirectory(prefix="lm_profiler-sweep-") as folder:
-        wrong = Path(folder, "wrong.json")
-        for cell in alike.values():
-            code = _parse(server, cell, wrong, timeout_s)
-            if code is not None and code < 0:
-                return
-            if (told := answered(wrong)) and told["unknown_option"] is not None:
-                raise UsageError(told["message"])
-            if code == 0:
-                _check_nodes(Path(folder, _OUTPUT), cell)
-
-
-def check_calls(server: CellServer, cells: Iterable[Cell]) -> None:
-    """Raise UsageError for the first cell whose call cannot be read, for whatever it says."""
     with tempfile.TemporaryDirectory(prefix="lm_profiler-calls-") as folder:
         wrong = Path(folder, "wrong.json")
         for cell in cells:
-            code = _parse(server, cell, wrong, None)
-            if told := answered(wrong):
+            code = _parse(server, cell, wrong, timeout_s)
+            if code is not None and code < 0:
+                return
+            if (told := answered(wrong)) and (values or told["unknown_option"] is not None):
                 raise UsageError(told["message"])
             if code == 0:
                 _check_nodes(Path(folder, _OUTPUT), cell)

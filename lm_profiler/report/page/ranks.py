@@ -9,9 +9,8 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, PARTS, counted
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord
 from lm_profiler.report.page.answers import Json, table_of
-from lm_profiler.report.run.facts import shown
+from lm_profiler.report.run.facts import known_table
 from lm_profiler.report.run.ranks import communication_lines, who_waits
-from lm_profiler.report.tables.table import text_table
 
 
 def ranks(entry: Entry) -> Json:
@@ -28,7 +27,6 @@ def ranks(entry: Entry) -> Json:
     above = {part: _above([of.own_s.get(part, 0.0) for of in rows], known, part) for part in phases}
     by_step = zip(*(_above(column) for column in zip(*(of.own_by_column_s for of in rows), strict=True)), strict=True)
     columns = list(by_step) or [()] * len(rows)
-    facts = [[of.title, shown(of, record), of.meaning] for of in _KNOWN_FROM if of.get(record) is not None]
     return {
         "why": None,
         "headline": f"{_heard(known)}, mean of {counted(known.steps, 'step')}",
@@ -40,7 +38,7 @@ def ranks(entry: Entry) -> Json:
         "rows": [_row(of, [above[part][at] for part in phases], phases, columns[at]) for at, of in enumerate(rows)],
         "several_hosts": len(known.hosts) > 1,
         "left_out": _left_out(known),
-        "facts": table_of(text_table(("", "", ""), facts, left=3)),
+        "facts": table_of(known_table(record, _KNOWN_FROM)),
     }
 
 

@@ -6,7 +6,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, TERMS, term_title
 from lm_profiler.record.run import Waterfall
 from lm_profiler.report.page.answers import Json, table_of
-from lm_profiler.report.run.facts import shown
+from lm_profiler.report.run.facts import known_table
 from lm_profiler.report.run.waterfall import (
     Rung,
     ceiling_text,
@@ -19,7 +19,6 @@ from lm_profiler.report.run.waterfall import (
     unsure,
 )
 from lm_profiler.report.run.waterfall_tables import contributors
-from lm_profiler.report.tables.table import text_table
 
 
 def why(entry: Entry) -> Json:
@@ -32,7 +31,6 @@ def why(entry: Entry) -> Json:
         return {"why": "No waterfall: a cell that left no run." if record is None else no_waterfall(record)}
     fall = record.waterfall
     text, _, interval = step_text(fall).partition(" ")
-    facts = [[of.title, shown(of, record), of.meaning] for of in GROUPS["Waterfall"] if of.get(record) is not None]
     return {
         "why": None,
         "words": record.words,
@@ -45,7 +43,7 @@ def why(entry: Entry) -> Json:
             "pieces": of_the_step(record) or {"": fall.step_s},
         },
         "terms": [_term(rung, fall) for rung in rungs(fall)],
-        "facts": table_of(text_table(("", "", ""), facts, left=3)),
+        "facts": table_of(known_table(record, GROUPS["Waterfall"])),
         "to_win": unsure(fall) or "a ceiling, never a gain",
         "not_drawn": not_drawn(fall),
         "notes": fall.notes,

@@ -53,15 +53,19 @@ def sections(record: RunRecord) -> list[Table]:
 
 def _section(record: RunRecord, title: str, group: Sequence[Quantity]) -> list[Table]:
     """Its facts with what they mean; below them its list, and its families."""
-    alone = (of for of in group if of.of is None and of.get(record) is not None)
-    rows = [[of.title, shown(of, record), of.meaning] for of in alone]
-    rows += _words(record, title)
+    alone = [of for of in group if of.of is None]
     several = _families(record, [of for of in group if of.of is not None])
     lists = [list_table(record, path) for path in _LISTS_OF.get(title, ())]
-    tables = [text_table(("", "", ""), rows, left=3), *lists, several]
+    tables = [known_table(record, alone, _words(record, title)), *lists, several]
     tables += waterfall_tables(record) if title == "Waterfall" else []
     tables = [table for table in tables if table.rows]
     return [replace(table, title="" if at else title) for at, table in enumerate(tables)]
+
+
+def known_table(record: RunRecord, group: Sequence[Quantity], words: Sequence[Sequence[str]] = ()) -> Table:
+    """Of ``group`` what is known, with its meaning; then what is said in ``words``."""
+    rows = [[of.title, shown(of, record), of.meaning] for of in group if of.get(record) is not None]
+    return text_table(("", "", ""), [*rows, *words], left=3)
 
 
 def _words(record: RunRecord, title: str) -> list[list[str]]:
