@@ -48,6 +48,8 @@ class Toy(BoringModel):
         self.at, self.only = at, rank
         if at == "init":
             raise RuntimeError("boom")
+        if at == "memory":  # 128 TiB
+            self.large = torch.nn.Parameter(torch.empty(2**45))
 
     def here(self, at):
         if at == self.at and self.only in (-1, self.global_rank):
@@ -82,6 +84,7 @@ TRIALS: dict[str, list[str]] = {
     "fit": ["fit"],
     "validate": ["validate"],
     "wrong call": ["fit", "--trainer.precision=17"],
+    "does not fit": ["fit", "--model.at=memory"],
     "fails in __init__": ["fit", "--model.at=init"],
     "fails in setup": ["fit", "--model.at=setup"],
     "rank 1 fails in setup": ["fit", "--model.at=setup", "--model.rank=1"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -50,19 +50,32 @@ def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pyt
     assert Asked(os.getppid, 60.0)._told() is None
 
 
-def test_nothing_of_a_process_without_an_answer_is_left(tmp_path: Path) -> None:
+def _is_gone(pid: str) -> bool:
+    """Also where whoever adopted it is slow."""
+    stat = Path("/proc", pid, "stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: Path) -> None:
     def find() -> None:
-        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        (tmp_path / "written").write_text(str(child.pid))
-        (tmp_path / "written").rename(tmp_path / "pid")
-        time.sleep(600.0)
+        folder = tempfile.mkdtemp()
+        pids = [str(subprocess.Popen(["sleep", "600"]).pid)]
+        for kind in ("", "setsid "):  # which leaves the group; sh ends, so that their parent is another
+            pids.append(subprocess.check_output(["sh", "-c", f"{kind}sleep 600 >/dev/null & echo $!"], text=True))
+        (tmp_path / "written").write_text(f"{folder} {' '.join(pids)}")
+        (tmp_path / "written").rename(tmp_path / "told")
+        time.sleep(0.0 if answers else 600.0)
 
     asked = Asked(find, 60.0)
-    while not (tmp_path / "pid").exists():
+    while not (tmp_path / "told").exists():
         time.sleep(0.01)
+    if answers:
+        asked.answer()
     asked.end()
-    stat = Path("/proc", (tmp_path / "pid").read_text(), "stat")
+    folder, *pids = (tmp_path / "told").read_text().split()
     until = time.monotonic() + 60.0
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":  # whoever adopted it may be slow
+    while not all(map(_is_gone, pids)):
         assert time.monotonic() < until
         time.sleep(0.01)
+    assert not Path(folder).parent.exists()
