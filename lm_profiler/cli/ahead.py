@@ -35,7 +35,7 @@ class Refusal:
     remedies: tuple[str, ...]
 
     def __str__(self) -> str:
-        fitting = " or ".join(self.remedies) or "nothing that was found in time, lm_profiler plan looks further"
+        fitting = " or ".join(self.remedies) or "nothing that was found, lm_profiler plan looks further"
         return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
