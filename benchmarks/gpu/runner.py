@@ -48,8 +48,10 @@ def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float 
             if _status(place).get("status") != "done":
                 print(f"{part.number:>2} {part.name}: {part.question}", flush=True)
                 patience = _PATIENCE if on_cpu and limit_s is None else 1
-                _run(server, part, place, "cpu" if on_cpu else "gpu", part.limit(limit_s) * patience)
-                write_summary(folder, on_cpu)
+                try:
+                    _run(server, part, place, "cpu" if on_cpu else "gpu", part.limit(limit_s) * patience)
+                finally:
+                    write_summary(folder, on_cpu)
             if part is MACHINE and _status(place)["status"] != "done":
                 return False  # there is nothing to measure on
     return all(_status(folder / f"{part.number:02}-{part.name}")["status"] == "done" for part in parts)
@@ -59,17 +61,22 @@ def _run(server: CellServer, part: Part, place: Path, accelerator: str, limit_s:
     place.mkdir(parents=True, exist_ok=True)
     output = place / "output.txt"
     server.start(part.name, [part.name, str(place), str(limit_s), accelerator], output, {})
-    began, (how, duration_s) = datetime.now(timezone.utc), _ended(server, part.name, limit_s)
-    status = {
-        **asdict(part),
-        "limit_s": limit_s,
-        "status": "done" if how is None else "not done",
-        "how": how,
-        "began": began.isoformat(timespec="seconds"),
-        "duration_s": round(duration_s, 2),
-        "left_out": _remove_large(place),
-    }
-    write_whole(place / STATUS_FILE, json.dumps(status, indent=1) + "\n")
+    began, began_s = datetime.now(timezone.utc), time.monotonic()
+    how: str | None = "interrupted"
+    duration_s: float | None = None
+    try:
+        how, duration_s = _ended(server, part.name, limit_s)
+    finally:  # whoever ends the command keeps what the part has found so far
+        status = {
+            **asdict(part),
+            "limit_s": limit_s,
+            "status": "done" if how is None else "not done",
+            "how": how,
+            "began": began.isoformat(timespec="seconds"),
+            "duration_s": round(time.monotonic() - began_s if duration_s is None else duration_s, 2),
+            "left_out": _remove_large(place),
+        }
+        write_whole(place / STATUS_FILE, json.dumps(status, indent=1) + "\n")
     print(f"   {'done' if how is None else how} after {status['duration_s']:.0f} s", flush=True)
     if how is not None and (said := output.read_text("utf-8", "replace").strip().splitlines()):
         print(f"   {said[-1]}", flush=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.parts import machine, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
+from benchmarks.gpu.runner import run_parts
+from lm_profiler.sweep.server import CellServer
 from lm_profiler.usage_error import UsageError
 
 pytestmark = pytest.mark.timeout(600)  # many processes, on a machine that others may use too
@@ -56,6 +60,28 @@ def parts(results: Path) -> dict[str, dict[str, Any]]:
 def test_a_part_is_killed_when_its_time_is_over(killed: dict[str, Any]) -> None:
     assert (killed["name"], killed["status"]) == ("tests", "not done")
     assert killed["how"] == "killed after its limit of 0.01 s"
+
+
+def test_what_a_part_has_found_is_kept_when_the_command_is_ended(tmp_path: Path) -> None:
+    class Ended(CellServer):
+        """Its part never ends; whoever waits for it is interrupted."""
+
+        def __init__(self) -> None:
+            """No process."""
+
+        def start(self, cell: str, arguments: Sequence[str], *_: object) -> None:
+            Findings(Path(arguments[1])).add(found=1)
+
+        def events(self, timeout_s: float | None) -> NoReturn:
+            raise KeyboardInterrupt
+
+        def __exit__(self, *_: object) -> None:
+            """Nothing runs."""
+
+    with mock.patch("benchmarks.gpu.runner.CellServer", return_value=Ended()), pytest.raises(KeyboardInterrupt):
+        run_parts([MACHINE], tmp_path, on_cpu=True, limit_s=None)
+    (part,) = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert (part["status"], part["how"], part["figures"]) == ("not done", "interrupted", {"found": 1})
 
 
 def test_every_part_runs(parts: dict[str, dict[str, Any]]) -> None:

@@ -10,7 +10,7 @@ from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.record.entry import Entry
 
 RUNS = 6
-_ALONE = ("--memory.steps=0", "--trace.steps=0")
+_ALONE = ("--memory.steps=0", "--trace.steps=0", "--check_memory=false")
 
 
 def run(place: Place, findings: Findings) -> None:

@@ -1,11 +1,12 @@
-"""What is left of a training that runs out of memory, fails an assertion on the device, or is killed, by phase."""
+"""What is left of a training that runs out of memory, fails an assertion on the device, or is killed, by phase; and of
+one that cannot fit."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from torch import Tensor
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
 from lm_profiler.callbacks import MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.record.run import RecordError, read_run
+from lm_profiler.record.exit_codes import WRONG_CALL
+from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.steps import read_steps
 
 WHOLE = 5
@@ -126,6 +128,22 @@ def run(place: Place, findings: Findings) -> None:
     exact = [row[1:2] == row[4:5] and row[5] == str(WHOLE + 1) for row in rows if row[0] == "out of memory"]
     findings.aim("out of memory told in its phase and step", "all", f"{sum(exact)} of {len(exact)}", all(exact))
     findings.add(rows=rows)
+    refused(place, findings)
+
+
+def refused(place: Place, findings: Findings) -> None:
+    """A run that cannot fit: the device is open when it is asked what would."""
+    options = (*place.sized("--config=small_bf16"), f"--data.batch_size={1 << 22}")
+    code = place.call("fit", *options, f"--log_dir={place.folder}", "--name=refused", output="refused.txt")
+    record = place.last("refused")
+    status, remedies = ("no record", ()) if record is None else (record.status, _remedies(record))
+    found = f"exit code {code}, {status}, would fit: {' or '.join(remedies) or 'nothing'}"
+    met = (code, status) == (WRONG_CALL, "refused") and bool(remedies)
+    findings.aim("a run that cannot fit", "refused, with what would fit", found, met)
+
+
+def _remedies(record: RunRecord) -> Sequence[str]:
+    return () if record.failure is None else record.failure.remedies
 
 
 def left(folder: Path, code: int | None) -> list[str]:

@@ -1,21 +1,37 @@
-"""Planned against measured memory, and where the step's time went, from the ideal one on, with what nobody explains."""
+"""Planned against measured memory, and where the step's time went, from the ideal one on, with what nobody explains.
+
+Where planned and measured differ, the tables tell in which phase, for which cause, and how much of it is what the
+allocator rounds up and what cuBLAS keeps for itself.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
 
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.parts import main_job
 from benchmarks.gpu.place import Place
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import MemoryCauses, MemoryLevels, RunRecord
 
 SIZES = ("small", "xl", "2.7B")
+AIM = 0.05
+"""Of the planned peak."""
+
 _STEPS = ("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps=1", "--trace.steps=1")
-_HEADINGS = ("size", "planned without activations", "planned peak", "measured peak", "measured / planned")
+_HEADINGS = ("size", "of the step", "planned (MiB)", "measured (MiB)", "measured - planned (MiB)")
 _FLOORS = ("size", "phase", "bound by", "floor (ms)", "took (ms)", "times")
 
 
 def run(place: Place, findings: Findings) -> None:
+    if not place.on_cpu:
+        kept_by_cublas(place, findings)
     rows: list[list[str]] = []
     phases: list[list[str]] = []
     terms: list[list[str]] = []
@@ -24,12 +40,41 @@ def run(place: Place, findings: Findings) -> None:
         if record is None or record.status != "ok":
             findings.note(f"{size}: {'no record' if record is None else record.status}")
             continue
-        rows.append(planned(size, record))
-        findings.table("GiB", _HEADINGS, rows)
+        rows += planned(size, record, findings)
+        findings.table("Memory", _HEADINGS, rows, left=2)
         phases += floors(size, record)
         findings.table("The least that each phase could take", _FLOORS, phases, left=3)
         terms += explained(place, size, record, findings)
         findings.table("Where the step went", ("size", "term", "ms", "of the step"), terms, left=2)
+
+
+def kept_by_cublas(place: Place, findings: Findings) -> None:
+    """Bytes that stay allocated when every tensor of a product is gone."""
+    told = place.folder / "workspaces.json"
+    place.apart(partial(multiply, torch.device("cuda", 0), told), output="workspaces.txt")
+    if told.exists():
+        kept = json.loads(told.read_text("utf-8"))
+        findings.add(workspace_bytes=kept)
+        words = ", ".join(f"{name} {count / 2**20:.3f} MiB" for name, count in kept.items())
+        findings.note(f"What libraries keep after products, all tensors gone: {words}.")
+
+
+def multiply(device: torch.device, told: Path) -> None:
+    """Products in this thread and in autograd's, without and with a bias, which cuBLASLt adds."""
+    kept: dict[str, int] = {}
+    for name, bias in (("product", False), ("with a bias", True)):
+        x, b = torch.ones(256, 256, device=device, requires_grad=True), torch.ones(256, device=device)
+        y = F.linear(x, x, b if bias else None)
+        for when, backward in (("forward", False), ("backward", True)):
+            if backward:
+                y.sum().backward()
+                del y
+            torch.cuda.synchronize(device)
+            tensors = (x, b, x.grad if backward else y)
+            held = sum(each.nbytes for each in tensors if each is not None)
+            kept[f"{name}, {when}"] = torch.cuda.memory_allocated(device) - held
+        del x, b, tensors
+    told.write_text(json.dumps(kept), "utf-8")
 
 
 def measured(place: Place, size: str) -> RunRecord | None:
@@ -44,13 +89,43 @@ def measured(place: Place, size: str) -> RunRecord | None:
     return record
 
 
-def planned(size: str, record: RunRecord) -> list[str]:
-    """Planned bytes beside the allocator's peak."""
-    plan, measured = record.planned, None if record.memory is None else record.memory.measured.allocated_peak
-    whole, at_peak = (None, None) if plan is None else (plan.peak, plan.at_peak)
-    states = None if whole is None or at_peak is None else whole - (at_peak.activations_and_rest or 0)
-    ratio = "unknown" if measured is None or whole is None else f"{measured / whole:.3f}"
-    return [size, *(shown(value, scale=2**-30) for value in (states, whole, measured)), ratio]
+def planned(size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
+    """Planned bytes beside the allocator's: the peak of each phase, what it consists of, and what is held."""
+    plan, memory = record.planned, record.memory
+    if plan is None or plan.peak is None or memory is None:
+        findings.note(f"{size}: not planned: {None if plan is None else plan.unknown}")
+        return []
+    peaks = {phase: reading.allocated_peak for phase, reading in memory.parts.items()}
+    most, allocator = memory.measured.allocated_peak, memory.allocator
+    ratio = None if most is None else most / plan.peak
+    met = None if ratio is None else abs(ratio - 1) <= AIM
+    findings.aim(f"{size}: measured / planned peak", f"1 ± {AIM:g}", shown(ratio), met)
+    asked = None if allocator is None else allocator.requested_peak
+    at = plan.phase or "forward"
+    return [
+        beside(size, "peak", plan.peak, most),
+        beside(size, "peak, as it was asked for", plan.peak, asked),
+        *(beside(size, f"peak of {phase}", planned, peaks.get(phase)) for phase, planned in plan.peaks.items()),
+        *each(size, f"in {at}:", causes(plan.at_peak), causes(memory.causes.get(at))),
+        *each(size, "held after", levels(plan.held), levels(memory.held)),
+    ]
+
+
+def causes(of: MemoryCauses | None) -> dict[str, int | None]:
+    return {} if of is None else {name.replace("_", " "): count for name, count in of.model_dump().items()}
+
+
+def levels(of: MemoryLevels | None) -> dict[str, int | None]:
+    return {} if of is None else {name: getattr(of, name) for name in ("start", "forward", "backward")}
+
+
+def each(size: str, what: str, plan: Mapping[str, int | None], found: Mapping[str, int | None]) -> list[list[str]]:
+    return [beside(size, f"{what} {name}", planned, found.get(name)) for name, planned in plan.items()]
+
+
+def beside(size: str, what: str, plan: int | None, found: int | None) -> list[str]:
+    off = "unknown" if plan is None or found is None else f"{(found - plan) / 2**20:+,.2f}"
+    return [size, what, *("unknown" if n is None else f"{n / 2**20:,.2f}" for n in (plan, found)), off]
 
 
 def floors(size: str, record: RunRecord) -> list[list[str]]:

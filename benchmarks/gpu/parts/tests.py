@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,12 @@ def run(place: Place, findings: Findings) -> None:
     files = sorted(str(path) for path in below.rglob("test_*.py") if "pytest.mark.gpu" in path.read_text("utf-8"))
     report = place.folder / "pytest.xml"
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "--continue-on-collection-errors", "--durations=5"]
-    # Each test is told as it ends, so that one that hangs can be named.
-    line = [*command, "-v", f"--junitxml={report.resolve()}", *files]
+    # Each test is told as it ends, so that one that hangs can be named. Of all plugins that may be installed here only
+    # the one that pyproject.toml has options of.
+    line = [*command, "-v", "-p", "pytest_timeout", f"--junitxml={report.resolve()}", *files]
+    alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     try:
-        subprocess.run(line, cwd=ROOT, check=False, timeout=max(place.left_s, 1.0))
+        subprocess.run(line, cwd=ROOT, check=False, timeout=max(place.left_s, 1.0), env=alone)
         tell(report, findings, place.on_cpu)
     except subprocess.TimeoutExpired:
         findings.aim("tests marked gpu", "none fails", "not over in time; output.txt says how far it came", False)
