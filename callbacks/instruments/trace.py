@@ -14,7 +14,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.events import trace_events
-from lm_profiler.analysis.trace.kernels import table_of
+from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -194,7 +194,7 @@ class Tracer:
         """
         if packed is None:
             return None
-        table = table_of(packed)
+        table = kernel_table(packed)
         table.write(kernels_file(self._path))
         return table
 

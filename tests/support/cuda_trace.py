@@ -8,7 +8,12 @@ Names, categories and arguments are those of real traces. Times of the device, i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from lm_profiler.analysis.trace import kernels
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.record.kernels import KernelTable
 
 Event = dict[str, Any]
 
@@ -121,3 +126,8 @@ def cuda_step(all_reduce_us: float = 30.0, adam_us: float = 20.0, number: int = 
     memset = "Memset (Device)"
     trace.work(memset, 120, adam + adam_us, adam + adam_us + 2, first + 8, cat="gpu_memset", by="cudaMemsetAsync")
     return trace.events
+
+
+def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
+    """Of events in any order."""
+    return kernels.kernel_table(Packed(events))

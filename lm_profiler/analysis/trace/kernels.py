@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -51,17 +51,12 @@ class _Totals(Generic[_Key]):
         return merged
 
 
-def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
-    """The table of a trace; its events are read once and may come in any order.
+def kernel_table(packed: Packed) -> KernelTable:
+    """The table of a trace.
 
     Raises:
         ValueError: there is no whole step in it.
     """
-    return table_of(Packed(events))
-
-
-def table_of(packed: Packed) -> KernelTable:
-    """``kernel_table`` of events that were packed."""
     if not packed.steps:
         raise ValueError("the trace has no whole step")
     begin, end = packed.steps[0].start, max(step.end for step in packed.steps)

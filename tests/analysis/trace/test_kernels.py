@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from cuda_trace import ADAM, AUTOGRAD, GEMM, MAIN, Trace, cuda_step
+from cuda_trace import ADAM, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
 
-from lm_profiler.analysis.trace.kernels import LARGEST_ROWS, kernel_table
+from lm_profiler.analysis.trace.kernels import LARGEST_ROWS
 from lm_profiler.record.kernels import KernelTable
 
 US = 1e-6

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cuda_trace import kernel_table
 from kernel_names import NAMES
 
-from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.analysis.trace.kinds import kernel_kind
 from lm_profiler.record.kernels import KernelTable
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from cuda_trace import kernel_table
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lm_profiler.analysis.trace.events import trace_events
-from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.outcome.afterwards import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
@@ -146,7 +146,7 @@ def test_a_table_that_fails_is_a_note_and_the_trace_stays(tmp_path: Path, monkey
     def broken(events: Any) -> None:
         raise KeyError("args")
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.table_of", broken)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", broken)
     profiler = instruments(1, 2, trace=1)
     trainer_with([profiler], tmp_path).fit(BoringModel())
     assert [path.name for path in (profiler.folder / "trace").iterdir()] == ["rank0.pt.trace.json.gz"]
@@ -163,7 +163,7 @@ def test_an_interrupt_meanwhile_loses_nothing_that_was_measured(
     def impatient(events: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.table_of", impatient)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.trace.kernel_table", impatient)
     profiler = instruments(1, 5, trace=1)
     with pytest.raises(SystemExit):  # what Lightning makes of it
         trainer_with([profiler], tmp_path).fit(BoringModel())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_trace import cuda_step
+from cuda_trace import cuda_step, kernel_table
 from known_loop import instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.utilities.compile import from_compiled
@@ -17,7 +17,6 @@ from recorded import FLOPS, LEVEL, lines, recorded
 from torch import nn
 
 from lm_profiler.analysis.hardware.advice import Settings
-from lm_profiler.analysis.trace.kernels import kernel_table
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.outcome.afterwards import LateFacts

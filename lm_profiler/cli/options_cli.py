@@ -1,0 +1,136 @@
+"""The options of the Trainer's verbs: LightningCLI that only reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, cast
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lm_profiler.callbacks import (
+    ActionsOptions,
+    MemoryOptions,
+    NumericsOptions,
+    StageOptions,
+    TraceOptions,
+    WhatIfOptions,
+)
+from lm_profiler.cli.attempt import local_rank
+from lm_profiler.cli.call import OURS, Call
+from lm_profiler.cli.checks import LOADERS
+from lm_profiler.cli.classes import class_at
+from lm_profiler.cli.parser import Parser
+from lm_profiler.measure.boundary import say
+from lm_profiler.record.run import Verb
+from lm_profiler.training.offered import LoaderOptions, TorchOptions
+from lm_profiler.usage_error import UsageError
+
+INSTRUMENTS = {
+    "stages": StageOptions,
+    "actions": ActionsOptions,
+    "memory": MemoryOptions,
+    "trace": TraceOptions,
+    "numerics": NumericsOptions,
+    "whatif": WhatIfOptions,
+}
+_OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
+_TITLES = {
+    "trainer": "Lightning's Trainer",
+    "model": "The model: any LightningModule; the options of ours are at the end",
+    "data": "The data: any LightningDataModule, or null; the options of ours are at the end",
+}
+
+
+@dataclass
+class _RunOptions:
+    """What is asked of a run beside its parts.
+
+    Args:
+        name: Name of the run; the config file's if not given.
+        log_dir: Folder of all runs.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit.
+        peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
+    """
+
+    name: str | None = None
+    log_dir: str = "logs"
+    check_memory: bool = True
+    peak_tflops: float | None = None
+
+
+class OptionsCLI(LightningCLI):
+    """Constructing it reads the arguments of ``call``; nothing is made of them."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self._find_classes()
+        super().__init__(
+            save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
+            trainer_defaults={
+                "devices": 1,
+                "max_epochs": -1,
+                "num_sanity_val_steps": 0,
+                "enable_checkpointing": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+            },
+            seed_everything_default=0,
+            parser_kwargs={verb: {"usage": f"lm_profiler {verb} [options]"} for verb in call.arguments[:1]},
+            parser_class=Parser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # the record keeps the config, and nothing is saved to load it from
+            args=call.for_parser(self._classes, self._leave_data),
+        )
+        self.verb = cast(Verb, self.subcommand)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # which here depends on the call
+        """The verb of the call, and which of its arguments are no options here: a parser of each takes 0.05 s."""
+        verb = self.call.arguments[0]
+        return {verb: LightningCLI.subcommands()[verb] | {"return_predictions"}}  # see run_verb
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Ours come first in the help; the Trainer's many follow."""
+        parser.add_class_arguments(_RunOptions, as_group=False)
+        for key, kind in (INSTRUMENTS | _OFFERED).items():
+            parser.add_class_arguments(kind, key)
+        super().add_core_arguments_to_parser(parser)
+        for key, title in _TITLES.items():
+            (parser.groups or {})[key].title = title
+        for key, ours in OURS.items():
+            parser.set_defaults({key: {"class_path": self.call.class_of(key) if key in self._classes else ours}})
+        if self._leave_data:
+            parser.set_defaults({"data": None})
+
+    def _find_classes(self) -> None:
+        """Import what the call names, and see whether the module brings its own data."""
+        self._classes = {key: made for key in OURS if (made := class_at(self.call.class_of(key), key)) is not None}
+        model, loader = self._classes.get("model"), LOADERS[cast(Verb, self.call.arguments[0])]
+        own_data = isinstance(model, type) and getattr(model, loader, None) is not getattr(LightningModule, loader)
+        self._leave_data = own_data and self.call.leaves_data_out()
+        for key, file, options in self.call.passed_over(self._leave_data) if local_rank() == 0 else ():
+            if self._leave_data and key == "data":
+                say(f"{key}: {self.call.class_of('model')} brings its own; what {file} says is ignored")
+            elif key in self._classes and (shared := {*options} & {*signature(self._classes[key]).parameters}):
+                options_said = ", ".join(sorted(shared))
+                say(f"{key}: {self.call.class_of(key)} ignores {options_said} of {file}, which are for another class")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read ``args``, whatever ``sys.argv`` holds."""
+        assert isinstance(parser, Parser)
+        parser.verbs = self._subcommand_parsers.values()
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        """Not while reading."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Not while reading."""
+
+    def _set_seed(self) -> None:
+        try:
+            super()._set_seed()
+        except ValueError:
+            given = self._get(self.config, "seed_everything")
+            raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
