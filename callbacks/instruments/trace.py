@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -170,11 +172,16 @@ class Tracer:
             return
         self._path.parent.mkdir(exist_ok=True)
         aside = self._path.with_name(f".writing-{self._path.name}")
+        plain = aside.with_suffix("")
         try:
-            running.export_chrome_trace(str(aside))
+            running.export_chrome_trace(str(plain))
+            # By torch itself it is compressed line by line, as well as can be: a tenth smaller, in six times the time.
+            with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
+                shutil.copyfileobj(source, target)
             aside.replace(self._path)
         finally:
-            aside.unlink(missing_ok=True)
+            for file in (plain, aside):
+                file.unlink(missing_ok=True)
 
     def packed(self) -> Packed | None:
         """What of the trace counts; None without one.
