@@ -136,6 +136,8 @@ class Rehearsal(Callback):
     """Those that were looked at."""
     known: bool = False
     """Whether all were that had to be."""
+    failed: BaseException | None = None
+    """The first that was raised: Lightning then takes down what it had not set up yet, which may raise another."""
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
     _left: int = 1 << 20
@@ -155,6 +157,10 @@ class Rehearsal(Callback):
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # values are taken to be right
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep it."""
+        self.failed = self.failed or exception
 
     def _step_ended(self) -> int:
         self._left = 0 if next(self._course, _DONE) is _DONE else self._left - 1

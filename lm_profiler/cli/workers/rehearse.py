@@ -54,8 +54,8 @@ LIMIT_S = 120.0
 _FOR_STEPS = 0.05
 """Share of the limit for steps of one size, where these may differ."""
 
-_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, os)), "<frozen ")  # noqa: PTH120
-"""Where an error may come up without being made there: our fake tensors, Python's own modules."""
+_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeStrategy, Call, os)), "<frozen ")  # noqa: PTH120
+"""Where an error may come up without being made there: our fake tensors and loop, Python's own modules."""
 
 
 def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
@@ -148,9 +148,10 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: floa
     try:
         getattr(trainer, cli.verb)(model, datamodule=data, **kept)
     except Exception as error:  # of another size, or once all has been trained, as where it keeps its weights
+        first = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
         if not rehearsal.known:
-            raise
-        unknown = _reason(error)
+            raise first from first.__cause__
+        unknown = _reason(first)
     if not rehearsal.seen:
         raise UsageError("data: expected batches for two steps, given fewer")
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)

@@ -110,6 +110,7 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
         (rehearsed.SaysCuda, r"RuntimeError: .* cuda .* \(rehearsed.py, line \d+\)"),
         (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Exits, "exit code 3"),
+        (rehearsed.HasNoBatches, r"^OSError: no memory to share \(rehearsed.py, line \d+\)$"),
         (rehearsed.MakesAFolder, r"^it would write 'made', .* \(rehearsed.py, line \d+\)$"),
         (rehearsed.KeepsItsWeights, r"^it would write 'kept.pt', .* \(rehearsed.py, line \d+\)$"),
         (rehearsed.SparseBatches, "^a batch holds a tensor of torch.sparse_coo"),
