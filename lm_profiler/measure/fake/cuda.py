@@ -15,17 +15,22 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-_IN_FLOAT32 = frozenset({
+_ALWAYS = frozenset({
     "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
     "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
-    "kl_div", "l1_loss", "layer_norm", "log", "log10", "log1p", "log2", "log_softmax", "margin_ranking_loss",
-    "mse_loss", "multi_margin_loss", "multilabel_margin_loss", "nll_loss", "norm", "normalize", "pdist",
-    "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rms_norm", "rsqrt", "sinh", "smooth_l1_loss",
-    "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan", "triplet_margin_loss", "__pow__", "__rdiv__",
-    "__rpow__", "__rtruediv__",
+    "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_matrix_norm", "linalg_vector_norm", "log", "log10",
+    "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
+    "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rsqrt",
+    "sinh", "smooth_l1_loss", "soft_margin_loss", "softmax", "softmin", "softplus", "sum", "tan",
+    "triplet_margin_loss", "__pow__", "__rdiv__", "__rpow__", "__rtruediv__",
 })  # fmt: skip
-"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: "CUDA Ops that can autocast to float32"
-in torch's documentation of torch.amp."""
+_BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one as it comes
+
+_IN_FLOAT32 = _ALWAYS | {
+    name for name in _BY_RELEASE if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+}
+"""What autocast on CUDA computes in float32, and on the CPU mostly as it comes: ``AT_FORALL_FP32`` and what follows it
+in torch's ATen/autocast_mode.h, and functions that are made of these."""
 
 
 class KernelsOfCuda(TorchFunctionMode):

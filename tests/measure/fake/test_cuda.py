@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lm_profiler.measure.fake.cuda import _IN_FLOAT32
 from lm_profiler.measure.fake.world import CUDA_BLOCK, FakeWorld
 
 ROWS, WIDTH = 64, 1024
@@ -73,3 +74,14 @@ def test_backward_gives_gradients_of_the_same_shapes() -> None:
         assert x.grad is not None
         assert norm.weight.grad is not None
         assert (x.grad.shape, norm.weight.grad.shape) == (x.shape, norm.weight.shape)
+
+
+def test_what_is_done_in_float32_has_a_kernel_for_it_or_is_made_of_others_that_have() -> None:
+    def on_cuda(schema: Any) -> bool:
+        name = f"{schema.name}.{schema.overload_name}".removesuffix(".")
+        return torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCUDA")
+
+    schemas = {name: torch._C._jit_get_schemas_for_operator(f"aten::{name}") for name in _IN_FLOAT32}
+    without = {name for name, each in schemas.items() if not any(on_cuda(schema) for schema in each)}
+    operators = {"__pow__", "__rdiv__", "__rpow__", "__rtruediv__"}
+    assert without == {"cross_entropy", "interpolate", "normalize", "softmin"} | operators
