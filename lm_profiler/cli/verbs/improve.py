@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from lm_profiler.improve.changes import WITHOUT_CLIPPING
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
 from lm_profiler.improve.request import ImproveRequest
+from lm_profiler.improve.runner import Runner
 from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
@@ -33,12 +33,11 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.record.sweep import Cell, SweepPlan, read_outcome
+from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.folder import SweepFolder, is_done
 from lm_profiler.sweep.plan import CONFIGS
-from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.server import CellServer, ServerError
 from lm_profiler.usage_error import UsageError
 
@@ -82,7 +81,7 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
 
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
-    with CellServer(SERVER, folder.lock) as server, _Runner(folder, server, display) as runner:
+    with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
         cells = Cells(folder, call, runner)
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
         if folder.is_new:
@@ -167,52 +166,3 @@ def config_text(record: ImproveRecord, call: Sequence[str]) -> str:
     above = [f"{record.command} changed:", *changes]
     lines = [f"# {line}\n" for text in above for line in text.splitlines()]
     return "".join(lines) + yaml.safe_dump(content, sort_keys=False)
-
-
-class _Runner:
-    """Runs one cell at a time, for as long as nobody interrupts.
-
-    Cells of one setting share what they compile: no first step is compared here, and compiling takes minutes.
-    """
-
-    timeout_s: float | None = None
-    """How long a cell may run."""
-
-    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
-        self._folder, self._server, self._display = folder, server, display
-        self._caches = folder.path / "compile_caches"
-        shutil.rmtree(self._caches, ignore_errors=True)  # of a call that was killed
-        self._schedule: Schedule | None = None
-        self.interrupted = False
-
-    def __enter__(self) -> _Runner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing of what was compiled."""
-        shutil.rmtree(self._caches, ignore_errors=True)
-
-    def __call__(self, cell: Cell) -> None:
-        if self.interrupted:
-            raise Interrupted
-        setting = self._caches / cell.id.rpartition(",")[0]
-        self._schedule = Schedule(
-            self._folder.path,
-            [cell],
-            self._server,
-            self._display,
-            timeout_s=self.timeout_s,
-            environment=own_compile_cache(setting),
-        )
-        self._schedule.run()
-        outcome = read_outcome(self._folder.path, cell.id)
-        if outcome is None or outcome.status != "ok":  # what is half written there would fail the next one
-            shutil.rmtree(setting, ignore_errors=True)
-        if self.interrupted:
-            raise Interrupted
-
-    def interrupt(self) -> None:
-        """Let the cell end, and begin no other."""
-        self.interrupted = True
-        if self._schedule is not None:
-            self._schedule.interrupted = True

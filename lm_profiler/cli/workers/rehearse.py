@@ -18,7 +18,8 @@ from lightning.pytorch import Trainer
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.analysis.plan.planned import SETTINGS, Planned, largest_that_fits
+from lm_profiler.analysis.plan.largest import largest_that_fits
+from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes
 from lm_profiler.callbacks.silent import SilentLogger

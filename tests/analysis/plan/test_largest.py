@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from lm_profiler.analysis.plan.planned import largest_that_fits
+from lm_profiler.analysis.plan.largest import largest_that_fits
 
 
 def search(needs, begin: int, room: float) -> tuple[int, list[int]]:

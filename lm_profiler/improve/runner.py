@@ -1,0 +1,61 @@
+"""Runs the cells of a search, one at a time."""
+
+from __future__ import annotations
+
+import shutil
+
+from lm_profiler.improve.cells import Interrupted
+from lm_profiler.improve.display import ImproveDisplay
+from lm_profiler.record.sweep import Cell, read_outcome
+from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.schedule import Schedule, own_compile_cache
+from lm_profiler.sweep.server import CellServer
+
+
+class Runner:
+    """Runs one cell at a time, for as long as nobody interrupts.
+
+    Cells of one setting share what they compile: no first step is compared here, and compiling takes minutes.
+    """
+
+    timeout_s: float | None = None
+    """How long a cell may run."""
+
+    def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
+        self._folder, self._server, self._display = folder, server, display
+        self._caches = folder.path / "compile_caches"
+        shutil.rmtree(self._caches, ignore_errors=True)  # of a call that was killed
+        self._schedule: Schedule | None = None
+        self.interrupted = False
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing of what was compiled."""
+        shutil.rmtree(self._caches, ignore_errors=True)
+
+    def __call__(self, cell: Cell) -> None:
+        if self.interrupted:
+            raise Interrupted
+        setting = self._caches / cell.id.rpartition(",")[0]
+        self._schedule = Schedule(
+            self._folder.path,
+            [cell],
+            self._server,
+            self._display,
+            timeout_s=self.timeout_s,
+            environment=own_compile_cache(setting),
+        )
+        self._schedule.run()
+        outcome = read_outcome(self._folder.path, cell.id)
+        if outcome is None or outcome.status != "ok":  # what is half written there would fail the next one
+            shutil.rmtree(setting, ignore_errors=True)
+        if self.interrupted:
+            raise Interrupted
+
+    def interrupt(self) -> None:
+        """Let the cell end, and begin no other."""
+        self.interrupted = True
+        if self._schedule is not None:
+            self._schedule.interrupted = True
