@@ -18,6 +18,7 @@ from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
+from lm_profiler.callbacks.instruments.loader import loader_watch
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
@@ -236,6 +237,7 @@ class Attachment:
                 CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * (device.type == "cuda")),
                 OwnersWatch(trainer, timeline, lambda: self._phases, self.callback, trainer.profiler),  # type: ignore[attr-defined]
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
+                *([loader_watch(trainer)] if self.options.verb == "fit" else []),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),
             ],
             self.tell,

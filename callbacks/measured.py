@@ -13,6 +13,7 @@ from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import (
     AllocatorReading,
+    LoaderFacts,
     MemoryCauses,
     MemoryLevels,
     OtherByOwner,
@@ -43,6 +44,7 @@ class Measured:
     recompilations: int = 0
     recompiled: Sequence[str] = ()
     """What was compiled, as ``recompiled_since`` names it."""
+    loader: LoaderFacts | None = None
     telemetry: Telemetry | None = None
     syncs: list[Sync] | None = None
     cpu_uses: Sequence[CpuUse] = ()

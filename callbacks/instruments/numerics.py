@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -26,7 +26,8 @@ class NumericsOptions:
         audit: After the run, put its first batch through copies of the model, in its precision and in float32: which
             dtypes parameters, outputs and gradients have, and how far loss, logits and gradients are off. Takes two
             steps, and the memory of a second model and its gradients.
-        losses: With it, the losses of the first so many steps. A callback more: leave it out where steps are timed.
+        losses: With it, losses and norms of the gradients of the first so many steps. A callback more: leave it out
+            where steps are timed.
     """
 
     audit: bool = False
@@ -37,11 +38,14 @@ class NumericsOptions:
 
 
 class KeptLosses(Callback):
-    """Keeps the loss of each batch of the first ``steps`` steps, where ``training_step`` returns one."""
+    """Keeps the loss of each batch of the first ``steps`` steps, where ``training_step`` returns one, and the norm of
+    the gradients that optimizers get.
+    """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._kept: dict[int, list[torch.Tensor]] = {}
+        self._norms: dict[int, list[torch.Tensor]] = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step = trainer.global_step  # it has gone on when the batch ends
@@ -53,12 +57,37 @@ class KeptLosses(Callback):
         if self._step < self._steps and isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._kept.setdefault(self._step, []).append(loss.detach().clone())
 
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if self._step < self._steps:
+            with suppress(Exception):  # of whatever kind the gradients are: then it is unknown, and training goes on
+                gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+                self._norms.setdefault(self._step, []).append(_norm(gradients))
+
     @property
     def losses(self) -> list[float | None]:
         """Of each step the mean over its batches; None where it is not finite."""
         # Lightning has divided each by their number (2.6.6: ClosureResult.from_training_step_output).
         means = [float(torch.stack(losses).float().sum()) for losses in self._kept.values()]
         return [mean if isfinite(mean) else None for mean in means]
+
+    @property
+    def gradient_norms(self) -> list[float | None]:
+        """Of each step over all optimizers; None where it is not finite."""
+        norms = [float(torch.stack(of_optimizers).norm()) for of_optimizers in self._norms.values()]
+        return [norm if isfinite(norm) else None for norm in norms]
+
+
+def _norm(gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Euclidean, of all of them together; on the device, so that nobody waits for it."""
+    norm: torch.Tensor = torch.stack([_values(each).float().norm() for each in gradients]).norm()
+    return norm
+
+
+def _values(gradient: torch.Tensor) -> torch.Tensor:
+    dense: torch.Tensor = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return dense.detach()
 
 
 def on_host(batch: Any) -> Any:
@@ -88,7 +117,9 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
             1.0 if scaler is None else scaler.get_scale(),
         )
     kept = [each for each in trainer.callbacks if isinstance(each, KeptLosses)]  # type: ignore[attr-defined]
-    return facts.model_copy(update={"losses": [loss for each in kept for loss in each.losses]})
+    losses = [loss for each in kept for loss in each.losses]
+    norms = [norm for each in kept for norm in each.gradient_norms]
+    return facts.model_copy(update={"losses": losses, "gradient_norms": norms})
 
 
 @contextmanager

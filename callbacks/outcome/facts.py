@@ -7,13 +7,14 @@ from statistics import fmean
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.steps.made_ahead import lasting_step_s
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import held_in, slack
 from lm_profiler.callbacks.instruments.whatif import HOST_PLACES
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.record.quantities import MEMORY
-from lm_profiler.record.run import MemoryFacts, MemoryReading, ModelFacts, Slack, Telemetry
+from lm_profiler.record.quantities import MEMORY, duration_text
+from lm_profiler.record.run import LoaderFacts, MemoryFacts, MemoryReading, ModelFacts, Slack, Telemetry
 from lm_profiler.record.steps import Peaks, StepRow, StepTable
 
 
@@ -51,6 +52,19 @@ def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
     if never := sorted(planned.keys() - {place.place for place in known.places}):
         notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
     return known
+
+
+def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: int) -> list[str]:
+    """That the measured steps lived on batches that workers had made before; each worker may just have made one."""
+    if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
+        return []
+    mean_s = fmean(row.time("step") for row in steps)
+    lasting_s = lasting_step_s(mean_s, len(steps), batches, loader)
+    lasting = "what it takes in the long run is unknown, for those that were made meanwhile are too few"
+    if lasting_s is not None:
+        lasting = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(mean_s)}"
+    before = f"{loader.used_up} of the {len(steps) * batches} batches that were measured had been made before"
+    return [f"{before} by the loader's workers: {lasting}"]
 
 
 def memory_facts(timed: StepTable, measured: Measured) -> MemoryFacts:

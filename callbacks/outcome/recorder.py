@@ -24,7 +24,7 @@ from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.facts import memory_facts, model_facts, slack_of, telemetry_of
+from lm_profiler.callbacks.outcome.facts import made_ahead_notes, memory_facts, model_facts, slack_of, telemetry_of
 from lm_profiler.callbacks.outcome.floors import floors_of
 from lm_profiler.callbacks.outcome.judgement import (
     free_share,
@@ -93,6 +93,8 @@ class Recorder:
         rank_step_s = rank_medians(timed)
         figures = step_figures(steady, lag=lag(self.verb, rank_step_s))
         causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))
+        ahead = partial(made_ahead_notes, measured.loader, steps, self.trainer.accumulate_grad_batches)
+        notes += try_or_note("batches made ahead", ahead, notes) or []
         told = try_or_note("causes of odd steps", causes, notes)
         figures["odd_steps"], counters = told or (figures["odd_steps"], [])
         return self.bare(
@@ -105,6 +107,7 @@ class Recorder:
             first_step_s=max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
             between_steps_s=measured.between_steps_s,
             rank_step_s=rank_step_s,
+            loader=measured.loader,
             memory=memory_facts(timed, measured),
             steadiness=level,
             telemetry=telemetry_of(measured, world, steady, figures["throughput"].tokens_per_step),

@@ -37,6 +37,9 @@ def options_in(arguments: Sequence[str], takes: Callable[[str], int] = lambda na
             yield Option("", [word], [word])
             continue
         values = [value] if equals else []
-        while not equals and left and len(values) < takes(name[2:]) and not left[0].startswith("--"):
+        most = takes(name[2:])
+        while not equals and left and len(values) < most and not left[0].startswith("--"):
+            values.append(left.pop(0))
+        if not most and not equals and left and left[0].lower() in ("true", "false"):  # no file is called that
             values.append(left.pop(0))
         yield Option(name[2:], values, [word] if equals else [word, *values])

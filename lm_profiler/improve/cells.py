@@ -6,12 +6,16 @@ A cell stands for a setting and a number, whoever asked for it: its folder is al
 from __future__ import annotations
 
 import hashlib
-import re
+import math
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
+from lm_profiler.improve.calls import check_cell, look_cell, setting_of, timed_cell, warm_up
+from lm_profiler.improve.ran import RanCell
+from lm_profiler.improve.shortage import MemorySeen
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run import RunRecord, read_run
@@ -19,48 +23,12 @@ from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome,
 from lm_profiler.sweep.folder import SweepFolder, difference, is_done
 from lm_profiler.usage_error import UsageError
 
-FIRST, CHECK = "first", "check"
-"""The name of the first setting's cells, and the end of the name of those whose numbers are looked at."""
-
-_LONGEST_ID = 100
-_TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
-"""Of cells that are only timed: whatever comes after the measured steps is left out."""
-_CHECKED = {**_TIMED, "memory.steps": "1", "numerics.audit": "true", "numerics.losses": "10"}
-_LOOKED = {"numerics.audit": "true", "numerics.losses": "10"}
+PAUSES_S = (5.0, 15.0)
+"""Before a run that was short of memory is tried again."""
 
 
 class Interrupted(Exception):
     """Somebody does not want to wait for the rest."""
-
-
-class NoSteps(Exception):
-    """A run that did not end well; the message says why in a few words."""
-
-
-@dataclass(frozen=True)
-class RanCell:
-    """A cell that has run.
-
-    Attributes:
-        entry: Its run, and what is known of it.
-        outcome: How it ended.
-        took_s: From its start to its end; 0 for what was asked for before.
-    """
-
-    entry: Entry
-    outcome: CellOutcome
-    took_s: float
-
-    @property
-    def record(self) -> RunRecord:
-        """Of a run that ended well.
-
-        Raises:
-            NoSteps: it did not.
-        """
-        if self.outcome.status != "ok" or self.entry.record is None:
-            raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
-        return self.entry.record
 
 
 class Cells:
@@ -69,13 +37,30 @@ class Cells:
     Args:
         folder: Where they are; its plan grows by each cell that is asked for.
         call: The arguments of the first setting's call, the verb first.
-        run: Runs a cell, and returns when it has an outcome; until then, it was interrupted.
+        run: Runs a cell for so many seconds at most, and returns when it has an outcome; until then, it was
+            interrupted.
+        pause: Lets so many seconds pass.
+        clock: In seconds.
+
+    ``left_s`` is how much of the budget is left, ``longest_s`` how long a cell may run, ``first`` the first setting's
+    own run, once that is known.
     """
 
-    def __init__(self, folder: SweepFolder, call: Sequence[str], run: Callable[[Cell], None]) -> None:
-        self.folder, self._call, self._run = folder, call, run
+    def __init__(
+        self,
+        folder: SweepFolder,
+        call: Sequence[str],
+        run: Callable[[Cell, float], None],
+        pause: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder, self._call, self._run, self._pause = folder, call, run, pause
+        self._clock, self._since_s = clock, clock()
+        self.left_s = self.longest_s = math.inf
+        self.first: RunRecord | None = None
         self._asked: set[str] = set()
         self._shared: set[str] = set()
+        self._memory = MemorySeen()
 
     def look(self) -> RanCell:
         """The first setting, with all instruments."""
@@ -83,26 +68,67 @@ class Cells:
 
     def check(self, options: Mapping[str, str]) -> RanCell:
         """A setting whose numbers are looked at."""
-        return self._done(_cell(self.folder.path, self._call, options, CHECK, _CHECKED))
+        return self._done(check_cell(self.folder.path, self._call, options))
 
     def time(self, options: Mapping[str, str], number: int) -> RanCell:
         """A setting, timed for the ``number``-th time."""
-        return self._done(timed_cell(self.folder.path, self._call, options, number))
+        return self._done(timed_cell(self.folder.path, self._call, options, number, warm_up(options, self.first)))
 
     def _done(self, cell: Cell) -> RanCell:
-        """What became of ``cell``, which is run if it has not been.
+        """What became of ``cell``, which is run if it has not been, and again where what was missing may be there now.
 
         Raises:
             Interrupted: somebody does not want to wait.
         """
-        path, again = self.folder.path, cell.id in self._asked
+        known, again = is_done(self.folder.path, cell), cell.id in self._asked
         self._asked.add(cell.id)
-        if not is_done(path, cell):
-            self._add(cell)
-            self._run(cell)
+        done = self._read(cell) if known else None
+        if done is None or (not again and self._may_end_otherwise(cell, done)):
+            done = self._tried(cell)
+        self._memory.saw(setting_of(cell), done)
+        return replace(done, took_s=0.0) if again else done
+
+    def _may_end_otherwise(self, cell: Cell, done: RanCell) -> bool:
+        """Whether it was short of memory that may be free now, or of time of which there is more."""
+        short = done.outcome.status == "timeout" and done.outcome.duration_s < min(self.left_s, self.longest_s)
+        return short or self._memory.is_passing(setting_of(cell), done)
+
+    def _tried(self, cell: Cell) -> RanCell:
+        """Run ``cell``, and again after a pause where it was short of memory that may be free then.
+
+        It took all the time since the cell before it.
+        """
+        if self.left_s <= 0.0:
+            return _never_began(self.folder.path, cell)
+        self._add(cell)
+        tries_s = 0.0
+        for pause_s in (*PAUSES_S, math.inf):
+            self._run(cell, max(min(self.left_s - self._passed_s, self.longest_s), 0.0))
+            done = self._ended(cell)
+            tries_s += done.outcome.duration_s
+            passed_s = max(self._passed_s, tries_s)
+            if passed_s + pause_s >= self.left_s or not self._memory.is_passing(setting_of(cell), done):
+                break
+            self._pause(pause_s)
+        self._since_s = self._clock()
+        return replace(done, took_s=passed_s)
+
+    def _ended(self, cell: Cell) -> RanCell:
+        if (done := self._read(cell)) is None:
+            raise Interrupted
+        return done
+
+    @property
+    def _passed_s(self) -> float:
+        """Since a cell ended last."""
+        return self._clock() - self._since_s
+
+    def _read(self, cell: Cell) -> RanCell | None:
+        """What its folder says of it; None where it has not come to an end of its own."""
+        path = self.folder.path
         outcome = read_outcome(path, cell.id)
         if outcome is None or (outcome.status == "interrupted" and not _killed(outcome)):
-            raise Interrupted
+            return None
         run = path / outcome.run if outcome.run is not None else path / cell.id
         try:
             record = read_run(run)
@@ -110,7 +136,8 @@ class Cells:
             record = None
         if record is not None and "shared" in record.words:
             self._shared.add(cell.id)
-        return RanCell(Entry(run, record, cell, outcome, path), outcome, 0.0 if again else outcome.duration_s)
+        cut = outcome.status == "timeout" and self.left_s <= self.longest_s
+        return RanCell(Entry(run, record, cell, outcome, path), outcome, outcome.duration_s, cut)
 
     @property
     def count(self) -> int:
@@ -135,43 +162,13 @@ def _killed(outcome: CellOutcome) -> bool:
     return outcome.exit_code == -signal.SIGKILL
 
 
-def look_cell(folder: Path, call: Sequence[str]) -> Cell:
-    """The cell of ``Cells.look``: the first of all."""
-    return _cell(folder, call, {}, "look", _LOOKED)
-
-
-def timed_cell(folder: Path, call: Sequence[str], options: Mapping[str, str], number: int) -> Cell:
-    """The cell of ``Cells.time``."""
-    return _cell(folder, call, options, f"r{number}", _TIMED, number)
-
-
-def _cell(
-    folder: Path,
-    call: Sequence[str],
-    options: Mapping[str, str],
-    suffix: str,
-    instruments: Mapping[str, str],
-    number: int = 0,
-) -> Cell:
-    """The cell of a setting: ``call`` with these ``options``, in whatever order they are given."""
-    options = dict(sorted(options.items()))
-    shown = options if instruments is _TIMED else {**options, "numerics.audit": "true"}
-    cell_id = f"{_name(options)},{suffix}"
-    words = [f"--{name}={text}" for name, text in {**instruments, **options}.items()]
-    arguments = [*call, *words, f"--log_dir={folder}", f"--name={cell_id}"]
-    return Cell(id=cell_id, overrides=shown, repeat=number, arguments=arguments)
-
-
-def _name(options: Mapping[str, str]) -> str:
-    """Of letters that any file system takes; what they cannot tell apart, a digest does."""
-    if not options:
-        return FIRST
-    text = ",".join(f"{name.removeprefix('trainer.')}={value}" for name, value in options.items())
-    plain = re.sub(r"[^A-Za-z0-9._+=,-]+", "-", text)
-    if plain == text and len(text) <= _LONGEST_ID and text == text.lower():
-        return text
-    digest = hashlib.sha256(repr(options).encode()).hexdigest()[:8]
-    return f"{plain[: _LONGEST_ID - 9]}-{digest}"
+def _never_began(path: Path, cell: Cell) -> RanCell:
+    """Of a cell for which there is no time."""
+    why = "the budget ended before it began"
+    outcome = CellOutcome(
+        cell=cell.id, status="timeout", reason=why, run=None, ended="", duration_s=0.0, exit_code=None
+    )
+    return RanCell(Entry(path / cell.id, None, cell, outcome, path), outcome, 0.0, cut=True)
 
 
 def begun(path: Path, plan: SweepPlan) -> SweepPlan:

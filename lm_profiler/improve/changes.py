@@ -164,10 +164,24 @@ def _workers(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
     if name is None:
         return
     now = s.option(name)  # None of the loader's option: as the data has it
+    most = hardware.cores / _core_of_a_worker(s)
     for count in (1, 2, 4, 8):
         if count > (now or 0):
-            why = "" if count <= hardware.cores else f"there are {hardware.cores} cores for them"
+            why = "" if count <= most else f"there are {hardware.cores} cores for them"
             yield _one({name: str(count)}, "num_workers", s.phases_s("data"), _BY_WORKERS), why
+
+
+def _core_of_a_worker(s: FirstSetting) -> float:
+    """How much of a core one who makes batches needs at most, by the first run; the whole of it where that is unknown.
+
+    Over the time in which the loop waited for batches, its processes had so much CPU time, all else that they did
+    included. What they wait for, files say, needs no core.
+    """
+    use, data_s, step_s = s.record.contention, s.phases_s("data"), s.phases_s("step")
+    if use is None or use.waited_s is None or not data_s or not step_s:
+        return 1.0
+    makers = max(1, (s.record.loader.workers or 0) if s.record.loader is not None else 0)
+    return min(1.0, max((use.had_s + use.waited_s) / (makers * use.wall_s * data_s / step_s), 1e-3))
 
 
 def _pinned(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from statistics import fmean
 
 from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
-from lm_profiler.record.run import NumericsFacts
+from lm_profiler.record.run import NumericsFacts, RunRecord
 
 LOSS_TOLERANCE = 0.01
 """Of the mean loss of the first steps. Random numbers that are drawn in another order (dropout) stay below it; what is
@@ -15,6 +16,13 @@ wrong by a factor does not."""
 GRADIENT_TOLERANCE = 0.05
 """Of the gradients' distance from float32's. Mixed bfloat16 of a Transformer keeps within 2 %; a product that loses
 half of its bits is beyond it."""
+
+OWN_LOSS_TOLERANCE, OWN_NORM_TOLERANCE = 1e-5, 1e-4
+"""Of each of the first steps' losses and gradient norms, with an option that is not known: float32 sums taken in
+another order stay below them. Another activation, no dropout, or fewer bits do not, whose mean loss may well be within
+``LOSS_TOLERANCE``: at its start every model of a vocabulary has the same."""
+
+_THE_MODEL = {"parameters": "parameters", "trainable_parameters": "parameters that are trained", "bytes": "bytes"}
 
 
 def distances(a: NumericsFacts | None, b: NumericsFacts | None) -> tuple[float | None, float | None]:
@@ -62,3 +70,54 @@ def judge(
             return False, f"{what} off by {by}; {tolerance:.0%} is tolerated"
     unknown = [what for what, off, _ in told if off is None]
     return (None, f"{' and '.join(unknown)} unknown") if unknown else (True, None)
+
+
+def trains_the_same(a: RunRecord, b: RunRecord, same_batches: bool = True) -> tuple[bool | None, str | None]:
+    """Whether b's training is a's but for the order of float32 sums, None where that is unknown; and why not.
+
+    It is what an option must leave as it was of which nobody has said what it changes. Of other batches, where they are
+    allowed, only the model can be compared.
+    """
+    why = next(_unlike(a, b), None)
+    if why is not None:
+        return False, f"{why}; --accept_numerics takes it"
+    if a.model is None or b.model is None or a.numerics is None or b.numerics is None:
+        return None, "what the option changes is unknown"
+    if not same_batches:
+        return True, None
+    one, two = a.numerics, b.numerics
+    for what, without, with_it, tolerance in (
+        ("loss", one.losses, two.losses, OWN_LOSS_TOLERANCE),
+        ("norm of the gradients", one.gradient_norms, two.gradient_norms, OWN_NORM_TOLERANCE),
+    ):
+        off = _furthest(without, with_it)
+        if off is None:
+            return None, f"{what} of the first steps unknown"
+        if not off <= tolerance:
+            by = f"{off * 100:.2g} %" if off < inf else "more than can be told"
+            return False, (
+                f"{what} of a step off by {by}: of an option that is not known {tolerance * 100:g} % is tolerated; "
+                "--accept_numerics takes it"
+            )
+    return True, None
+
+
+def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
+    """What shows that another model is trained, or in another way."""
+    if a.model is None or b.model is None:
+        return
+    if a.model.optimizers != b.model.optimizers:
+        yield f"another optimizer: {', '.join(b.model.optimizers)}"
+    for name, what in _THE_MODEL.items():
+        without, with_it = getattr(a.model, name), getattr(b.model, name)
+        if without != with_it:
+            yield f"another model: {with_it:,} {what} instead of {without:,}"
+
+
+def _furthest(a: list[float | None], b: list[float | None]) -> float | None:
+    """The largest distance of b's from a's, as a share; None where they cannot be compared step by step."""
+    if not a or len(a) != len(b) or None in a:
+        return None
+    return max(
+        inf if y is None else 0.0 if x == y else abs(y - x) / abs(x) if x else inf for x, y in zip(a, b, strict=True)
+    )

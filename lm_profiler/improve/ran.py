@@ -1,60 +1,94 @@
-"""What the search is told of a run: the seconds of its step, what it took, its peak, and why it has none."""
+"""What a cell's run says of its setting: how long its step is, what it needs, and why it says nothing."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from statistics import fmean
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.improve.trials import Ran
-from lm_profiler.improve.cells import NoSteps, RanCell
+from lm_profiler.analysis.steps.made_ahead import lasting_step_s
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.step_files import read_rows
+from lm_profiler.record.sweep import CellOutcome
 
-_PREFETCH = 2
-"""Batches that each worker of a DataLoader makes ahead, if not told otherwise."""
+
+class NoSteps(Exception):
+    """A run that did not end well; the message says why in a few words."""
+
+
+@dataclass(frozen=True)
+class RanCell:
+    """A cell that has run.
+
+    Attributes:
+        entry: Its run, and what is known of it.
+        outcome: How it ended.
+        took_s: From its start to its end, all its tries together; 0 for what was asked for before.
+        cut: Whether the budget's end was its end.
+    """
+
+    entry: Entry
+    outcome: CellOutcome
+    took_s: float
+    cut: bool = False
+
+    @property
+    def record(self) -> RunRecord:
+        """Of a run that ended well.
+
+        Raises:
+            NoSteps: it did not.
+        """
+        if self.outcome.status != "ok" or self.entry.record is None:
+            raise NoSteps(f"{self.outcome.status}: {self.outcome.reason or 'no reason given'}")
+        return self.entry.record
 
 
 def ran(done: RanCell, first: RunRecord | None) -> Ran:
     """How a run went, its seconds scaled to the samples or tokens of the ``first`` setting's step.
 
-    The mean step counts: batches of several workers come in bursts, of whose steps a median tells no rate. Steps whose
-    batches workers had made ahead, while the first step was slow, do not.
+    The mean step counts: batches of several workers come in bursts, of whose steps a median tells no rate. Where steps
+    lived on batches that workers had made before, it is what a step takes in the long run.
     """
     failed = refused = None
     seconds = peak = None
     try:
         record = done.record
-        step = _mean_step_s(done.entry, record)
-        if step is None:
-            raise NoSteps("too few measured steps: raise --stages.measure_steps")
-        seconds = step * _scale(record, first or record)
+        seconds = _step_s(done.entry, record) * _scale(record, first or record)
         peak = peak_bytes(record)
     except NoSteps as error:
         why = str(error)
         failed, refused = (None, why.removeprefix("refused: ")) if done.outcome.status == "refused" else (why, None)
-    return Ran(seconds, done.took_s, failed, refused, peak)
+    return Ran(seconds, done.took_s, failed, refused, peak, done.cut)
 
 
-def _mean_step_s(entry: Entry, record: RunRecord) -> float | None:
-    """Of the measured steps, but for those that lived on what workers had made ahead; a quarter of them at least."""
-    mean = record.time["step"].mean if record.time else None
-    workers = entry.option("loader.num_workers")
-    workers = entry.option("data.num_workers") if workers is None else workers
-    batches = entry.option("trainer.accumulate_grad_batches")
-    if mean is None or not isinstance(workers, int) or workers < 1:
-        return mean
-    prefetch = entry.option("data.prefetch_factor")
-    ahead = workers * (prefetch if isinstance(prefetch, int) else _PREFETCH)
-    last = 1 + math.ceil(ahead / (batches if isinstance(batches, int) else 1))
+def _step_s(entry: Entry, record: RunRecord) -> float:
+    """The mean of its steps, or what they take in the long run.
+
+    Raises:
+        NoSteps: there are too few of them.
+    """
+    step = record.time.get("step")
+    if step is None or step.mean is None:
+        raise NoSteps("too few measured steps: raise --stages.measure_steps")
+    loader = record.loader
+    if loader is None or not loader.used_up:
+        return step.mean
     try:
-        rows = [row for row in read_rows(entry.folder).of_stages("measure").timed if row.rank == 0]
-    except RecordError:
-        return mean
-    free = min(sum(row.step <= last for row in rows), len(rows) * 3 // 4)
-    return fmean(row.time("step") for row in rows[free:]) if free else mean
+        steps = [row.time("step") for row in read_rows(entry.folder).of_stages("measure").timed if row.rank == 0]
+    except RecordError as error:
+        raise NoSteps(str(error)) from None
+    batches = 1 if record.model is None else record.model.accumulate_grad_batches
+    lasting_s = lasting_step_s(fmean(steps), len(steps), batches, loader)
+    if lasting_s is None:
+        raise NoSteps(
+            f"{loader.used_up} of the {len(steps) * batches} batches that were measured had been made ahead by "
+            f"{loader.workers} workers, which leaves too few: raise --stages.measure_steps"
+        )
+    return lasting_s
 
 
 def _scale(record: RunRecord, first: RunRecord) -> float:

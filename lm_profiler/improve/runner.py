@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 from lm_profiler.improve.cells import Interrupted
 from lm_profiler.improve.display import ImproveDisplay
@@ -11,15 +12,15 @@ from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.schedule import Schedule, own_compile_cache
 from lm_profiler.sweep.server import CellServer
 
+_LOOK_S = 0.5
+"""Between two looks whether somebody has interrupted."""
+
 
 class Runner:
     """Runs one cell at a time, for as long as nobody interrupts.
 
     Cells of one setting share what they compile: no first step is compared here, and compiling takes minutes.
     """
-
-    timeout_s: float | None = None
-    """How long a cell may run."""
 
     def __init__(self, folder: SweepFolder, server: CellServer, display: ImproveDisplay) -> None:
         self._folder, self._server, self._display = folder, server, display
@@ -35,7 +36,7 @@ class Runner:
         """Leave nothing of what was compiled."""
         shutil.rmtree(self._caches, ignore_errors=True)
 
-    def __call__(self, cell: Cell) -> None:
+    def __call__(self, cell: Cell, limit_s: float) -> None:
         if self.interrupted:
             raise Interrupted
         setting = self._caches / cell.id.rpartition(",")[0]
@@ -44,7 +45,7 @@ class Runner:
             [cell],
             self._server,
             self._display,
-            timeout_s=self.timeout_s,
+            timeout_s=round(limit_s, 1),
             environment=own_compile_cache(setting),
         )
         self._schedule.run()
@@ -53,6 +54,15 @@ class Runner:
             shutil.rmtree(setting, ignore_errors=True)
         if self.interrupted:
             raise Interrupted
+
+    def pause(self, seconds: float) -> None:
+        """Until memory that others hold may be free again."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0.0:
+            if self.interrupted:
+                raise Interrupted
+            time.sleep(min(left_s, _LOOK_S))
+            self._display.tick()
 
     def interrupt(self) -> None:
         """Let the cell end, and begin no other."""

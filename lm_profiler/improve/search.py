@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps
-from lm_profiler.improve.numerics import distances, judge
-from lm_profiler.improve.ran import other_step, ran
+from lm_profiler.improve.cells import Cells, Interrupted
+from lm_profiler.improve.changes import OF_ONES_OWN
+from lm_profiler.improve.numerics import distances, judge, trains_the_same
+from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
 from lm_profiler.record.run import RunRecord
@@ -44,6 +45,7 @@ def search(
         while True:
             state = asked.search
             write("unfinished")
+            cells.left_s = account.request.budget_s - account.look_s - state.spent_s
             asked = asking.send(_answer(cells, asked, first, account.request.global_batch))
     except StopIteration as done:
         state = done.value
@@ -55,12 +57,21 @@ def search(
 def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) -> Ran | Checked:
     if not isinstance(asked, Check):
         return ran(cells.time(asked.options, asked.number), first)
-    sides = [cells.check(options) for options in (asked.a_options, asked.b_options)]
+    sides = list[RanCell]()
+    for options in (asked.a_options, asked.b_options):
+        sides.append(cells.check(options))
+        cells.left_s -= sides[-1].took_s
     took_s = sum(side.took_s for side in sides)
+    if any(side.cut for side in sides):
+        return Checked(None, took_s, why="the budget ended before its numbers were known")
     try:
         a, b = (side.record for side in sides)
     except NoSteps as error:
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
     loss, gradients = distances(a.numerics, b.numerics)
-    within, why = judge(loss, gradients, asked.candidate.may_change, other_step(a, b), global_batch == "free")
+    other = other_step(a, b)
+    within, why = judge(loss, gradients, asked.candidate.may_change, other, global_batch == "free")
+    if asked.candidate.may_change == OF_ONES_OWN and within is not False:
+        within, unlike = trains_the_same(a, b, other is None)
+        why = unlike or why
     return Checked(within, took_s, loss, gradients, why)

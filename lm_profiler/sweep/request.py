@@ -141,5 +141,6 @@ def check_folder_name(name: str, log_dir: str) -> None:
     Raises:
         UsageError: it would not.
     """
-    if Path(name).is_absolute() or ".." in Path(name).parts:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
         raise UsageError(f"name: expected the name of a folder below {log_dir}, given {name!r}")

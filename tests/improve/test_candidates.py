@@ -10,7 +10,7 @@ import pytest
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
 from lm_profiler.improve.changes import Hardware
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import ModelFacts, TimeSummary
+from lm_profiler.record.run import Contention, LoaderFacts, ModelFacts, TimeSummary
 from tests.support.made_runs import made_record
 from tests.support.made_waterfall import made_waterfall
 
@@ -93,6 +93,30 @@ def test_what_the_machine_lacks_is_refused_with_a_reason() -> None:
         "data.pin_memory=true": "batches are not copied to a device",
     }
     assert not {each.candidate.name for each in refused} & {one.name for one in tried}
+
+
+@pytest.mark.parametrize(
+    "had_s,waited_s,workers,most",
+    [
+        (2.0, 0.0, 0, 4),  # half a core, over the four seconds in which the loop waited
+        (0.9, 0.1, 0, 8),  # files are waited for
+        (7.9, 0.1, 2, 2),  # two workers that compute
+        (1.8, 0.2, 2, 8),
+        (1.0, None, 0, 2),  # how long they waited for a core is not known
+    ],
+)
+def test_workers_that_wait_need_no_core_each(had_s: float, waited_s: float | None, workers: int, most: int) -> None:
+    use = Contention(
+        wall_s=10.0, cpus=2, had_s=had_s, waited_s=waited_s, others_s=0.0, stolen_s=0.0, throttled_s=None,
+        pressure=None, involuntary_switches=0, not_had=0.0,
+    )  # fmt: skip
+    means = {"step": 0.1, "data": 0.04}
+    time = {name: TimeSummary(n=20, mean=means.get(name, 0.0)) for name in made_record().time}
+    loader = LoaderFacts(workers=workers, ahead=2 * workers, ready_before=0, ready_after=0)
+    record = made_record(config=OURS, contention=use, loader=loader).model_copy(update={"time": time})
+    tried, _ = candidates(Entry(Path("run"), record), CPU, False)
+    counts = [int(one.options["data.num_workers"]) for one in tried if "data.num_workers" in one.options]
+    assert max(counts) == most
 
 
 def test_the_global_batch_is_changed_only_where_that_is_asked_for() -> None:

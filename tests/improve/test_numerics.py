@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
-from lm_profiler.improve.numerics import distances, judge
-from lm_profiler.record.run import NumericsFacts
+from lm_profiler.improve.numerics import distances, judge, trains_the_same
+from lm_profiler.record.run import ModelFacts, NumericsFacts, RunRecord
+from tests.support.made_runs import made_record
 
 
 def facts(losses: list[float | None], gradient_error: float | None = 0.0) -> NumericsFacts:
@@ -67,3 +69,46 @@ def test_a_step_of_other_tokens_is_judged_as_another_batch(free_batch: bool, gra
 
 def test_nothing_is_known_of_a_run_without_an_audit() -> None:
     assert distances(None, facts([1.0])) == (None, None)
+
+
+MODEL = ModelFacts(
+    class_path="mine.Module", parameters=100, parameters_without_embedding=90, trainable_parameters=100, bytes=400,
+    precision="32-true", optimizers=["AdamW"], accumulate_grad_batches=1,
+)  # fmt: skip
+
+
+def trained(
+    norms: list[float | None] | None = None, losses: list[float | None] | None = None, **model: Any
+) -> RunRecord:
+    numbers = facts([2.0, 1.5] if losses is None else losses)
+    numbers = numbers.model_copy(update={"gradient_norms": [1.0, 0.9] if norms is None else norms})
+    return made_record(numerics=numbers, model=MODEL.model_copy(update=model))
+
+
+@pytest.mark.parametrize(
+    "b,within,why",
+    [
+        (trained(), True, None),
+        (trained(losses=[2.0 * (1 + 9e-6), 1.5]), True, None),
+        (trained(losses=[2.0, 1.5 * (1 + 2e-5)]), False, "loss of a step off by 0.002 %"),
+        (trained(norms=[1.0, 0.9 * 1.001]), False, "norm of the gradients of a step off by 0.1 %"),
+        (trained(parameters=64), False, "another model: 64 parameters instead of 100"),
+        (trained(trainable_parameters=90), False, "another model: 90 parameters that are trained instead of 100"),
+        (trained(bytes=200), False, "another model: 200 bytes instead of 400"),
+        (trained(optimizers=["SGD"]), False, "another optimizer: SGD"),
+        (trained(losses=[2.0, None]), False, "loss of a step off by more than can be told"),
+        (trained(losses=[2.0]), None, "loss of the first steps unknown"),
+        (trained(norms=[]), None, "norm of the gradients of the first steps unknown"),
+        (made_record(), None, "what the option changes is unknown"),
+    ],
+)
+def test_an_option_that_is_not_known_must_train_the_same(b: RunRecord, within: bool | None, why: str | None) -> None:
+    told, said = trains_the_same(trained(), b)
+    assert told is within
+    assert (said or "").startswith(why or "")
+    assert (said is None) == (why is None)
+
+
+def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:
+    assert trains_the_same(trained(), trained(losses=[9.0, 9.0]), same_batches=False) == (True, None)
+    assert trains_the_same(trained(), trained(parameters=64), same_batches=False)[0] is False

@@ -1,4 +1,4 @@
-"""Which of a run's steps are counted."""
+"""What a step is told to take."""
 
 from __future__ import annotations
 
@@ -7,30 +7,42 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.improve.cells import RanCell
-from lm_profiler.improve.ran import ran
+from lm_profiler.improve.ran import RanCell, ran
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.run import LoaderFacts, ModelFacts
 from lm_profiler.record.steps import write_steps
 from lm_profiler.record.sweep import CellOutcome
 from tests.support.made_runs import made_record, made_rows
 
+OK = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
+MODEL = ModelFacts(
+    class_path="mine.Module", parameters=1, parameters_without_embedding=None, trainable_parameters=1, bytes=4,
+    precision="32-true", optimizers=[], accumulate_grad_batches=2,
+)  # fmt: skip
+
 
 @pytest.mark.parametrize(
-    "workers,counted_from",
+    "before,after,seconds",
     [
-        (0, 6),  # the first that is measured
-        (2, 6),  # what is made ahead ends in the warm-up
-        (4, 10),
-        (8, 18),
-        (40, 21),  # a quarter of them at least
+        (0, 0, 0.01),
+        (3, 8, 0.01),  # the queue grows: the loop is the slower one
+        (None, None, 0.01),
+        (8, 0, 0.01 * 40 / 34),  # of the 20 steps' 40 batches 32 were made meanwhile, and four were begun
+        (34, 0, 0.01 * 40 / 8),
+        (35, 0, None),
     ],
 )
-def test_steps_whose_batches_were_made_ahead_do_not_count(tmp_path: Path, workers: int, counted_from: int) -> None:
-    record = made_record({"data.num_workers": str(workers)})
-    rows = [replace(row, seconds=(*row.seconds[:-1], float(row.step))) for row in made_rows() if row.seconds]
-    write_steps(tmp_path / "steps.csv", rows)
-    step = record.time["step"].model_copy(update={"mean": sum(range(6, 26)) / 20})
+def test_steps_that_lived_on_batches_made_before_count_as_long_as_their_workers_take(
+    tmp_path: Path, before: int | None, after: int | None, seconds: float | None
+) -> None:
+    write_steps(tmp_path / "steps.csv", [replace(row, seconds=(*[0.0] * 8, 0.01)) for row in made_rows()])
+    record = made_record(model=MODEL, loader=LoaderFacts(workers=4, ahead=8, ready_before=before, ready_after=after))
+    step = record.time["step"].model_copy(update={"mean": 0.01})
     record = record.model_copy(update={"time": {**record.time, "step": step}})
-    outcome = CellOutcome(cell="it", status="ok", reason=None, run="it", ended="", duration_s=1.0, exit_code=0)
-    told = ran(RanCell(Entry(tmp_path, record), outcome, 1.0), record)
-    assert told.seconds == pytest.approx((counted_from + 25) / 2)
+    told = ran(RanCell(Entry(tmp_path, record), OK, 1.0), record)
+    assert told.seconds == (None if seconds is None else pytest.approx(seconds))
+    if seconds is None:
+        assert told.failed == (
+            "35 of the 40 batches that were measured had been made ahead by 4 workers, which leaves too few: "
+            "raise --stages.measure_steps"
+        )

@@ -36,12 +36,14 @@ SHARE = 4
 """Pairs that a comparison may have, however many wait: two say little of what saves 10 %."""
 
 LAST_PAIRS = 6
-"""Of runs that compare the final setting with the first anew: a fifth of the budget's pairs, where that is fewer."""
+"""Of runs that compare the final setting with the first anew. A fifth of the budget's pairs is kept for them, where
+that is fewer, and one more: numbers are checked, and runs take longer than they did."""
 
 _SETTLED = ("NUMERICS", "FAILED")
 """Of these another setting would hardly change anything."""
 
 _UNLIKELY = "more pairs would hardly show it to be faster"
+_ENDED = "the budget ended it"
 
 
 def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool = False) -> Improving:
@@ -49,7 +51,8 @@ def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: b
 
     The largest ceiling goes first, unknown ones after the known. What wins is kept, and the rest is tried on top of it.
     Where budget is left, comparisons that did not decide go on, and what was tried on an earlier setting is tried on
-    the latest. The budget is of seconds that runs and checks took; a run under way is not cut.
+    the latest. The budget is of seconds that runs and checks took: no pair is begun that would not end in time, by the
+    runs so far, and a run that was cut decides nothing.
     """
     return _Searcher(candidates, budget_s, accept_numerics).search()
 
@@ -63,18 +66,19 @@ class _Searcher:
         self.candidates = len(candidates)
         self.kept: dict[str, Candidate] = {}
         self.runs: dict[frozenset[tuple[str, str]], list[Ran]] = {}
-        self.last_pairs = 0
+        self.kept_s = 0.0
 
     def search(self) -> Improving:
         first = yield from self.run({})
         self.now = replace(self.now, first=first)
         if first.seconds is None:
-            return replace(self.now, ended="failed")
-        self.last_pairs = max(FEWEST_PAIRS, min(LAST_PAIRS, self.room() // 5))
+            return replace(self.now, ended="budget" if first.cut else "failed")
+        self.kept_s = (1 + max(FEWEST_PAIRS, min(LAST_PAIRS, self.room() // 5))) * self.pair_s()
         while (turn := self.next()) and (self.room() >= FEWEST_PAIRS or self.clear(turn)):
             yield from self.try_(turn)
-        if self.now.accepted:
-            yield from self.compare(Compared(None, {}, self.now.options), self.last_pairs)
+        last = Compared(None, {}, self.now.options)
+        if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
+            yield from self.compare(last, min(LAST_PAIRS, pairs))
         return replace(self.now, ended="budget" if turn else "done")
 
     def next(self) -> Compared | None:
@@ -143,6 +147,10 @@ class _Searcher:
         if compared.pairs:
             compared = self.judged(compared, most)
         while compared.verdict is None:
+            if not self.has_time_for(compared):
+                compared = replace(compared, verdict="UNDECIDED", why=_ENDED)
+                self.tell(compared)
+                break
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
                 ran = yield from self.run(compared.b_options if side == "b" else compared.a_options)
                 a, b = (compared.a, (*compared.b, ran)) if side == "b" else ((*compared.a, ran), compared.b)
@@ -176,17 +184,40 @@ class _Searcher:
         else:
             self.now = replace(self.now, tried=(*self.now.tried[:-1], compared))
 
+    @property
+    def left_s(self) -> float:
+        return self.budget_s - self.now.spent_s
+
     def room(self) -> int:
-        """Pairs that the budget has room for beside the last, if they take as long as the runs so far."""
-        took = [ran.took_s for runs in self.runs.values() for ran in runs if ran.refused is None]
-        left = (self.budget_s - self.now.spent_s) * len(took) / max(2.0 * sum(took), 1e-9)
-        return max(0, int(left) - self.last_pairs)
+        """Pairs that the budget has room for beside those that are kept, if they take as long as the runs so far."""
+        return max(0, int((self.left_s - self.kept_s) / self.pair_s()))
+
+    def has_time_for(self, compared: Compared) -> bool:
+        """Whether one pair more would end in time, and leave what the last comparison needs."""
+        pair_s = self.pair_s(compared)
+        kept_s = 0.0 if compared.candidate is None else max(self.kept_s, FEWEST_PAIRS * pair_s)
+        return self.left_s >= kept_s + pair_s
+
+    def pair_s(self, compared: Compared | None = None) -> float:
+        """What a pair takes, by the runs of the two settings so far, else by all."""
+        usual_s = _usual_s([ran for runs in self.runs.values() for ran in runs])
+        sides = () if compared is None else (compared.a_options, compared.b_options)
+        each_s = [_usual_s(self.runs.get(frozenset(options.items()), ())) or usual_s for options in sides]
+        return max(sum(each_s) or 2.0 * usual_s, 1e-9)
+
+
+def _usual_s(runs: Sequence[Ran]) -> float:
+    """What a run that ended well took; 0 where none did."""
+    took = [ran.took_s for ran in runs if ran.seconds is not None]
+    return sum(took) / len(took) if took else 0.0
 
 
 def judged(compared: Compared, error: float, most: int, spread: float) -> Compared:
     """With its interval and, once that decides or there is no more to be had, its verdict."""
     for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
         if runs and runs[-1].seconds is None:
+            if runs[-1].cut:
+                return replace(compared, verdict="UNDECIDED", why=_ENDED)
             refused = runs[-1].refused
             verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
             why = f"{side}{refused or runs[-1].failed or 'has no measured step'}"

@@ -40,6 +40,7 @@ class Ran:
         failed: In a few words, why it did not end well.
         refused: In a few words, why it was not begun: what the hardware lacks, or what would not fit.
         memory_bytes: Its peak.
+        cut: Whether the budget's end was its end: that says nothing of the setting.
     """
 
     seconds: float | None
@@ -47,6 +48,7 @@ class Ran:
     failed: str | None = None
     refused: str | None = None
     memory_bytes: int | None = None
+    cut: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
+from lm_profiler.improve.calls import look_cell, timed_cell
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
-from lm_profiler.improve.cells import Cells, Interrupted, NoSteps, RanCell, begun, look_cell, plan_of, timed_cell
+from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
 from lm_profiler.improve.changes import WITHOUT_CLIPPING
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
+from lm_profiler.improve.ran import NoSteps, RanCell
 from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.improve.runner import Runner
 from lm_profiler.improve.search import search
@@ -47,8 +49,14 @@ for example:
   lm_profiler improve --config small_bf16
   lm_profiler improve --config demo --try.data.num_workers 0,2 --budget 2m"""
 
-_PATIENCE = 5.0
-"""How many times as long as the first setting's own run, traces and all, a cell may take at least."""
+_AHEAD = (
+    "how many batches are made ahead is not known, for the loader is not one DataLoader of torch: "
+    "a gain may be of batches that were made before the measured steps"
+)
+_NO_TIME = "the first setting's own run did not end within the budget, and nothing can be said without it"
+_PATIENCE, _SHARE = 2.0, 4
+"""A run may take so many times as long as the first setting's own, traces and all, or that part of the budget, which is
+more. One that hangs shall not take all of it, and of one that takes longer two pairs would not end in time."""
 
 
 def run(request: ImproveRequest) -> int:
@@ -82,14 +90,15 @@ def _plan(request: ImproveRequest) -> tuple[SweepPlan, list[str]]:
 def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> int:
     display = ImproveDisplay(folder.path, request.budget_s)
     with CellServer(SERVER, folder.lock) as server, Runner(folder, server, display) as runner:
-        cells = Cells(folder, call, runner)
+        cells = Cells(folder, call, runner, runner.pause)
         check_calls(server, [cell for cell in _written(request, call) if not is_done(folder.path, cell)])
         if folder.is_new:
             folder.begin()
         with display.shown(), interrupting(runner.interrupt):
+            cells.left_s = request.budget_s
             try:
                 look = cells.look()
-                runner.timeout_s = max(request.budget_s, _PATIENCE * look.took_s)
+                cells.longest_s = max(request.budget_s / _SHARE, _PATIENCE * look.took_s)
                 record = _improved(request, cells, look, display)
             except Interrupted:  # in the first setting's own run
                 say("interrupted; run the same command again to go on")
@@ -115,11 +124,14 @@ def _improved(request: ImproveRequest, cells: Cells, look: RanCell, display: Imp
         if look.outcome.exit_code == WRONG_CALL and look.outcome.status == "failed":
             cells.folder.forget()
             raise UsageError(str(error).removeprefix(f"failed: exit code {WRONG_CALL}: ")) from None
-        record = replace(account, notes=[str(error)]).record(Improvement(), "failed", cells.count)
+        notes = [_NO_TIME if look.cut else str(error)]
+        record = replace(account, notes=notes).record(Improvement(), "budget" if look.cut else "failed", cells.count)
         record.write(cells.folder.path / IMPROVE_FILE)
         return record
+    cells.first = first
     tried, refused = _changes(request, look, first)
     notes = [f"in the first setting's own run, {line}" for line in contention_lines(first.contention)]
+    notes += [_AHEAD] * (first.loader is None or first.loader.used_up is None)
     return search(cells, tried, replace(account, refused=refused, notes=notes), first, display.tell)
 
 

@@ -55,6 +55,14 @@ _STEPS = (
     ),
 )
 
+_LOADER = figures_of(
+    "loader",
+    ("workers", "workers of the loader", "count", "processes that make batches", "loader_workers"),
+    ("ahead", "batches made ahead at most", "count", "by its workers, before one is taken", "loader_ahead"),
+    ("ready_before", "batches ready at first", "count", "made and not taken where the measured steps began"),
+    ("ready_after", "batches ready at last", "count", "made and not taken where the measured steps ended"),
+)
+
 _STEADINESS = figures_of(
     "steadiness",
     ("known_to", "median known to", "%", "half the 95 % interval of the median step, over it"),
@@ -156,6 +164,9 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("gradient_error", "error of the gradients", "error", _ERROR),
     ),
     "numerics.losses": (figure("", "loss", "loss", "mean loss of each of the first steps", "numerics_losses"),),
+    "numerics.gradient_norms": (
+        figure("", "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms"),
+    ),
     "slack.places": slack.PLACE_ROW,
     "slack.savings": slack.SAVING_ROW,
     "waterfall.terms": waterfall.TERM_ROW,
@@ -189,7 +200,7 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,
         "Other, by its owner": _OWNERS,
-        "Steps": _STEPS,
+        "Steps": (*_STEPS, *_LOADER),
         "Steadiness": _STEADINESS,
         "Ranks": ranks.RANKS,
         "Own work and waiting by phase": ranks.RANKS_BY_PHASE,

@@ -6,6 +6,7 @@ May use pydantic. Never ``quantities``, which say how these are shown, and never
 from lm_profiler.record.reading import RecordError
 from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict
 from lm_profiler.record.run.floors import Floor
+from lm_profiler.record.run.loader import LoaderFacts
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.owners import LIGHTNING, OURS, OtherByOwner, OwnedTime
@@ -23,7 +24,7 @@ from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterf
 
 __all__ = [
     "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "ClockAlignment", "Contention",
-    "Contributor", "Environment", "Failure", "FindingKind", "Floor", "FlopRate", "Flops", "GpuSharing",
+    "Contributor", "Environment", "Failure", "FindingKind", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
     "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
     "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
     "PlannedMemory", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError",

@@ -70,6 +70,7 @@ class NumericsFacts(Part):
     there is nothing to compare. ``output_error`` is of the first floating-point tensor, of one dimension or more, that
     the last module to do so returned in the forward pass: the logits of a language model. ``losses`` are of the first
     steps of training, each the mean over its batches (None: not finite); empty where none were asked for.
+    ``gradient_norms`` are of the same steps, over all gradients that an optimizer gets, before they are clipped.
     """
 
     loss: float | None
@@ -78,6 +79,7 @@ class NumericsFacts(Part):
     gradient_error: float | None
     kinds: list[NumericsKind]
     losses: list[float | None] = Field(default_factory=list)
+    gradient_norms: list[float | None] = Field(default_factory=list)
 
 
 Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 from lm_profiler.record.parts import MEANINGS
 from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
 from lm_profiler.record.run.floors import Floor
+from lm_profiler.record.run.loader import LoaderFacts
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
 from lm_profiler.record.run.owners import OtherByOwner
@@ -62,6 +63,8 @@ class RunRecord(Part):
     """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
     rank_step_s: list[float] = Field(default_factory=list)
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
+    loader: LoaderFacts | None = None
+    """None of another verb than fit."""
     planned: PlannedMemory | None = None
     """None where nothing was planned: ``--check_memory=false``, or a Trainer of one's own."""
     memory: MemoryFacts | None = None

@@ -18,14 +18,14 @@ _LISTS_OF = {
     "Steps": ("odd_steps", "step_counters"),
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
-    "Numerics": ("numerics.kinds", "numerics.losses"),
+    "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": ("rank_step_s", "ranks.by_rank"),
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = _LISTS_OF["Steps"]
 _SPARSE = (*_STEPS, "ranks.by_rank")
 """Of these no column stands where no row has anything."""
-_NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1)}
+_NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
 """Lists of bare figures: what each is of, and the number of the first."""
 _TERMS = "Terms of the waterfall"  # stands in its own table
 _TIMES = ("Time of a step", "Time on the host's clock", "Spread of the steps", "Shares of the typical step")

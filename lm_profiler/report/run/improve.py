@@ -120,8 +120,8 @@ def numerics_text(of: Numerics) -> str:
     """How far off loss and gradients are, and whether that is beyond the tolerance."""
     known = {what: share for what, share in (("loss", of.loss), ("gradients", of.gradients)) if share is not None}
     off = ", ".join(f"{what} {_share(share)}" for what, share in known.items() if share)
-    word = {True: "", False: "too much: ", None: "unknown" + ": " * bool(off)}[of.within]
-    return word + (off or "nothing" * bool(known))
+    word = {True: "", False: "too much", None: "unknown"}[of.within]
+    return ": ".join(filter(None, (word, off))) or "nothing" * bool(known)
 
 
 def _share(share: float) -> str:

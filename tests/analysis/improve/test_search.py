@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -150,6 +151,29 @@ def test_a_first_setting_that_does_not_run_ends_the_search() -> None:
     end = searched(values("a=1"), lambda asked: Ran(None, 3.0, failed="it raised"))
 
     assert (end.ended, end.tried, end.spent_s) == ("failed", (), 3.0)
+
+
+def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_setting_nothing_either() -> None:
+    whole = program({"a=1": 0.5})
+
+    def answer(asked: Question) -> Ran | Checked:
+        return Ran(None, 30.0, failed="timeout", cut=True) if getattr(asked, "options", None) else whole(asked)
+
+    end = searched(values("a=1", "b=1"), answer, 150.0)
+    assert [(one.verdict, one.why) for one in end.tried] == [("UNDECIDED", "the budget ended it")] * len(end.tried)
+    assert searched(values("a=1"), lambda asked: Ran(None, 30.0, cut=True)).ended == "budget"
+
+
+def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
+    answers = program({"slow=1": 0.95}, noise=0.05)
+
+    def answer(asked: Question) -> Ran | Checked:
+        ran = answers(asked)
+        return replace(ran, took_s=90.0) if isinstance(ran, Ran) and asked.options else ran  # type: ignore[union-attr]
+
+    end = searched(values("slow=1"), answer, 500.0)
+    assert [(one.verdict, one.why, one.pairs) for one in end.tried] == [("UNDECIDED", "the budget ended it", 2)]
+    assert end.spent_s <= 500.0
 
 
 @pytest.mark.parametrize(
