@@ -17,7 +17,7 @@ from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
-from lm_profiler.record.quantities import bytes_text
+from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError
 
@@ -133,7 +133,7 @@ def _forks(trainer: Trainer) -> bool:
 def _reason(planned: Planned, available: int) -> str:
     causes = planned.causes.get(planned.phase)
     known = {} if causes is None else causes.model_dump()
-    parts = [f"{cause.replace('_', ' ')} {bytes_text(count)}" for cause, count in known.items() if count]
+    parts = [f"{CAUSES[cause]} {bytes_text(count)}" for cause, count in known.items() if count]
     needed, of = planned.certain, f" at the peak, in {planned.phase}"
     return (
         f"memory: expected at most the {bytes_text(available)} that are free, given {bytes_text(needed)}"

@@ -127,16 +127,13 @@ class ImproveRecord(Part):
     @property
     def way(self) -> list[WayPoint]:
         """The step before the first accepted change, and after each; empty where nothing was accepted."""
-        accepted = [of for of in self.tried if of.accepted and of.a_s is not None and of.b_s is not None]
-        points = [WayPoint("first setting", of.a_s) for of in accepted[:1] if of.a_s is not None]
-        return points + [_after(of) for of in accepted]
-
-
-def _after(of: Tried) -> WayPoint:
-    assert of.a_s is not None
-    assert of.b_s is not None
-    low_s, high_s = (None if saved is None else of.a_s - saved for saved in (of.high_s, of.low_s))
-    return WayPoint(of.name, of.b_s, low_s, high_s)
+        points: list[WayPoint] = []
+        for of in self.tried:
+            if of.accepted and of.a_s is not None and of.b_s is not None:
+                low_s, high_s = (None if saved is None else of.a_s - saved for saved in (of.high_s, of.low_s))
+                points += [] if points else [WayPoint("first setting", of.a_s)]
+                points.append(WayPoint(of.name, of.b_s, low_s, high_s))
+        return points
 
 
 def read_improve(folder: Path) -> ImproveRecord:

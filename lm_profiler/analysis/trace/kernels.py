@@ -57,10 +57,7 @@ def kernel_table(packed: Packed) -> KernelTable:
     Raises:
         ValueError: there is no whole step in it.
     """
-    if not packed.steps:
-        raise ValueError("the trace has no whole step")
-    begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
-    return (_of_device if packed.has_device else _of_operators)(packed, begin, end)
+    return (_of_device if packed.has_device else _of_operators)(packed, *packed.window())
 
 
 def _of_device(packed: Packed, begin: int, end: int) -> KernelTable:

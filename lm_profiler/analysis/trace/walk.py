@@ -87,6 +87,16 @@ class Packed:
     def has_device(self) -> bool:
         return len(self._device[0]) > 0
 
+    def window(self) -> tuple[int, int]:
+        """From where the first step begins to where the last one ends.
+
+        Raises:
+            ValueError: there is no whole step.
+        """
+        if not self.steps:
+            raise ValueError("the trace has no whole step")
+        return self.steps[0].start, max(step.end for step in self.steps)
+
     def device(self) -> Iterator[tuple[int, int, int, int]]:
         """Start, length, name's number and correlation of all that ran on the device, by start."""
         columns = [np.asarray(column) for column in self._device]

@@ -39,9 +39,7 @@ def traced_of(packed: Packed) -> Traced:
     Raises:
         ValueError: there is no whole step in the trace.
     """
-    if not packed.steps:
-        raise ValueError("the trace has no whole step")
-    begin, end = packed.steps[0].start, max(step.end for step in packed.steps)
+    begin, end = packed.window()
     launches = launches_of(packed)
     pieces = list(pieces_of(packed, launches, begin, end))
     if packed.has_device:

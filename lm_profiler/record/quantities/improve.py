@@ -37,43 +37,36 @@ def _interval(tried: Tried) -> tuple[float, float] | None:
     return None if tried.low_s is None or tried.high_s is None else (tried.low_s, tried.high_s)
 
 
-_NAME = figure("name", "change", "text", "what the call gets more")
-_WITH = figure("b_s", "step with", "ms", f"with the change: {_MEAN}")
-_SAVED = replace(figure("saved_s", "saved", "ms", "the difference, with the interval that decided"), interval=_interval)
-_AT_MOST = figure("ceiling_s", "at most", "ms", "the most that it could save, as the first run tells it")
-_PAIRS = figure("pairs", "pairs", "count", "of processes that were compared")
-_MEMORY_WITH = figure("b_bytes", "memory with", "bytes", f"peak with the change: {_PEAK}")
-_VERDICT = figure("verdict", "verdict", "text", "how the comparison ended, and whether the change was kept")
+_SAVED = figure("saved_s", "saved", "ms", "the difference, with the interval that decided")
 
 _TRIED = (
-    _NAME,
+    figure("name", "change", "text", "what the call gets more"),
     figure("a_s", "step without", "ms", f"without the change: {_MEAN}"),
-    _WITH,
-    _SAVED,
+    figure("b_s", "step with", "ms", f"with the change: {_MEAN}"),
+    replace(_SAVED, interval=_interval),
     figure("low_s", "saved, low", "ms", _END),
     figure("high_s", "saved, high", "ms", _END),
-    _AT_MOST,
-    _PAIRS,
+    figure("ceiling_s", "at most", "ms", "the most that it could save, as the first run tells it"),
+    figure("pairs", "pairs", "count", "of processes that were compared"),
     figure("a_bytes", "memory without", "bytes", f"peak without the change: {_PEAK}"),
-    _MEMORY_WITH,
+    figure("b_bytes", "memory with", "bytes", f"peak with the change: {_PEAK}"),
     figure("numerics.loss", "loss off by", "error", _LOSS, "loss_off"),
     figure("numerics.gradients", "gradients off by", "error", _GRADIENTS, "gradients_off"),
-    _VERDICT,
+    figure("verdict", "verdict", "text", "how the comparison ended, and whether the change was kept"),
     figure("may_change", "may change", "text", "what of the results it may change"),
     figure("why", "why", "text", "of a verdict that does not say it alone"),
 )
+_NAMED = {of.name: of for of in _TRIED}
 
 IMPROVE: dict[str, tuple[Quantity, ...]] = {"": _SEARCH, "tried": _TRIED}
 """By where ``improve.json`` has them, as ``LISTS`` are of ``run.json``; first what it has once."""
 
 TRIED_COLUMNS = (
-    _NAME,
-    replace(_WITH, title="step", meaning=f"without → with the change: {_MEAN}"),
-    _SAVED,
-    _AT_MOST,
-    _PAIRS,
-    replace(_MEMORY_WITH, title="memory", meaning=f"peak without → with the change: {_PEAK}"),
+    _NAMED["name"],
+    replace(_NAMED["b_s"], title="step", meaning=f"without → with the change: {_MEAN}"),
+    *(_NAMED[name] for name in ("saved_s", "ceiling_s", "pairs")),
+    replace(_NAMED["b_bytes"], title="memory", meaning=f"peak without → with the change: {_PEAK}"),
     figure("numerics", "numbers off by", "text", _NUMERICS),
-    _VERDICT,
+    _NAMED["verdict"],
 )
 """Of the table of changes, where what is without a change stands beside what is with it."""

@@ -54,7 +54,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
-    return [*lines, "without workspaces of libraries, the driver's context and gaps between blocks"]
+    return [*lines, "not counted: workspaces of libraries, the driver's context, gaps between blocks"]
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
