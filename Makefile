@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # which every process would compile anew what it imports. A file for another Python, of which there are some, is no fault.
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
-LOWEST_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python --resolution lowest-direct
+UV_INSTALL = $(PIP_INSTALL) uv && $(BIN)/uv pip install --quiet --python $(BIN)/python
 DEV_INSTALL ?= $(PIP_INSTALL)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
@@ -19,7 +19,8 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test setup lint format type imports docs unit test-python test-lowest test-browser wheel bench gpu
+.PHONY: help demo test setup lint format type imports docs unit test-python
+.PHONY: test-lowest test-newest test-browser wheel bench gpu
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -61,7 +62,11 @@ test-python:  ## pytest under another Python, in an environment of its own (PYTH
 
 # An old release may warn of what is newer than itself, so a warning is no error there.
 test-lowest:  ## pytest with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
-	$(MAKE) unit VENV=.venv-lowest DEV_INSTALL='$$(LOWEST_INSTALL)' PYTEST_ARGS='-W default --disable-warnings $(PYTEST_ARGS)'
+	$(MAKE) unit VENV=.venv-lowest DEV_INSTALL='$$(UV_INSTALL) --resolution lowest-direct' \
+	  PYTEST_ARGS='-W default --disable-warnings $(PYTEST_ARGS)'
+
+test-newest:  ## pytest with the newest versions that pyproject.toml allows
+	$(MAKE) unit VENV=.venv-newest DEV_INSTALL='$$(UV_INSTALL)'
 
 CHROMIUM = command -v chromium || command -v chromium-browser
 

@@ -113,8 +113,8 @@ class RanksWatch:
             )
         if arrivals.clock_was_set:
             return "this machine's clock was set while steps were measured"
-        if arrivals.room == 0:
-            return "torch's flight recorder is off; leave TORCH_FR_BUFFER_SIZE unset"
+        if arrivals.room == 0 or arrivals.last < 0:  # no entry at all, not even of DDP's first broadcast
+            return "torch's flight recorder is empty; where it is off, TORCH_FR_BUFFER_SIZE=2000 switches it on"
         if not arrivals.at_ns or arrivals.at_ns[-1] < self._marks[0].host_ns[0]:
             return "torch's flight recorder has no collective of the measured steps"
         return None

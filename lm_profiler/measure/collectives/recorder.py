@@ -1,6 +1,7 @@
 """Torch's flight recorder: a ring in which torch notes every collective call of this process, when it is made.
 
 It is on unless ``TORCH_FR_BUFFER_SIZE`` is 0, on every backend, and costs the same whether anybody reads it or not.
+In torch 2.10 it is on only where that is set, before the first collective.
 Its instants are of the wall clock.
 """
 
