@@ -23,16 +23,16 @@ class Refused:
     why: str
 
 
-def candidates(folder_entry: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
-    """The changes that the run of ``folder_entry`` leaves open, and those of them that cannot work here.
+def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[Candidate], list[Refused]]:
+    """The changes that the run of ``look`` leaves open, and those of them that cannot work here.
 
     Args:
-        folder_entry: The first setting's run, as it was configured, with its trace.
+        look: The first setting's run, as it was configured, with its trace.
         hardware: What it runs on.
         free_batch: Whether a step's samples may change.
     """
-    assert folder_entry.record is not None
-    setting = FirstSetting(folder_entry, folder_entry.record)
+    assert look.record is not None
+    setting = FirstSetting(look, look.record)
     bound_by = setting.record.verdict and setting.record.verdict.bound_by
     first = ADVISED.get(bound_by or "", ())
     tried, refused = [], []
@@ -53,15 +53,12 @@ def asked_for(
     What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there, and of another
     value of the same option what that may change.
     """
-    alike_of = {option: one for one in known for option in one.options}
+    alike = {name: (one.group, one.may_change) for one in known for name in one.options}
     wished = []
-    for name, texts in values.items():
-        for text in texts:
-            if _same(option(name), text):
-                continue
+    for name, text in ((name, text) for name, texts in values.items() for text in texts):
+        if not _same(option(name), text):
             same = next((one for one in known if one.options == {name: text}), None)
-            alike = alike_of.get(name)
-            group, may_change = (alike.group, alike.may_change) if alike else (name, OF_ONES_OWN)
+            group, may_change = alike.get(name, (name, OF_ONES_OWN))
             wished.append(same or Candidate(f"{name}={text}", {name: text}, group, may_change=may_change))
     return wished
 
@@ -73,11 +70,7 @@ def _same(value: Any, text: str) -> bool:
 
 def worth_it(known: Sequence[Candidate], step_s: float | None, margin: float) -> tuple[list[Candidate], list[Refused]]:
     """Those that could save more than ``margin`` of the step, and those that could not."""
-    tried, refused = [], []
-    for one in known:
-        least_s = None if step_s is None else margin * step_s
-        if one.ceiling_s is None or least_s is None or one.ceiling_s >= least_s:
-            tried.append(one)
-        else:
-            refused.append(Refused(one, f"less than {margin:.0%} of the step could be saved"))
-    return tried, refused
+    least_s = margin * (step_s or 0.0)
+    small = [one for one in known if one.ceiling_s is not None and one.ceiling_s < least_s]
+    why = f"less than {margin:.0%} of the step could be saved"
+    return [one for one in known if one not in small], [Refused(one, why) for one in small]
