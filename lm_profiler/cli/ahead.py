@@ -52,7 +52,7 @@ def plan_ahead(cli: ProfilerCLI) -> Meeting | None:
     """
     if not cli.checks_memory:
         return None
-    meeting = None if isinstance(cli.trainer.strategy, _SHARDED) else Meeting.of(cli.trainer)
+    meeting = _meeting(cli)
     if cli.trainer.global_rank > 0:
         if meeting is not None and meeting.is_refused():
             raise SystemExit(WRONG_CALL)
@@ -65,6 +65,23 @@ def plan_ahead(cli: ProfilerCLI) -> Meeting | None:
     if refusal is not None:
         raise UsageError(str(refusal))
     return meeting
+
+
+def call_off(cli: ProfilerCLI) -> None:
+    """On rank 0, where it alone finds the call wrong (a folder that it cannot make): the others end too."""
+    trainer = getattr(cli, "trainer", None)
+    if trainer is not None and trainer.global_rank == 0 and cli.attempt.folder is None:
+        meeting = _meeting(cli)
+        if meeting is not None:
+            meeting.open()
+            meeting.tell(is_refused=True)
+
+
+def _meeting(cli: ProfilerCLI) -> Meeting | None:
+    """Where all ranks hear whether the run is refused; None where nobody waits for that."""
+    if not cli.checks_memory or isinstance(cli.trainer.strategy, _SHARDED):
+        return None
+    return Meeting.of(cli.trainer)
 
 
 def _refused(cli: ProfilerCLI) -> Refusal | None:

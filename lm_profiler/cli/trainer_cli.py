@@ -73,7 +73,7 @@ class ProfilerCLI(OptionsCLI):
         Raises:
             UsageError: the options do not go together, or do not fit this machine.
         """
-        self.trainer = self._build_trainer()
+        self._build_trainer()
 
     @property
     def checks_memory(self) -> bool:
@@ -101,7 +101,7 @@ class ProfilerCLI(OptionsCLI):
         self._get(self.config_init, "torch").apply(self.model)
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
 
-    def _build_trainer(self) -> Trainer:
+    def _build_trainer(self) -> None:
         given = vars(self._get(self.config, "trainer"))
         check_trainer_options(given, self.verb)
         try:
@@ -114,8 +114,8 @@ class ProfilerCLI(OptionsCLI):
             if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
                 raise
             raise trainer_error(error, given) from error
+        self.trainer = trainer
         self._begin(trainer)
-        return trainer
 
     def _begin(self, trainer: Trainer) -> None:
         """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""

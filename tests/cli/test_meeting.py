@@ -16,6 +16,7 @@ from warm import end, start
 
 from benchmarks.free_port import free_port
 from lm_profiler.cli import meeting as module
+from lm_profiler.cli.main import main
 from lm_profiler.cli.meeting import Meeting, Unheard
 from lm_profiler.record.run import read_run
 
@@ -99,6 +100,22 @@ def test_nobody_waits_for_a_first_rank_that_is_gone_or_never_came(tmp_path: Path
     os.close(kept)
 
 
+def test_where_the_first_cannot_make_its_folder_the_others_end_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    pod = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": 0, "NODE_RANK": 0}
+    for name, value in pod.items():
+        monkeypatch.setenv(name, str(value))
+    (tmp_path / "file").touch()
+    options = ["--trainer.accelerator=cpu", "--trainer.strategy=ddp", "--trainer.num_nodes=2"]
+    with ThreadPoolExecutor() as threads:
+        heard = threads.submit(meet(1, port).is_refused)
+        assert main(["fit", "--config=demo", f"--log_dir={tmp_path}/file", *options]) == 2
+        assert heard.result()
+    assert "log_dir: expected a folder" in capsys.readouterr().err
+
+
 def test_ranks_started_from_outside_all_end_with_a_refusal_that_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +128,8 @@ def test_ranks_started_from_outside_all_end_with_a_refusal_that_is_told_once(
     for rank in (0, 1):
         own = {**shared, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": 1}
         environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
-        options = ["--trainer.strategy=ddp", "--trainer.devices=2"]
+        # Of float64 nothing narrower is tried, which would take a second.
+        options = ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.precision=64-true"]
         program = ["-m", "lm_profiler", *call, *options]
         ranks.append(start(*program, out=tmp_path / f"said{rank}", environment=environment))
     assert [end(rank) for rank in ranks] == [2, 2]

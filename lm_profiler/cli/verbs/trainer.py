@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.cli.ahead import look_back, plan_ahead
+from lm_profiler.cli.ahead import call_off, look_back, plan_ahead
 from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.keeper import Keeper, kept
@@ -55,6 +55,7 @@ def run(call: Call) -> int:
                 code = cli.attempt.failed(error)
                 try_or_note("what would have fitted", partial(look_back, cli), [])
                 return code
+            call_off(cli)
             cli.attempt.discard()
             if local_rank() > 0:  # the process that started this one says it
                 return WRONG_CALL
