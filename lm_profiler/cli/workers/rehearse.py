@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from inspect import getfile
 from traceback import walk_tb
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.largest import largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes
-from lm_profiler.callbacks.silent import SilentLogger
 from lm_profiler.cli.asked import Asked, NoAnswer, Unfit
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
+from lm_profiler.cli.checks import check_together
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.cli.workers.stand_in import as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.fake.unknown import DependsOnValues
@@ -36,15 +34,6 @@ from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
 from lm_profiler.record.precision import full_name
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
-
-KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
-"""What of the Trainer's options a step on one device depends on, beside its precision."""
-
-_BATCHES = 2
-"""Of a step, at most: to those that follow gradients are nothing new, as they are to the second."""
-
-_AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
-"""Lightning refuses float16 on the CPU, for its scaler of gradients."""
 
 _NO_DATA = "its data is not allocated yet"
 """What torch says where a kernel looks for values by itself."""
@@ -57,39 +46,6 @@ _FOR_STEPS = 0.05
 
 _NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeStrategy, Call, os)), "<frozen ")  # noqa: PTH120
 """Where an error may come up without being made there: our fake tensors and loop, Python's own modules."""
-
-
-def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
-    """One that does of what the user's does what a step on one device depends on.
-
-    Raises:
-        UsageError: the options do not go together.
-    """
-    given = vars(cli.config[cli.verb].trainer)
-    check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
-    precision = str(given["precision"] or "32-true")
-    kept = {name: given[name] for name in KEPT if given[name] is not None}
-    kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
-    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    try:
-        return Trainer(
-            accelerator="cpu",
-            strategy=FakeStrategy(world),
-            precision=_AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
-            max_epochs=given["max_epochs"],
-            max_steps=given["max_steps"],
-            logger=False if given["logger"] is False else SilentLogger(),
-            limit_val_batches=0 if cli.verb == "fit" else None,
-            **dict.fromkeys(off, False),  # type: ignore[arg-type]
-            **kept,
-        )
-    except OPTION_ERRORS as error:
-        raise trainer_error(error, given) from error
-
-
-def _accumulated(cli: ProfilerCLI) -> int:
-    """Batches of a step."""
-    return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
 
 
 @dataclass
@@ -157,20 +113,19 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: floa
         raise UsageError("data: expected batches for two steps, given fewer")
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
     compiled = bool(getattr(model, "compile_model", False)) or is_compiled_in(model)
-    work, given = step.work, full_name(cli.config[cli.verb].trainer.precision)
-    narrow, times = "float16" if given in _AS_WIDE else None, max(_accumulated(cli) / _BATCHES, 1.0)
+    given = full_name(cli.config[cli.verb].trainer.precision)
     return Planned(
-        step.peaks,
-        step.causes,
-        strategy.samples,
-        context,
-        search.largest,
-        compiled,
-        {phase: _as_asked(phase, of, narrow, times, gpu or compiled) for phase, of in work.by_phase.items()},
-        work.float32,
-        {name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
-        step.held,
-        facts.model_copy(update={"precision": given, "compiled": compiled}),
+        peaks=step.peaks,
+        causes=step.causes,
+        batch=strategy.samples,
+        context=context,
+        largest=search.largest,
+        compiled=compiled,
+        work=as_asked(cli, step.work.by_phase, gpu or compiled),
+        float32=step.work.float32,
+        settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
+        held=step.held,
+        model=facts.model_copy(update={"precision": given, "compiled": compiled}),
         largest_unknown=None if search.largest is not None else unknown,
         steps=[step.peak for step in rehearsal.seen],
     )
@@ -183,20 +138,6 @@ def _setting(cli: ProfilerCLI, name: str) -> Any:
         return None
     said = cli.config[cli.verb].get(part) or {}
     return (said.get("init_args") or said).get(option)
-
-
-def _as_asked(phase: str, work: Work, narrow: str | None, times: float, kept_otherwise: bool) -> Work:
-    """``work`` of the run in the place of that of its rehearsal, of whose batches it has so many ``times`` as many.
-
-    ``kept_otherwise``: what is kept for backward is the choice of a compiler, or of kernels that are not the CPU's.
-    """
-    of_batches = phase in ("forward", "backward")
-    if of_batches and work.flops is not None:
-        named = {"bfloat16": narrow or "bfloat16"}
-        work = replace(work, flops={named.get(dtype, dtype): round(n * times) for dtype, n in work.flops.items()})
-    if of_batches and work.bytes is not None:
-        work = replace(work, bytes=None if kept_otherwise else round(work.bytes * times))
-    return work
 
 
 @dataclass(frozen=True)
