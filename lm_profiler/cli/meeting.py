@@ -35,7 +35,7 @@ _REFUSED, _GRANTED = b"refused", b"granted"
 
 
 class Unheard(RuntimeError):
-    """Rank 0 has ended, or did not come, before it said whether the run fits; torch's own words would not tell why."""
+    """Rank 0 has ended, or did not come, before it said whether the run fits."""
 
 
 @dataclass(eq=False)
@@ -97,10 +97,10 @@ class Meeting:
         Raises:
             Unheard: it said nothing.
         """
-        until = time.monotonic() + self.limit_s
+        until, where = time.monotonic() + self.limit_s, f"{self.host}:{self.port}"
         while not self._is_open():
             if time.monotonic() > until:
-                raise Unheard(f"rank 0 did not come to {self.host}:{self.port} in {self.limit_s:g} s")
+                raise Unheard(f"rank 0 did not come to {where} in {self.limit_s:g} s")
             time.sleep(_LOOK_S)
         try:
             self._store = self._joined(opens=False)
@@ -109,8 +109,8 @@ class Meeting:
                     return self._heard()
                 time.sleep(_LOOK_S)
         except RuntimeError as error:
-            raise Unheard("rank 0 has ended before it said whether the run fits") from error
-        raise Unheard(f"rank 0 did not say in {self.limit_s:g} s whether the run fits")
+            raise Unheard(f"rank 0 is not at {where}, where it was to say whether the run fits") from error
+        raise Unheard(f"rank 0 at {where} did not say in {self.limit_s:g} s whether the run fits")
 
     def _heard(self) -> bool:
         is_refused = bool(self._store.get("word") == _REFUSED)

@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_first_rank_that_is_gone_or_never_came(tmp_path: Path
             time.sleep(0.01)
         assert first.pid is not None
         os.kill(first.pid, signal.SIGKILL)
-        with pytest.raises(Unheard, match="rank 0 has ended"):
+        with pytest.raises(Unheard, match="rank 0 is not at"):
             heard.result()
     end(first)
     os.close(kept)
