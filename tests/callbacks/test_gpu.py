@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import WhatIfOptions
+from lm_profiler.cli.spawned import leave_group
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
@@ -124,10 +125,13 @@ def test_fsdp(tmp_path: Path) -> None:
     if not torch.distributed.is_nccl_available():
         pytest.skip("needs NCCL")
     profiler = instruments(1, 3, memory=1, trace=1)
-    trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
+    try:
+        trainer_with([profiler], tmp_path, accelerator="gpu", strategy="fsdp").fit(BoringModel())
+    finally:
+        leave_group()  # which Lightning keeps until the process ends
     record = read_run(profiler.folder)
     assert record.status == "ok"
-    assert record.steps == {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}
+    assert record.steps == {"warmup": 1, "measure": 3, "actions": 0, "memory": 1, "trace": 2}
     for phase in ("forward", "backward", "optimizer"):
         minimum = record.time[phase].min
         assert minimum is not None

@@ -183,7 +183,7 @@ def test_an_unknown_distribution_lists_the_known_ones() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:You have overridden `transfer_batch_to_device` in `LightningModule`:UserWarning")
 def test_batches_are_pinned_on_cuda(make_trainer: Callable[..., Trainer], tiny: dict[str, Any]) -> None:
     pinned = []
 

@@ -221,7 +221,6 @@ def test_dtype_without_a_product_gives_none() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_cuda_is_timed_by_its_events(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(self: object) -> None:
