@@ -20,17 +20,17 @@ class Part:
         return self.limit_s if other_s is None or self.number == 0 else other_s
 
 
-MACHINE = Part(0, "machine", 15, "What is measured on?")
+MACHINE = Part(0, "machine", 30, "What is measured on?")
 PARTS = (
     MACHINE,
     Part(1, "tests", 60, "Do the tests pass that need a CUDA device?"),
     Part(2, "main_job", 50, "What does the main job show: xl under bf16-mixed, with its trace and its kernels?"),
     Part(3, "overhead", 35, "What do the instruments cost, with an event at every mark? Aim: 0.3 % of small's step"),
     Part(4, "known_answers", 25, "Are phases right where kernels of known length run? Aim: 1 % or 20 µs"),
-    Part(5, "mfu", 65, "What share of the peak do the sizes reach, in which precision, compiled or not?"),
-    Part(6, "rivals", 25, "How fast is our model beside Hugging Face's Llama and code like nanoGPT's?"),
+    Part(5, "mfu", 60, "What share of the peak do the sizes reach, in which precision, compiled or not?"),
+    Part(6, "rivals", 20, "How fast is our model beside Hugging Face's Llama and code like nanoGPT's?"),
     Part(7, "memory", 45, "Is planned memory what is measured? How much of the step is explained?"),
-    Part(8, "attention", 30, "What does attention alone take, by length, width and kind?"),
+    Part(8, "attention", 25, "What does attention alone take, by length, width and kind?"),
     Part(9, "equal_runs", 35, "How far do equal runs differ, and is any of them called faster?"),
     Part(10, "faults", 45, "What is left of a run that runs out of memory, fails an assertion, is killed, or refused?"),
     Part(11, "ranks", 30, "Do two processes on one GPU (DDP) and sharded weights (FSDP) give a whole record?"),
