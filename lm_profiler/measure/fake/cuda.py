@@ -46,6 +46,20 @@ class KernelsOfCuda(TorchFunctionMode):
         return func(*args, **kwargs) if kernel is None else kernel(func, *args, **kwargs)
 
 
+def recompute_alike() -> None:
+    """Have what is recomputed in a backward pass meet the same kernels: torch leaves the mode for that pass.
+
+    For a process of its own: code of torch is replaced in it.
+    """
+    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with KernelsOfCuda():
+            return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = backward  # type: ignore[attr-defined]
+
+
 def _float32(value: Any) -> Any:
     low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
     return value.float() if low else value

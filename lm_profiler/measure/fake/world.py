@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_map
 
-from lm_profiler.measure.fake.cuda import KernelsOfCuda
+from lm_profiler.measure.fake.cuda import KernelsOfCuda, recompute_alike
 from lm_profiler.measure.fake.known import MOST, KnownValues, answer_with_unknown
 from lm_profiler.measure.fake.live import LiveBytes, LiveCpuBytes
 
@@ -54,7 +54,8 @@ class FakeWorld:
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """What a module holds is counted; what its weights are worth is unknown once it trains."""
         self.mode.forget(weights)
-        gc.collect()  # what was read from a file lies in a cycle
+        self.mode.cache_clear()  # it holds what was read from a file
+        gc.collect()
         self.live.see([*weights, *buffers])
 
     def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:
@@ -114,6 +115,7 @@ def prepare(gpu: bool) -> None:
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer["_foreach_supported_types"].append(FakeTensor)
     if gpu:
+        recompute_alike()
         devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
         optimizer["_get_foreach_kernels_supported_devices"] = lambda: devices
 

@@ -65,6 +65,7 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     precision, model = "bf16-mixed", {"attention": "math", "activation_checkpointing": True}
     planned = told(ask(["fit", *options(precision, **model)], gpu=False))
     assert isinstance(planned, Planned)
+    assert isinstance(told(ask(["fit", *options(precision, **model)], gpu=True)), Planned)  # recomputed as it was
     run = {"precision": precision, "accumulate_grad_batches": ACCUMULATED}
     real = real_peak(tmp_path, lambda: LanguageModel(**SMALL, **model), FakeTokens(BATCH, CONTEXT), **run)
     assert planned.peak == pytest.approx(real, rel=0.01)
