@@ -15,5 +15,6 @@ def test_between_nine_tenths_and_all_nobody_can_tell(has: int, known: bool | Non
 
 @pytest.mark.parametrize("has, known", [(1000, True), (899, None), (400, None), (399, False)])
 def test_a_compiled_run_may_do_with_fewer_activations(has: int, known: bool | None) -> None:
-    causes = {"forward": MemoryCauses(parameters=400, activations_and_rest=500)}
+    known_causes = {"parameters": 400, "gradients": 0, "optimizer_states": 0, "buffers": 0}
+    causes = {"forward": MemoryCauses(**known_causes, activations_and_rest=500)}
     assert fits(Planned({"forward": 900}, causes, compiled=True), has) is known
