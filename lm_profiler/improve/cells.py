@@ -27,6 +27,10 @@ PAUSES_S = (5.0, 15.0)
 """Before a run that was short of memory is tried again."""
 
 
+_SHORTEST_S = 1.0
+"""A run is not begun for less."""
+
+
 class Interrupted(Exception):
     """Somebody does not want to wait for the rest."""
 
@@ -98,7 +102,7 @@ class Cells:
 
         It took all the time since the cell before it.
         """
-        if self.left_s <= 0.0:
+        if self.left_s - self._passed_s < _SHORTEST_S:
             return _never_began(self.folder.path, cell)
         self._add(cell)
         tries_s = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -58,9 +59,10 @@ def record_outcome(folder: Path, cell: Cell, ended: Ended) -> CellOutcome:
         duration_s=ended.duration_s,
         exit_code=ended.code,
     )
-    if record is None or record.status != status:  # otherwise the run has done it
-        write_hparams(Entry(own if record is None else run, record, cell, outcome))
     outcome.write(own / OUTCOME_FILE)
+    if record is None or record.status != status:  # otherwise the run has done it
+        with suppress(OSError):  # the disk is full: what became of the cell is told
+            write_hparams(Entry(own if record is None else run, record, cell, outcome))
     return outcome
 
 

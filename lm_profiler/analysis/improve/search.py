@@ -36,8 +36,8 @@ SHARE = 4
 """Pairs that a comparison may have, however many wait: two say little of what saves 10 %."""
 
 LAST_PAIRS = 6
-"""Of runs that compare the final setting with the first anew. A fifth of the budget's pairs is kept for them, where
-that is fewer, and one more: numbers are checked, and runs take longer than they did."""
+"""Of runs that compare the final setting with the first anew. The time of one pair more is kept for them, for numbers
+are checked and runs may take longer than they did; or of a quarter of the budget's pairs, where that is fewer."""
 
 _SETTLED = ("NUMERICS", "FAILED")
 """Of these another setting would hardly change anything."""
@@ -73,13 +73,14 @@ class _Searcher:
         self.now = replace(self.now, first=first)
         if first.seconds is None:
             return replace(self.now, ended="budget" if first.cut else "failed")
-        self.kept_s = (1 + max(FEWEST_PAIRS, min(LAST_PAIRS, self.room() // 5))) * self.pair_s()
+        self.kept_s = max(FEWEST_PAIRS, min(LAST_PAIRS + 1, self.room() // 4)) * self.pair_s()
         while (turn := self.next()) and (self.room() >= FEWEST_PAIRS or self.clear(turn)):
             yield from self.try_(turn)
         last = Compared(None, {}, self.now.options)
         if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
             yield from self.compare(last, min(LAST_PAIRS, pairs))
-        return replace(self.now, ended="budget" if turn else "done")
+        unchecked = bool(self.now.accepted) and self.now.last is None
+        return replace(self.now, ended="budget" if turn or unchecked else "done")
 
     def next(self) -> Compared | None:
         """What is clear by now; else what nobody has tried; else the most promising; else what was tried before."""

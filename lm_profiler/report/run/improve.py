@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.files import from_here
@@ -31,7 +32,7 @@ def improve_table(record: ImproveRecord, folder: Path | None = None) -> Table:
     rows = [_row(of) for of in record.tried]
     below = [headline(record), *_lines(record)]
     if folder is not None and (folder / IMPROVED_CONFIG).exists():
-        below.append(f"to run it: lm_profiler fit --config {from_here(folder / IMPROVED_CONFIG)}")
+        below.append(f"to run it: lm_profiler fit --config {quote(str(from_here(folder / IMPROVED_CONFIG)))}")
     return Table(headings_of(TRIED_COLUMNS) if rows else [], rows, below=below, title=f"improve: {record.name}")
 
 

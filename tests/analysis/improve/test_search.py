@@ -164,6 +164,16 @@ def test_a_run_that_the_budget_cuts_says_nothing_of_its_change_and_of_the_first_
     assert searched(values("a=1"), lambda asked: Ran(None, 30.0, cut=True)).ended == "budget"
 
 
+def test_a_last_comparison_for_which_no_time_is_left_is_the_end_of_the_budget() -> None:
+    answers = program({"a=1": 0.3})
+
+    def answer(asked: Question) -> Ran | Checked:
+        return replace(answers(asked), took_s=70.0) if isinstance(asked, Check) else answers(asked)
+
+    end = searched(values("a=1"), answer, 120.0)
+    assert (end.options, end.last, end.ended) == ({"a": "1"}, None, "budget")
+
+
 def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
     answers = program({"slow=1": 0.95}, noise=0.05)
 
