@@ -171,17 +171,37 @@ def new_page(chromium: Browser, heard: Callable[[Page], None]) -> Iterator[Calla
         context.close()
 
 
+@pytest.fixture(scope="session")
+def kept_alone(chromium: Browser) -> Callable[[str, int], Page]:
+    """An empty window of a theme and a width; in it plotly, of the same file, is compiled once."""
+    return cache(lambda theme, width: _context(chromium, theme, width).new_page())
+
+
+@pytest.fixture(scope="session")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the page of each test stands in turn."""
+    return tmp_path_factory.mktemp("page") / "page.html"
+
+
 @pytest.fixture
-def open_page(new_page: Callable[..., Page], logdir: Path, tmp_path: Path) -> OpenTab:
-    """Writes the page of all runs below the log folder, as it is now, and opens the file."""
+def open_page(
+    kept_alone: Callable[[str, int], Page], heard: Callable[[Page], None], logdir: Path, page_file: Path
+) -> Iterator[OpenTab]:
+    """Writes the page of all runs below the log folder, as it is now, and opens the file, as if for the first time."""
+    pages: list[Page] = []
 
     def open_(theme: str = "light", width: int = 1280) -> Tab:
-        write_page(with_unfinished(collect([logdir])), tmp_path / "page.html")
-        page = new_page(theme, width)
-        page.goto((tmp_path / "page.html").as_uri())
+        write_page(with_unfinished(collect([logdir])), page_file)
+        page = kept_alone(theme, width)
+        pages.append(page)
+        heard(page)
+        page.goto(page_file.as_uri())
         return Alone(page, str(logdir))
 
-    return open_
+    yield open_
+    for page in pages:
+        page.evaluate("localStorage.clear()")
+        page.goto("about:blank")
 
 
 @pytest.fixture(params=["tab", "page"])
