@@ -61,6 +61,7 @@ CONFIG = {
     "stages": {"warmup_steps": 1, "measure_steps": 2},
     "memory": {"steps": 0},
     "trace": {"steps": 0},
+    "check_memory": False,  # a rehearsal of what waits would wait, too
 }
 
 
