@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import warnings
@@ -48,6 +49,7 @@ def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeToken
         **({"logger": False, "max_steps": 2} | options),
         **dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
     )
+    gc.collect()  # what an earlier test left would be freed amid this run, and taken off what it holds
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

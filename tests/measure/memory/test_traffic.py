@@ -73,6 +73,10 @@ class Loop:
         if self.optimizer is not None:
             self.part(CLIP, lambda: nn.utils.clip_grad_norm_(self.module.parameters(), 1.0))
             self.part(OPTIMIZER, self.optimizer.step)
+        return self.end()
+
+    def end(self) -> Loop:
+        """Of the step, and of all hooks in torch."""
         self.timeline.mark(END)
         self.reader.step_ended()
         self.levels.step_ended()
@@ -140,7 +144,7 @@ def test_of_a_sparse_gradient_nobody_knows_which_rows_an_optimizer_moves() -> No
     loop.part(FORWARD, lambda: None)
     loop.part(BACKWARD, table(torch.tensor([1, 2])).sum().backward)
     loop.part(OPTIMIZER, loop.optimizer.step)  # type: ignore[union-attr]
-    loop.reader.step_ended()
+    loop.end()
     assert loop.reader.traffic is not None
     assert loop.reader.traffic.by_phase["optimizer"] is None
 
