@@ -30,6 +30,7 @@ from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.precision import float32_matmul_precision
+from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.world import FakeWorld
 from lm_profiler.record.run import MemoryCauses, MemoryLevels
 
@@ -190,7 +191,7 @@ class Rehearsal(Callback):
         return few and (len(self.seen) < _LEAST or self.clock() < until)
 
     def _look(self) -> tuple[MemoryReader, StepFlops]:
-        forward = ForwardTraffic()
+        self.world.live.perhaps, forward = 0, ForwardTraffic()
         parties = lambda: (self._module, self._trainer.optimizers)  # noqa: E731
         reader = MemoryReader(self.world.live, self._timeline, META, parties, forward)
         reader.begin("memory")
@@ -203,6 +204,8 @@ class Rehearsal(Callback):
         reader.end("memory")
         facts = reader.facts
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
+        if not self.world.gpu and self.world.live.perhaps > _SURE * max(peaks.values()):
+            raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
         return RehearsedStep(peaks, facts["causes"], facts["levels"], self._worked(flops, facts["traffic"]))
 
     def _worked(self, flops: StepFlops, traffic: Any) -> RehearsedWork:
@@ -229,6 +232,9 @@ class Rehearsal(Callback):
     on_train_batch_end = on_validation_batch_end = _batch_ends  # type: ignore[assignment]
     on_test_batch_end = on_predict_batch_end = _batch_ends  # type: ignore[assignment]
 
+
+_SURE = 1.05
+"""By so much a peak may be off and still be told."""
 
 _DONE = object()
 

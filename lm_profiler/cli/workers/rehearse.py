@@ -28,6 +28,7 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.stand_in import as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
@@ -194,6 +195,6 @@ def _reason(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, NotStrided):
+    if isinstance(error, (NotStrided, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"

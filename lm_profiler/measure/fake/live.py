@@ -15,6 +15,12 @@ from torch.utils._pytree import tree_leaves
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.record.steps import Peaks
 
+_CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
+
+
+class Uncounted(Exception):
+    """What a step holds is not what its tensors take."""
+
 
 class LiveBytes(TorchDispatchMode):
     """Counts every storage from the operator that made it until nobody holds it; a ``Probe`` of tensors without memory.
@@ -38,6 +44,9 @@ class LiveBytes(TorchDispatchMode):
         self._block = block
         self._held: dict[int, tuple[ref[Any], int]] = {}
         self._now = self._peak = 0
+        self.perhaps = 0
+        """What may have been held amid a convolution: it copies what it is given, and what it makes, into layouts of
+        its own, padded."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -46,6 +55,9 @@ class LiveBytes(TorchDispatchMode):
             raise NotImplementedError("what the CPU's kernel of an LSTM keeps for backward, only it knows")
         made = func(*args, **(kwargs or {}))
         self.see(made)
+        if func in _CONVOLUTIONS:
+            given = sum(leaf.nbytes for leaf in tree_leaves((args, made)) if isinstance(leaf, Tensor))
+            self.perhaps = max(self.perhaps, self._now + 2 * given)
         return made
 
     def see(self, value: Any) -> None:

@@ -110,6 +110,7 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
         (rehearsed.DecidesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Recurrent, r"LSTM keeps for backward.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.Convolves, "kernels of convolutions hold amid"),
         (rehearsed.SaysCuda, r"Error: .*\bcuda\b.* \(rehearsed.py, line \d+\)"),
         (rehearsed.LacksAFile, r"FileNotFoundError: .*nowhere.ckpt.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Exits, "exit code 3"),
