@@ -18,6 +18,8 @@ _LONGEST_ID = 100
 _TIMED = {f"{name}.steps": "0" for name in ("actions", "memory", "trace", "whatif")} | {"numerics.audit": "false"}
 """Of cells that are only timed: whatever comes after the measured steps is left out."""
 _CHECKED = {**_TIMED, "memory.steps": "1", "numerics.audit": "true", "numerics.losses": "10"}
+NOT_REHEARSED = {"check_memory": "false"}
+"""Of a setting that has fitted before: to plan it again takes a fifth of a cell."""
 _LOOKED = {"numerics.audit": "true", "numerics.losses": "10"}
 
 

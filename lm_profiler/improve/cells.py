@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_profiler.improve.calls import check_cell, look_cell, setting_of, timed_cell, warm_up
+from lm_profiler.improve.calls import NOT_REHEARSED, check_cell, look_cell, setting_of, timed_cell, warm_up
 from lm_profiler.improve.ran import RanCell
 from lm_profiler.improve.shortage import MemorySeen
 from lm_profiler.record.entry import Entry
@@ -76,7 +76,10 @@ class Cells:
 
     def time(self, options: Mapping[str, str], number: int) -> RanCell:
         """A setting, timed for the ``number``-th time."""
-        return self._done(timed_cell(self.folder.path, self._call, options, number, warm_up(options, self.first)))
+        more = warm_up(options, self.first)
+        if self._memory.has_fitted(setting_of(timed_cell(self.folder.path, self._call, options, number))):
+            more |= NOT_REHEARSED
+        return self._done(timed_cell(self.folder.path, self._call, options, number, more))
 
     def _done(self, cell: Cell) -> RanCell:
         """What became of ``cell``, which is run if it has not been, and again where what was missing may be there now.

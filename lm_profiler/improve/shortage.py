@@ -27,6 +27,10 @@ class MemorySeen:
         if free is not None:
             self._most = max(free, self._most or 0)
 
+    def has_fitted(self, setting: str) -> bool:
+        """Whether a cell of ``setting`` has ended well."""
+        return setting in self._fitted
+
     def is_passing(self, setting: str, done: RanCell) -> bool:
         """Whether the same run may well fit another time.
 
@@ -34,7 +38,7 @@ class MemorySeen:
         """
         if done.outcome.status not in _SHORT:
             return False
-        if setting in self._fitted:
+        if self.has_fitted(setting):
             return True
         if not self._fitted:
             return not _is_more_than_there_is(done.entry.record)

@@ -17,7 +17,7 @@ from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import ImproveRecord, read_improve
 from lm_profiler.record.run import NumericsFacts
-from lm_profiler.record.sweep import Cell, CellOutcome
+from lm_profiler.record.sweep import Cell, CellOutcome, read_plan
 from lm_profiler.sweep.folder import SweepFolder, clear
 from tests.support.made_runs import made_record
 
@@ -171,6 +171,9 @@ def test_memory_that_is_short_for_a_moment_is_waited_for_and_one_that_stays_shor
         whole.options, [one.verdict for one in whole.tried]
     )  # fmt: skip
     assert pauses == [5.0, 15.0]
+    for cell in read_plan(path).cells:  # planned once
+        first_of_all = cell.id.endswith((",look", ",r0", ",check"))
+        assert ("--check_memory=false" in cell.arguments) is not first_of_all
     assert program.ran.count("first,r1") == 3
 
     path = tmp_path / "again" / "it"
