@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -129,7 +130,9 @@ class Tracer:
             with_stack=self.options.with_stack,
             profile_memory=self.options.profile_memory,
         )
-        tracing.start()
+        with warnings.catch_warnings():  # torch before 2.13 tells in the first cycle what is lost in a second
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+            tracing.start()
         self._undo.callback(tracing.stop)
         self._profile = tracing
         ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)
