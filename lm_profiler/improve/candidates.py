@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.improve.changes import ADVISED, KINDS, OF_ONES_OWN, OTHER_BATCH, FirstSetting, Hardware
+from lm_profiler.improve.changes import (
+    ADVISED,
+    BY_WORKERS,
+    KINDS,
+    OF_ONES_OWN,
+    OTHER_BATCH,
+    WORKERS,
+    FirstSetting,
+    Hardware,
+)
 from lm_profiler.record.entry import Entry
 
 
@@ -51,9 +60,10 @@ def asked_for(
     """A candidate for each of the ``values`` of each option, but for what the run is set to already.
 
     What is ``known`` of the same change by itself (its ceiling, what it may change) is taken from there, and of another
-    value of the same option what that may change.
+    value of the same option what that may change. Of workers that is known also where no number of them is ours to try.
     """
-    alike = {name: (one.group, one.may_change) for one in known for name in one.options}
+    alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
+    alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
         if not _same(option(name), text):

@@ -15,11 +15,12 @@ WITHOUT_CLIPPING = "training itself: gradients are not clipped"
 OF_ONES_OWN = "an option that was asked for: what else it changes is not known"
 OTHER_BATCH = "training itself: the global batch is another one"
 _PER_BATCH = "what is computed over a batch, such as batch norm"
-_BY_WORKERS = "the batches, where workers share an iterable data set"
+BY_WORKERS = "the batches, where workers share an iterable data set"
 _BFLOAT16 = "rounding: activations and products are in bfloat16"
 _FLOAT16 = "rounding: activations and products are in float16"
 _TF32 = "rounding: factors of float32 products have 11 bits"
 _ORDER = "rounding: sums are taken in another order"
+WORKERS = ("data.num_workers", "loader.num_workers")
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def _batch(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
 
 
 def _workers(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
-    name = _first_known(s, "data.num_workers", "loader.num_workers")
+    name = _first_known(s, *WORKERS)
     if name is None:
         return
     now = s.option(name)  # None of the loader's option: as the data has it
@@ -168,7 +169,7 @@ def _workers(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
     for count in (1, 2, 4, 8):
         if count > (now or 0):
             why = "" if count <= most else f"there are {hardware.cores} cores for them"
-            yield _one({name: str(count)}, "num_workers", s.phases_s("data"), _BY_WORKERS), why
+            yield _one({name: str(count)}, "num_workers", s.phases_s("data"), BY_WORKERS), why
 
 
 def _core_of_a_worker(s: FirstSetting) -> float:
@@ -186,7 +187,7 @@ def _core_of_a_worker(s: FirstSetting) -> float:
 
 def _pinned(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
     name = _first_known(s, "data.pin_memory", "loader.pin_memory")
-    if name == "loader.pin_memory" or (name and s.option(name) is False):
+    if name and (s.option(name) is False or (name == "loader.pin_memory" and s.option(name) is None)):
         why = "" if hardware.has_device else "batches are not copied to a device"
         yield _one({name: "true"}, name, s.phases_s("data", "transfer")), why
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from lm_profiler.analysis.compare.ratio import MARGIN
@@ -98,12 +100,30 @@ def _scale(record: RunRecord, first: RunRecord) -> float:
 
 
 def other_step(a: RunRecord, b: RunRecord) -> tuple[str, int, int] | None:
-    """What a step of ``b`` has more or less of than one of ``a``: samples, else tokens; and how many, a's first."""
-    for what in ("samples", "tokens"):
-        one, two = (getattr(of.throughput, f"{what}_per_step", None) for of in (a, b))
-        if one and two and abs(two - one) > MARGIN * one:  # lengths of texts may differ a little
+    """What a step of ``b`` has more or less of than one of ``a``, and how many, a's first: samples, else tokens.
+
+    Where neither can be counted in the batches, what the options say.
+    """
+    for what, one, two in list(_counted(a, b)) or [_by_options(a, b)]:
+        if abs(two - one) > MARGIN * one:  # lengths of texts may differ a little
             return what, one, two
     return None
+
+
+def _counted(a: RunRecord, b: RunRecord) -> Iterator[tuple[str, int, int]]:
+    for what in ("samples", "tokens"):
+        one, two = (getattr(run.throughput, f"{what}_per_step", None) for run in (a, b))
+        if one and two:
+            yield what, one, two
+
+
+def _by_options(a: RunRecord, b: RunRecord) -> tuple[str, int, int]:
+    """Batches of a step; where data has an option of that name, samples."""
+    one, two = (1 if run.model is None else run.model.accumulate_grad_batches for run in (a, b))
+    size, other = (Entry(Path(), run).option("data.batch_size") for run in (a, b))
+    if isinstance(size, int) and isinstance(other, int):
+        return "samples", one * size, two * other
+    return "batches", one, two
 
 
 def peak_bytes(record: RunRecord) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
-from lm_profiler.improve.changes import Hardware
+from lm_profiler.improve.changes import BY_WORKERS, OF_ONES_OWN, Hardware
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Contention, LoaderFacts, ModelFacts, TimeSummary
 from tests.support.made_runs import made_record
@@ -143,6 +143,20 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
     assert asked[0].group == asked[1].group != asked[2].group
     assert asked[0].may_change == asked[1].may_change
     assert asked[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
+
+
+def test_fewer_workers_are_no_unknown_option_where_more_are_not_tried() -> None:
+    config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
+    known, _ = candidates(entry(config), GPU, False)
+    fewer, own = asked_for({"data.num_workers": ["2"], "model.width": ["7"]}, known, entry(config).option)
+    assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
+    assert own.may_change == OF_ONES_OWN
+
+
+def test_memory_that_is_pinned_is_not_pinned_again() -> None:
+    pinned = {**OTHERS, "loader": {"num_workers": None, "pin_memory": True}}
+    assert "loader.pin_memory=true" in by_name(OTHERS, GPU)
+    assert "loader.pin_memory=true" not in by_name(pinned, GPU)
 
 
 def test_what_the_verdict_advises_goes_before_what_may_save_as_much() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.improve.ran import RanCell, ran
+from lm_profiler.improve.ran import RanCell, other_step, ran
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.run import LoaderFacts, ModelFacts
+from lm_profiler.record.run import LoaderFacts, ModelFacts, RunRecord
 from lm_profiler.record.steps import write_steps
 from lm_profiler.record.sweep import CellOutcome
 from tests.support.made_runs import made_record, made_rows
@@ -46,3 +46,28 @@ def test_steps_that_lived_on_batches_made_before_count_as_long_as_their_workers_
             "35 of the 40 batches that were measured had been made ahead by 4 workers, which leaves too few: "
             "raise --stages.measure_steps"
         )
+
+
+@pytest.mark.parametrize(
+    "size,batches,other",
+    [
+        (4, 2, None),
+        (2, 4, None),
+        (2, 2, ("samples", 8, 4)),
+        (4, 1, ("samples", 8, 4)),
+        (None, 2, None),
+        (None, 1, ("batches", 2, 1)),
+    ],
+)
+def test_where_nobody_can_count_samples_the_options_tell_of_another_batch(
+    size: int | None, batches: int, other: tuple[str, int, int] | None
+) -> None:
+    def record(size: int | None, batches: int) -> RunRecord:
+        model = MODEL.model_copy(update={"accumulate_grad_batches": batches})
+        data = {} if size is None else {"batch_size": size}
+        return made_record(model=model, throughput=None, config={"data": {"init_args": data}})
+
+    a, b = record(4 if size else None, 2), record(size, batches)
+    assert other_step(a, b) == other
+    step = ran(RanCell(Entry(Path(), b), OK, 1.0), a).seconds
+    assert step == pytest.approx(b.time["step"].mean * (other[1] / other[2] if other else 1.0))  # type: ignore[operator]

@@ -80,7 +80,8 @@ class _Searcher:
         if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
             yield from self.compare(last, min(LAST_PAIRS, pairs))
         unchecked = bool(self.now.accepted) and self.now.last is None
-        return replace(self.now, ended="budget" if turn or unchecked else "done")
+        cut = any(one.why == _ENDED for one in self.latest())
+        return replace(self.now, ended="budget" if turn or unchecked or cut else "done")
 
     def next(self) -> Compared | None:
         """What is clear by now; else what nobody has tried; else the most promising; else what was tried before."""

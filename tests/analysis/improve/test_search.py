@@ -183,6 +183,7 @@ def test_no_pair_is_begun_that_would_not_end_in_time() -> None:
 
     end = searched(values("slow=1"), answer, 500.0)
     assert [(one.verdict, one.why, one.pairs) for one in end.tried] == [("UNDECIDED", "the budget ended it", 2)]
+    assert (end.left, end.ended) == ((), "budget")
     assert end.spent_s <= 500.0
 
 
