@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from warm import run
 
+from lm_profiler.analysis.plan.capacities import capacity
+from lm_profiler.analysis.plan.floors import planned_floors
+from lm_profiler.analysis.plan.planned import Planned, room
 from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
+from lm_profiler.cli.workers.rehearse import ask, told
+from lm_profiler.report.run.plan import plan_table
+from lm_profiler.report.tables.terminal import terminal
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,6 +115,19 @@ def beginnings(output: str) -> list[str]:
     """The words with which lines of a run's end begin, as far as they are the same on every machine."""
     end = output[output.index("\ndemo:") :].splitlines()
     return [re.split(r"[\d:]| {2}", line)[0] for line in end if line]
+
+
+def test_the_plan_that_the_readme_shows_is_what_is_planned() -> None:
+    """Of the first table: the largest that fit, and the remedies, are more rehearsals of the same."""
+    blocks = (block["text"] for block in BLOCK.finditer(PAGES[0].read_text("utf-8")) if block["kind"] == "console")
+    command, *shown = next(text for text in blocks if "$ lm_profiler plan " in text).splitlines()
+    words = shlex.split(command.removeprefix("$ lm_profiler plan "))
+    device = capacity(words.pop(words.index("--device") + 1))
+    words.remove("--device")
+    planned = told(ask(["fit", *words], True, "nothing", room(device.bytes), 300.0))
+    assert isinstance(planned, Planned)
+    printed = terminal(plan_table(planned, None, device, planned_floors(planned, device.name)), io.StringIO())
+    assert [line.rstrip() for line in printed.splitlines() if line.rstrip() not in shown] == []
 
 
 def test_no_page_hides_its_commands_from_the_test() -> None:
