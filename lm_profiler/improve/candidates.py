@@ -13,6 +13,7 @@ from typing import Any
 from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.improve.changes import (
     ADVISED,
+    ATTENTION,
     BY_WORKERS,
     KINDS,
     OF_ONES_OWN,
@@ -64,6 +65,7 @@ def asked_for(
     """
     alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
     alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
+    alike[ATTENTION] = (ATTENTION, OF_ONES_OWN)  # a third kind of somebody's module may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
         if not _same(option(name), text):

@@ -20,6 +20,7 @@ _BFLOAT16 = "rounding: activations and products are in bfloat16"
 _FLOAT16 = "rounding: activations and products are in float16"
 _TF32 = "rounding: factors of float32 products have 11 bits"
 _ORDER = "rounding: sums are taken in another order"
+ATTENTION = "model.attention"
 WORKERS = ("data.num_workers", "loader.num_workers")
 
 
@@ -128,10 +129,10 @@ def _fused(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
 
 
 def _attention(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:
-    now = s.option("model.attention")
+    now = s.option(ATTENTION)
     other = {"math": "sdpa", "sdpa": "math"}.get(str(now))
     if other is not None:
-        yield _one({"model.attention": other}, "model.attention", s.phases_s("forward", "backward"), _ORDER), ""
+        yield _one({ATTENTION: other}, ATTENTION, s.phases_s("forward", "backward"), _ORDER), ""
 
 
 def _checkpointing(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:

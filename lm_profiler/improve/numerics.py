@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import inf
+from pathlib import Path
 from statistics import fmean
 
 from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
+from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import NumericsFacts, RunRecord
 
 LOSS_TOLERANCE = 0.01
@@ -104,6 +106,9 @@ def trains_the_same(a: RunRecord, b: RunRecord, same_batches: bool = True) -> tu
 
 def _unlike(a: RunRecord, b: RunRecord) -> Iterator[str]:
     """What shows that another model is trained, or in another way."""
+    clip, other = (Entry(Path(), run).option("trainer.gradient_clip_val") for run in (a, b))
+    if clip != other:  # equal steps do not show it where none of them was clipped
+        yield f"gradients are clipped at {other} instead of {clip}"
     if a.model is None or b.model is None:
         return
     if a.model.optimizers != b.model.optimizers:

@@ -148,9 +148,15 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
 def test_fewer_workers_are_no_unknown_option_where_more_are_not_tried() -> None:
     config = {**OURS, "data": {**OURS["data"], "init_args": {**OURS["data"]["init_args"], "num_workers": 8}}}
     known, _ = candidates(entry(config), GPU, False)
-    fewer, own = asked_for({"data.num_workers": ["2"], "model.width": ["7"]}, known, entry(config).option)
+    (fewer,) = asked_for({"data.num_workers": ["2"]}, known, entry(config).option)
     assert (fewer.group, fewer.may_change) == ("num_workers", BY_WORKERS)
-    assert own.may_change == OF_ONES_OWN
+
+
+def test_what_a_third_kind_of_attention_changes_is_not_known() -> None:
+    known, _ = candidates(entry(OURS), GPU, False)
+    same, other = asked_for({"model.attention": ["sdpa", "linear"]}, known, entry(OURS).option)
+    assert same in known
+    assert (other.group, other.may_change) == (same.group, OF_ONES_OWN)
 
 
 def test_memory_that_is_pinned_is_not_pinned_again() -> None:

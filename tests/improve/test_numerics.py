@@ -109,6 +109,13 @@ def test_an_option_that_is_not_known_must_train_the_same(b: RunRecord, within: b
     assert (said is None) == (why is None)
 
 
+def test_clipping_that_is_taken_away_with_an_option_that_is_not_known_is_seen() -> None:
+    clipped, free = ({"trainer": {"gradient_clip_val": value}} for value in (1.0, None))
+    a, b = (trained().model_copy(update={"config": config}) for config in (clipped, free))
+    assert trains_the_same(a, a) == (True, None)
+    assert trains_the_same(a, b) == (False, "gradients are clipped at None instead of 1.0; --accept_numerics takes it")
+
+
 def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:
     assert trains_the_same(trained(), trained(losses=[9.0, 9.0]), same_batches=False) == (True, None)
     assert trains_the_same(trained(), trained(parameters=64), same_batches=False)[0] is False
