@@ -42,3 +42,6 @@ def test_bars_go_down_with_each_change_that_was_kept(
     assert nothing.locator(".way").count() == 0
     assert tab.frame.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
     screenshot(tab, f"improve-{theme}")
+    tab.open_view("Run").wait_for()
+    high = [tab.inside.locator(part).bounding_box()["height"] for part in ("header", "nav")]
+    assert high[0] < high[1] + 10, "the bar has one line, with the run to choose in it"
