@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
@@ -63,6 +64,7 @@ def run(options: Options) -> int:
         UsageError: a wrong call.
     """
     device, gpu = _device(options)
+    sys.path.append(str(Path.cwd()))  # as fit has it: a user's own module lies there
     rehearsed = partial(_rehearsed, options.options, gpu, room(device.bytes))
     known = []
     for answer in rehearsed([((), "batch"), ((), "context")]):

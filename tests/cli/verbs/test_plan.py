@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,6 +71,16 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
     }
     assert tried["trainer.precision=bf16-mixed"][2] == "6.1"  # ms: 10^12 at 165 TFLOP/s
     assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], True, "nothing") in asked
+
+
+def test_a_module_of_the_current_folder_is_found_as_by_fit(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A script's path has not the folder in which it is called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    plan.run(plan.Options(device="A30", options=["--data.batch_size=1"]))
+    assert str(tmp_path) in sys.path
 
 
 def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
