@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import shutil
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -129,10 +128,11 @@ class Tracer:
             record_shapes=self.options.record_shapes,
             with_stack=self.options.with_stack,
             profile_memory=self.options.profile_memory,
+            acc_events=True,  # else torch before 2.13 warns of a second cycle, which there is not
         )
-        with warnings.catch_warnings():  # torch before 2.13 tells in the first cycle what is lost in a second
-            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
-            tracing.start()
+        tracing.start()
+        if tracing.profiler is not None:
+            tracing.profiler.acc_events = False  # for it torch would parse all events, which nobody reads
         self._undo.callback(tracing.stop)
         self._profile = tracing
         ranges, modules = self.part.guard(_Ranges()), ModuleRanges(self.part)

@@ -147,14 +147,22 @@ def test_the_check_can_be_left_out_and_asks_for_less_without_training(
 
 
 @pytest.mark.parametrize(
-    "module,why",
-    [(DependsOnValues, "depends on values"), (MadeOnce, "it would write 'made'"), (NeverMade, "took more than 2 s")],
+    "module,limit_s,why",
+    [
+        (DependsOnValues, 60.0, "depends on values"),
+        (MadeOnce, 60.0, "it would write 'made'"),
+        (NeverMade, 1.0, "took more than 1 s"),
+    ],
 )
 def test_what_cannot_be_planned_or_not_in_time_runs(
-    module: type[LightningModule], why: str, available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    module: type[LightningModule],
+    limit_s: float,
+    why: str,
+    available: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     available(1)
-    monkeypatch.setattr(ahead, "LIMIT_S", 2.0)
+    monkeypatch.setattr(ahead, "LIMIT_S", limit_s)
     monkeypatch.setattr(NeverMade, "__init__", _made_here_alone(os.getpid()))
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
     assert main(["fit", *options, "--trainer.accelerator=cpu"]) == 0
