@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,19 +55,28 @@ class KnownValues(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What torch makes of it, and its value."""
         kwargs = kwargs or {}
-        args, kwargs = tree_map_only(Tensor, self._with_value, (args, kwargs))
+        kind = _kind(func)
+        if kind.asks:  # two of three calls
+            return super().dispatch(func, types, args, kwargs)
+        if _has_real((*args, *kwargs.values())):
+            args, kwargs = tree_map_only(Tensor, self._with_value, (args, kwargs))
         made = super().dispatch(func, types, args, kwargs)
-        if not isinstance(func, torch._ops.OpOverload):
-            return made
-        if isinstance(made, FakeTensor) and made.constant is None and _is_made_of_numbers(func, made):
+        if (
+            kind.constructs
+            and isinstance(made, FakeTensor)
+            and made.constant is None
+            and _is_made_of_numbers(func, made)
+        ):
             with no_dispatch():
                 real = func(*args, **kwargs)
             return self.known(real)
-        if "empty" in func.name():
+        if kind.empty:
             self.forget(made)
-        elif "batch_norm" in func.name():  # its statistics change, of which most schemas say nothing
+        elif kind.normalizes:
             self.forget((args, kwargs))
-        elif not all(leaf.constant is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)):
+        elif kind.writes_lists and not all(
+            leaf.constant is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)
+        ):
             self._written(func, args, kwargs)
         return made
 
@@ -86,8 +97,46 @@ class KnownValues(FakeTensorMode):
                 self.forget(given)
 
 
+@dataclass(frozen=True)
+class _Kind:
+    """What matters here of an operator."""
+
+    asks: bool = False
+    """For a device, a size, or whatever changes and makes no value."""
+    constructs: bool = False
+    empty: bool = False
+    normalizes: bool = False
+    """And changes statistics, of which most schemas say nothing."""
+    writes_lists: bool = False
+
+
+@cache
+def _kind(func: Any) -> _Kind:
+    if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
+        return _Kind(asks=True)
+    empty, written = (
+        "empty" in func.name(),
+        [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write],
+    )
+    return _Kind(
+        constructs=_is_tensor_constructor(func) and not empty,
+        empty=empty,
+        normalizes="batch_norm" in func.name(),
+        writes_lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in written),
+    )
+
+
+def _has_real(given: Sequence[Any]) -> bool:
+    """Whether a tensor among them, or in a list among them, is not fake."""
+    for each in given:
+        kind = type(each)
+        if kind is Tensor or (kind in (list, tuple) and _has_real(each)):
+            return True
+    return False
+
+
 def _is_made_of_numbers(func: Any, made: Tensor) -> bool:
-    if not _is_tensor_constructor(func) or "empty" in func.name() or made.device.type != "cpu":
+    if made.device.type != "cpu":
         return False
     if made.numel() > MOST or made.layout is not torch.strided:
         return False
