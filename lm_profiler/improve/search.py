@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
@@ -54,6 +55,17 @@ def search(
         return write("interrupted")
 
 
+def _since_the_first(cells: Cells, b: RunRecord) -> float:
+    """How far b's loss is from the first setting's, which small distances of several winners add up to; 0 if unknown.
+
+    The first winner was held against it, so its numbers are there.
+    """
+    with suppress(NoSteps):
+        a = cells.check({}).record
+        return 0.0 if other_step(a, b) is not None else distances(a.numerics, b.numerics)[0] or 0.0
+    return 0.0
+
+
 def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) -> Ran | Checked:
     if not isinstance(asked, Check):
         return ran(cells.time(asked.options, asked.number), first)
@@ -70,6 +82,8 @@ def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) 
         return Checked(None, took_s, why=f"its numbers are unknown: {error}")
     loss, gradients = distances(a.numerics, b.numerics)
     other = other_step(a, b)
+    if asked.a_options and loss is not None:
+        loss = max(loss, _since_the_first(cells, b))
     within, why = judge(loss, gradients, asked.candidate.may_change, other, global_batch == "free")
     if asked.candidate.may_change == OF_ONES_OWN and within is not False:
         within, unlike = trains_the_same(a, b, other is None)

@@ -82,9 +82,10 @@ def _status(record: RunRecord | None, ended: Ended, output: Path) -> tuple[CellS
         return "interrupted", ended.lost
     if ended.code == -signal.SIGKILL and ended.memory_kills:
         return "oom", "killed by the OOM killer" + _where(record)
+    if ended.code == INTERRUPTED:
+        return "interrupted", _where(record).lstrip(",; ") or None
     if stopped:
-        how = "interrupted" if ended.code == INTERRUPTED else f"killed by {how_ended(ended.code)} from outside"
-        return "interrupted", how + _where(record)
+        return "interrupted", f"killed by {how_ended(ended.code)} from outside" + _where(record)
     return "failed", _last_words(output, ended.code)
 
 

@@ -43,6 +43,7 @@ class Program:
         patience: How many cells it runs before it is interrupted.
         short: How often each of these cells has not enough memory, before it has.
         slow: How long each of these takes; others take a second.
+        drift: What each option adds to the loss, as a share.
     """
 
     def __init__(
@@ -51,9 +52,10 @@ class Program:
         patience: float = math.inf,
         short: Mapping[str, int] | None = None,
         slow: Mapping[str, float] | None = None,
+        drift: float = 0.0,
     ) -> None:
         self.folder, self.patience, self.ran = folder, patience, list[str]()
-        self.short, self.slow = dict(short or {}), slow or {}
+        self.short, self.slow, self.drift = dict(short or {}), slow or {}, drift
 
     def __call__(self, cell: Cell, limit_s: float) -> None:
         if len(self.ran) >= self.patience:
@@ -77,7 +79,7 @@ class Program:
             output_error=0.0,
             gradient_error=0.2 if "model.wrong" in options else 0.01 if options else 0.0,
             kinds=[],
-            losses=[2.0, 1.5],
+            losses=[loss * (1.0 + self.drift * len(options)) for loss in (2.0, 1.5)],
         )
         record = made_record(numerics=numbers)
         step = record.time["step"].model_copy(update={"mean": 0.1 * factor})
@@ -131,6 +133,14 @@ def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_tak
 def test_what_is_off_is_taken_where_somebody_accepts_it(tmp_path: Path) -> None:
     record = improved(tmp_path / "it", Program(tmp_path / "it"), accept_numerics=True)
     assert record.options["model.wrong"] == "true"
+
+
+def test_small_distances_of_several_winners_are_added_up(tmp_path: Path) -> None:
+    """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
+    record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
+    assert record.options == {"trainer.precision": "bf16-mixed"}  # the highest ceiling goes first
+    workers = next(tried for tried in record.tried if tried.name == "workers")
+    assert (workers.verdict, workers.why) == ("NUMERICS", "loss off by 1.2%; 1% is tolerated")
 
 
 def test_another_global_batch_is_not_taken_unless_it_is_allowed(tmp_path: Path) -> None:

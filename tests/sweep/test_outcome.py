@@ -33,7 +33,7 @@ KILL, TERM, SEGV = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGSEGV
         (None, Ended(KILL, 1.0, memory_kills=1), "oom", "killed by the OOM killer; left no record"),
         (None, Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside; left no record"),
         ("ok", Ended(KILL, 1.0), "interrupted", "killed by SIGKILL from outside"),  # the record was not completed
-        ("interrupted", Ended(130, 1.0), "interrupted", "interrupted, in forward of step 3"),
+        ("interrupted", Ended(130, 1.0), "interrupted", "in forward of step 3"),
         (None, Ended(None, 1.0, lost="its job was cancelled"), "interrupted", "its job was cancelled"),
         (None, Ended(SEGV, 1.0, memory_kills=1), "failed", "killed by SIGSEGV: the last words"),
         (None, Ended(2, 1.0), "failed", "exit code 2: the last words"),

@@ -75,8 +75,13 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
         peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
     sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
     without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
-    at = f"{floors.seconds * 1e3:,.1f} ms at {', '.join(peaks)}{without}"
+    at = f"{_milliseconds(floors.seconds)} at {', '.join(peaks)}{without}"
     return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
+
+
+def _milliseconds(seconds: float) -> str:
+    """With a digit behind the point, or three figures where that would show few of them."""
+    return f"{seconds * 1e3:,.1f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3g} ms"
 
 
 def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device: Capacity) -> Table:

@@ -132,8 +132,10 @@ def failure_lines(record: RunRecord) -> list[str]:
     failure = record.failure
     if failure is None:
         return []
-    said = f": {failure.message}" if failure.message else ""
-    return [f"{record.status} in {failure.where}: {failure.type}{said}"]
+    at = f"{record.status} in {failure.where}"
+    if failure.message:
+        return [f"{at}: {failure.type}: {failure.message}"]
+    return [at if record.status == "interrupted" else f"{at}: {failure.type}"]  # KeyboardInterrupt says no more
 
 
 def _rates(record: RunRecord) -> list[str]:

@@ -291,7 +291,7 @@ def test_ctrl_c_lets_cells_write_their_records_and_says_how_to_go_on(sweep: Swee
     assert "run the same command again for them" in said
     assert sweep.none_is_left()
     (outcome,) = read_outcomes(here / "logs" / "ends").values()
-    assert (outcome.status, outcome.reason) == ("interrupted", "interrupted, in forward of step 3")
+    assert (outcome.status, outcome.reason) == ("interrupted", "in forward of step 3")
 
 
 def test_a_cluster_runs_the_same_cells_and_leaves_the_same(here: Path) -> None:

@@ -68,6 +68,7 @@ export function choose(label, choices, chosen, onchange) {
 // A long name on one line: what does not fit is left out of its middle, since names differ at their ends. The tip has it all.
 export function middle(text, { tail = 20 } = {}) {
   const whole = [...seen(text)];
+  if (whole.length <= 2 * tail) return el("span", { class: "middle", title: text }, seen(text));
   const end = el("span", { class: "tail" }, whole.slice(-tail).join(""));
   return el("span", { class: "middle", title: text }, el("span", { class: "head" }, whole.slice(0, -tail).join("")), end);
 }
