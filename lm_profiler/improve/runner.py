@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 
+from lm_profiler.improve.calls import setting_of
 from lm_profiler.improve.cells import Interrupted
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.record.sweep import Cell, read_outcome
@@ -39,7 +40,7 @@ class Runner:
     def __call__(self, cell: Cell, limit_s: float) -> None:
         if self.interrupted:
             raise Interrupted
-        setting = self._caches / cell.id.rpartition(",")[0]
+        setting = self._caches / setting_of(cell)
         self._schedule = Schedule(
             self._folder.path,
             [cell],

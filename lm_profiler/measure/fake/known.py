@@ -74,10 +74,11 @@ class KnownValues(FakeTensorMode):
             self.forget(made)
         elif kind.normalizes:
             self.forget((args, kwargs))
-        elif kind.writes_lists and not all(
+        elif kind.written_lists and not all(
             leaf.constant is not None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)
         ):
-            self._written(func, args, kwargs)
+            for at, name in kind.written_lists:  # torch forgets single tensors alone
+                self.forget(args[at] if at < len(args) else kwargs.get(name))
         return made
 
     def _with_value(self, given: Tensor) -> Tensor:
@@ -86,15 +87,6 @@ class KnownValues(FakeTensorMode):
         if plain and given.device.type == "cpu" and given.numel() <= MOST and not given.requires_grad:
             return self.known(given)
         return given
-
-    def _written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Forget lists that are written to: torch forgets single tensors alone."""
-        for at, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            given = args[at] if at < len(args) else kwargs.get(argument.name)
-            if isinstance(given, (list, tuple)):
-                self.forget(given)
 
 
 @dataclass(frozen=True)
@@ -107,22 +99,24 @@ class _Kind:
     empty: bool = False
     normalizes: bool = False
     """And changes statistics, of which most schemas say nothing."""
-    writes_lists: bool = False
+    written_lists: Sequence[tuple[int, str]] = ()
+    """Lists of tensors that it writes to: where among its arguments, and their names."""
 
 
 @cache
 def _kind(func: Any) -> _Kind:
     if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
         return _Kind(asks=True)
-    empty, written = (
-        "empty" in func.name(),
-        [a for a in func._schema.arguments if a.alias_info and a.alias_info.is_write],
-    )
+    empty = "empty" in func.name()
     return _Kind(
         constructs=_is_tensor_constructor(func) and not empty,
         empty=empty,
         normalizes="batch_norm" in func.name(),
-        writes_lists=any("[]" in str(argument.type) or "List" in str(argument.type) for argument in written),
+        written_lists=tuple(
+            (at, argument.name)
+            for at, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write and "List" in str(argument.type)
+        ),
     )
 
 

@@ -75,13 +75,13 @@ def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
         peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
     sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
     without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
-    at = f"{_milliseconds(floors.seconds)} at {', '.join(peaks)}{without}"
+    at = f"{_floor_ms(floors.seconds)} ms at {', '.join(peaks)}{without}"
     return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
 
 
-def _milliseconds(seconds: float) -> str:
+def _floor_ms(seconds: float) -> str:
     """With a digit behind the point, or three figures where that would show few of them."""
-    return f"{seconds * 1e3:,.1f} ms" if seconds >= 0.01 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
 def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device: Capacity) -> Table:
@@ -92,7 +92,7 @@ def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device:
     for remedy, planned, floors in tried:
         word = _FITS[fits(planned, device.bytes)]
         values = {"peak": planned.peak, "fits": word, "words": " ".join(remedy.words)}
-        least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
+        least = TableCell(floors.seconds, "" if floors.seconds is None else _floor_ms(floors.seconds))
         rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
     fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
     above = ["", "what would need less, each setting rehearsed by itself:"]
