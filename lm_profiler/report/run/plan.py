@@ -92,7 +92,7 @@ def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device:
     for remedy, planned, floors in tried:
         word = _FITS[fits(planned, device.bytes)]
         values = {"peak": planned.peak, "fits": word, "words": " ".join(remedy.words)}
-        least = TableCell(floors.seconds, "" if floors.seconds is None else _floor_ms(floors.seconds))
+        least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
         rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
     fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
     above = ["", "what would need less, each setting rehearsed by itself:"]
