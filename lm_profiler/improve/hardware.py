@@ -44,4 +44,8 @@ def _compiles(on_cpu: bool) -> str:
     if on_cpu:
         compilers = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
         return "" if any(map(shutil.which, filter(None, compilers))) else "there is no C++ compiler"
-    return "" if find_spec("triton") is not None else "triton is not installed"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    named = os.environ.get("CC")  # triton.runtime.build: with it, it looks for no other
+    compilers = ["gcc", "clang"] if named is None else [named]
+    return "" if any(map(shutil.which, compilers)) else "there is no C compiler, which triton needs"

@@ -54,10 +54,14 @@ _NEAR = 0.7
 
 @dataclass(frozen=True)
 class Capacity:
-    """Of the GPU whose driver calls it ``name``: bytes, of which it leaves a run some per cent less."""
+    """Of the GPU whose driver calls it ``name``: bytes, of which it leaves a run some per cent less.
+
+    ``is_free``: they are what this machine has left now, and not all that there is.
+    """
 
     name: str
     bytes: int
+    is_free: bool = False
 
 
 class UnknownDevice(ValueError):

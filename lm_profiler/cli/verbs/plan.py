@@ -151,7 +151,7 @@ def _this_machine() -> tuple[Capacity, bool]:
     free = available_bytes(device)
     if free is None:
         raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not say what it has")
-    return Capacity(device_name(device), free), device.type != "cpu"
+    return Capacity(device_name(device), free, is_free=True), device.type != "cpu"
 
 
 def _bytes(text: str) -> int:

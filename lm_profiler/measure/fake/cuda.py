@@ -7,7 +7,7 @@ Only what a step calls by these names is seen; what is called inside of a functi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 _ALWAYS = frozenset({
     "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
-    "cross_entropy", "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
+    "cumprod", "cumsum", "dist", "erfinv", "exp", "expm1", "group_norm", "hinge_embedding_loss",
     "interpolate", "kl_div", "l1_loss", "layer_norm", "linalg_matrix_norm", "linalg_vector_norm", "log", "log10",
     "log1p", "log2", "log_softmax", "margin_ranking_loss", "mse_loss", "multi_margin_loss", "multilabel_margin_loss",
     "nll_loss", "norm", "normalize", "pdist", "poisson_nll_loss", "pow", "prod", "reciprocal", "renorm", "rsqrt",
@@ -43,7 +43,9 @@ class KernelsOfCuda(TorchFunctionMode):
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_float32, (args, kwargs))
         kernel = _FUSED.get(name)
-        return func(*args, **kwargs) if kernel is None else kernel(func, *args, **kwargs)
+        if kernel is None:
+            return func(*args, **kwargs)
+        return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
 
 
 def recompute_alike() -> None:
@@ -61,7 +63,7 @@ def recompute_alike() -> None:
 
 
 def _float32(value: Any) -> Any:
-    low = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    low = isinstance(value, Tensor) and value.dtype in _LOW
     return value.float() if low else value
 
 
@@ -89,19 +91,67 @@ def _dropout(
     return torch.native_dropout(x, p, True)[0]
 
 
-def _attention(func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """CUDA's fused kernels keep the seed of what they drop. The CPU's cannot drop: the scores would be written out."""
-    if len(args) > _DROPOUT_AT:
-        args = (*args[:_DROPOUT_AT], 0.0, *args[_DROPOUT_AT + 1 :])
-    return func(*args, **{name: 0.0 if name == "dropout_p" else value for name, value in kwargs.items()})
+def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Under autocast CUDA's takes the logarithms as they come, and the losses from a copy in float32; both are kept.
+
+    ``cross_entropy_loss`` is not in autocast's list: it asks ``log_softmax`` for the dtype that it was given, and
+    ``nll_loss`` alone is.
+    """
+    if not torch.is_autocast_enabled("cpu") or x.dtype not in _LOW:
+        return func(x, target, *args, **kwargs)
+    if target.is_floating_point() or kwargs.pop("label_smoothing", 0.0):
+        return func(x.float(), target, *args, **kwargs)
+    with torch.autocast("cpu", enabled=False):
+        logs = F.log_softmax(x, 0 if x.dim() == 1 else 1)
+        return F.nll_loss(logs.float(), target, *args, **kwargs)
 
 
-_DROPOUT_AT = 4
-"""Among the arguments of scaled_dot_product_attention."""
+def _attention(
+    func: Callable[..., Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **given: Any,
+) -> Tensor:
+    """The operator that CUDA takes, as ``_select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp does: of
+    half precision cuDNN's on Hopper, which keeps what flash attention does; float32 has the memory-efficient one.
+
+    Each keeps its result, the log of a sum a row, and the seed of what it drops; they differ in the order in which the
+    result lies. Where none of them can, or may, scores are written out.
+    """
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
+    if attn_mask is not None:  # one of truths is written out as numbers
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
+    aten, cuda = torch.ops.aten, torch.backends.cuda
+    half, fused = query.dtype in _LOW, query.dim() == 4 and query.shape[-1] <= _WIDEST
+    scale, grouped, masked = given.get("scale"), given.get("enable_gqa", False), (attn_mask, True, dropout_p, is_causal)
+    if fused and half and attn_mask is None and (cuda.cudnn_sdp_enabled() or cuda.flash_sdp_enabled()):
+        made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
+    elif fused and half and cuda.cudnn_sdp_enabled():
+        made = aten._scaled_dot_product_cudnn_attention(query, key, value, *masked, False, scale=scale)
+    elif fused and query.dtype in (*_LOW, torch.float32) and not grouped and cuda.mem_efficient_sdp_enabled():
+        made = aten._scaled_dot_product_efficient_attention(query, key, value, *masked, scale=scale)
+    else:
+        made = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=grouped
+        )
+    return cast(Tensor, made[0])
+
+
+_WIDEST = 256
+"""Head that a fused kernel takes."""
+
+_LOW = (torch.bfloat16, torch.float16)
 
 _FUSED: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "dropout": _dropout,
+    "cross_entropy": _cross_entropy,
     "scaled_dot_product_attention": _attention,
 }
 """By the names of the functions that they stand in for."""

@@ -27,10 +27,6 @@ class LiveBytes(TorchDispatchMode):
 
     What an operator allocates and frees inside of itself (workspaces) is not seen, nor is what was made before it was
     entered, unless ``see`` is told.
-
-    Args:
-        block: sizes are rounded up to a multiple of it, as an allocator does: torch's on CUDA hands out 512 bytes
-            (``kMinBlockSize`` in c10/cuda/CUDACachingAllocator).
     """
 
     counts: Sequence[int] = ()
@@ -39,10 +35,9 @@ class LiveBytes(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # so that torch does not import its compiler to keep it away
 
-    def __init__(self, block: int = 1) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._block = block
-        self._held: dict[int, tuple[ref[Any], int]] = {}
+        self._held: dict[int, ref[Any]] = {}
         self._now = self._peak = 0
         self.perhaps = 0
         """What may have been held amid a convolution: it copies what it is given, and what it makes, into layouts of
@@ -60,6 +55,9 @@ class LiveBytes(TorchDispatchMode):
             self.perhaps = max(self.perhaps, self._now + 2 * given)
         return made
 
+    def begin(self) -> None:
+        """What was made until now stays counted."""
+
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         with torch._C.DisableTorchFunction():
@@ -69,17 +67,24 @@ class LiveBytes(TorchDispatchMode):
                         self._add(piece.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self._held:
             return
-        size += -size % self._block
+        give_back = self._take(storage.nbytes())
 
         def gone(_: object) -> None:
             del self._held[key]
-            self._now -= size
+            give_back()
 
-        self._held[key] = ref(storage, gone), size
-        self._now += size
+        self._held[key] = ref(storage, gone)
+
+    def _take(self, size: int) -> Callable[[], None]:
+        """Count so many bytes more; what is returned counts them no more."""
+        self._rise(size)
+        return lambda: self._rise(-size)
+
+    def _rise(self, by: int) -> None:
+        self._now += by
         self._peak = max(self._peak, self._now)
 
     def reset(self) -> None:

@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_map
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda, recompute_alike
 from lm_profiler.measure.fake.known import MOST, KnownValues, answer_with_unknown
-from lm_profiler.measure.fake.live import LiveBytes, LiveCpuBytes
-
-CUDA_BLOCK = 512
+from lm_profiler.measure.fake.live import LiveCpuBytes
+from lm_profiler.measure.fake.live_cuda import LiveCudaBytes
 
 
 class FakeWorld:
@@ -39,7 +38,7 @@ class FakeWorld:
     def __init__(self, gpu: bool) -> None:
         self.gpu = gpu
         self.mode = KnownValues()
-        self.live = LiveBytes(CUDA_BLOCK) if gpu else LiveCpuBytes()
+        self.live = LiveCudaBytes() if gpu else LiveCpuBytes()
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -56,6 +55,7 @@ class FakeWorld:
         self.mode.forget(weights)
         self.mode.cache_clear()  # it holds what was read from a file
         gc.collect()
+        self.live.begin()
         self.live.see([*weights, *buffers])
 
     def faked(self, value: Any, resize: Callable[[Sequence[int]], Sequence[int]] = lambda shape: shape) -> Any:

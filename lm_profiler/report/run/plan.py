@@ -54,14 +54,17 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
-    return [*lines, "not counted: workspaces of libraries, the driver's context, gaps between blocks"]
+    return [*lines, "not counted: workspaces but cuBLAS's, the driver's context, gaps between blocks"]
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
     known = fits(planned, device.bytes)
     if known is False:
-        return f"{_FITS[known]} into {bytes_text(device.bytes)}, all that {device.name} has"
-    most = f"{bytes_text(room(device.bytes))}, {ROOM:.0%} of {device.name}'s {bytes_text(device.bytes)}"
+        return f"{_FITS[known]} into {bytes_text(device.bytes)}, all that {device.name} has{' free' * device.is_free}"
+    of = f"{device.name}'s {bytes_text(device.bytes)}"
+    if device.is_free:
+        of = f"the {bytes_text(device.bytes)} that {device.name} has free"
+    most = f"{bytes_text(room(device.bytes))}, {ROOM:.0%} of {of}"
     return f"{_FITS[known]}{' into' if known else ': more than'} {most}"
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import rehearsed
+import torch
 import warm
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
@@ -19,10 +22,12 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
+from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SMALL = {"d_model": 64, "d_ff": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 500}
 BATCH, CONTEXT, ACCUMULATED = 4, 64, 3
+GPU_TOLERANCE = 0.02
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +66,26 @@ def real_peak(folder: Path, make: Callable[[], LightningModule], data: FakeToken
         held += event["args"]["Bytes"]
         most = max(most, held)
     return most
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> None:
+    """In a process of its own: cuBLAS may have its workspaces here already."""
+    if torch.cuda.get_device_capability() not in ((9, 0), (10, 0)):
+        pytest.skip("workspaces of cuBLAS are planned as large as on Hopper")
+    call = ["fit", *options(precision)]
+    planned = told(ask(call, gpu=True))
+    assert isinstance(planned, Planned)
+    steps = ("--stages.warmup_steps=2", "--stages.measure_steps=3", "--memory.steps=1", "--trace.steps=0")
+    stages = (*steps, "--actions.steps=0", "--check_memory=false", f"--log_dir={tmp_path}")
+    subprocess.run([sys.executable, "-m", "lm_profiler", *call, *stages], check=True, capture_output=True)
+    (found,) = tmp_path.rglob("run.json")
+    memory = read_run(found.parent).memory
+    assert memory is not None
+    assert memory.measured.allocated_peak == pytest.approx(planned.peak, rel=GPU_TOLERANCE)
+    for phase, peak in planned.peaks.items():
+        assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=GPU_TOLERANCE), phase
 
 
 def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) -> None:

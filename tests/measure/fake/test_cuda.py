@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lm_profiler.measure.fake.blocks import MIN_BLOCK
 from lm_profiler.measure.fake.cuda import _IN_FLOAT32
-from lm_profiler.measure.fake.world import CUDA_BLOCK, FakeWorld
+from lm_profiler.measure.fake.world import FakeWorld
 
 ROWS, WIDTH = 64, 1024
 WIDE, NARROW = 4 * ROWS * WIDTH, 2 * ROWS * WIDTH
@@ -24,11 +26,15 @@ def added(make: Callable[[], Any], work: Callable[[Any], Tensor], gpu: bool = Tr
     world = FakeWorld(gpu)
     with world.inside():
         made = make()
-        before = world.live._now
+        before = _held(world)
         kept = work(made)
-        after = world.live._now
+        after = _held(world)
     del kept
     return after - before
+
+
+def _held(world: FakeWorld) -> int:
+    return world.live._now
 
 
 def given(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -41,7 +47,7 @@ def test_a_norm_by_mean_squares_keeps_its_input_and_a_number_a_row(dtype: torch.
         make = lambda: (nn.RMSNorm(WIDTH, dtype=dtype), given(ROWS, WIDTH, dtype=dtype))  # noqa: E731
         return added(make, lambda made: made[0](made[1]), gpu)
 
-    assert each <= normed(True) <= each + 2 * CUDA_BLOCK
+    assert each <= normed(True) <= each + 2 * MIN_BLOCK
     assert normed(False) >= 2 * each  # the CPU's is made of others
 
 
@@ -61,9 +67,52 @@ def test_fused_attention_keeps_no_scores_whatever_it_drops(dropped: float) -> No
         return added(partial(given, B, H, T, E), attend, gpu)
 
     fused = 4 * B * H * T * E + 4 * B * H * T  # its result, and the log of a sum a row
-    assert attended(True, dropout_p=dropped, is_causal=True) == fused
-    assert attended(True, None, dropped) == fused
+    seeds = 2 * MIN_BLOCK
+    assert attended(True, dropout_p=dropped, is_causal=True) == fused + seeds
+    assert attended(True, None, dropped) == fused + seeds
     assert (attended(False, dropout_p=dropped) > 4 * B * H * T * T) == (dropped > 0)
+
+
+@pytest.mark.parametrize("dtype, as_it_was_given", [(torch.float32, False), (torch.bfloat16, True)])
+def test_the_result_of_attention_lies_as_its_kernel_has_it(dtype: torch.dtype, as_it_was_given: bool) -> None:
+    with FakeWorld(True).inside():
+        x = given(B, H, T, E, dtype=dtype)
+        assert F.scaled_dot_product_attention(x, x, x).is_contiguous() == as_it_was_given
+
+
+@pytest.mark.parametrize("allowed", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+def test_the_kernel_that_is_asked_for_is_taken(allowed: SDPBackend) -> None:
+    with FakeWorld(True).inside(), sdpa_kernel(allowed):
+        x = given(B, H, T, E, dtype=torch.bfloat16)
+        taken = F.scaled_dot_product_attention(x, x, x).grad_fn
+        assert allowed.name.split("_")[0].lower() in str(taken).lower() or allowed == SDPBackend.MATH
+        assert ("ScaledDot" in str(taken)) == (allowed != SDPBackend.MATH)
+
+
+def test_under_autocast_the_loss_keeps_logarithms_as_they_come_and_a_copy_in_float32() -> None:
+    def lost(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(x, torch.zeros(ROWS, dtype=torch.int64))
+
+    kept = added(partial(given, ROWS, WIDTH, dtype=torch.bfloat16), lost)
+    few = 4 * MIN_BLOCK  # the classes, the loss, the sum of weights
+    assert NARROW + WIDE <= kept <= NARROW + WIDE + few
+
+
+def test_each_thread_that_multiplies_has_a_workspace_for_good() -> None:
+    cublas, cublas_lt = 32 << 20, 1 << 20
+    world = FakeWorld(True)
+    with world.inside():
+        x, bias = given(ROWS, ROWS), given(ROWS)
+        before = _held(world)
+        y = F.linear(x, x, bias)
+        assert _held(world) == before + y.nbytes + cublas + cublas_lt  # cuBLASLt adds the bias
+        for _ in range(2):
+            y.sum().backward()
+            x.grad = bias.grad = None
+            y = F.linear(x, x, bias)
+        del y
+        assert _held(world) == before + 2 * cublas + cublas_lt
 
 
 def test_backward_gives_gradients_of_the_same_shapes() -> None:
@@ -84,4 +133,4 @@ def test_what_is_done_in_float32_has_a_kernel_for_it_or_is_made_of_others_that_h
     schemas = {name: torch._C._jit_get_schemas_for_operator(f"aten::{name}") for name in _IN_FLOAT32}
     without = {name for name, each in schemas.items() if not any(on_cuda(schema) for schema in each)}
     operators = {"__pow__", "__rdiv__", "__rpow__", "__rtruediv__"}
-    assert without == {"cross_entropy", "interpolate", "normalize", "softmin"} | operators
+    assert without == {"interpolate", "normalize", "softmin"} | operators

@@ -36,14 +36,6 @@ def test_storages_count_from_their_making_to_their_end(fake: bool) -> None:
     assert live.peaks() == (0, None, None)
 
 
-def test_sizes_are_those_of_blocks() -> None:
-    live = LiveBytes(block=512)
-    with live:
-        one, many = torch.empty(1), torch.empty(200)
-    assert live.held() == 512 + 1024
-    assert (one.nbytes, many.nbytes) == (4, 800)
-
-
 def test_what_was_there_before_counts_once_it_is_seen() -> None:
     before, live = torch.empty(MIB, dtype=torch.uint8), LiveBytes()
     live.see([before, before.view(2, -1)])

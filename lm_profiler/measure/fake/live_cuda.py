@@ -1,0 +1,61 @@
+"""The bytes that tensors hold on CUDA, as torch's allocator gives them out, with what its libraries take through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from lm_profiler.measure.fake.blocks import Blocks, MemoryBlock
+from lm_profiler.measure.fake.live import LiveBytes
+
+
+class LiveCudaBytes(LiveBytes):
+    """Blocks in the place of sizes; and a workspace of each thread that multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._blocks = Blocks()
+        self._workspaces: set[tuple[bool, int]] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _PRODUCTS:
+            self._workspace(_CUBLAS)
+            if func is torch.ops.aten.addmm.default and args[0].dim() == 1:  # a bias is added by cuBLASLt
+                self._workspace(_CUBLAS_LT)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def begin(self) -> None:
+        """Nothing was on the device until now: modules are made on the host."""
+        self._held, self._blocks, self._now = {}, Blocks(), 0
+
+    def _workspace(self, size: int) -> None:
+        """Of the caller's thread, or of autograd's own, on which all of backward is."""
+        key = torch._C._current_graph_task_id() != -1, size
+        if key not in self._workspaces:
+            self._workspaces.add(key)
+            self._take(size)
+
+    def _take(self, size: int) -> Callable[[], None]:
+        blocks = self._blocks
+        block = blocks.take(size)
+        self._rise(blocks.given - self._now)
+        return partial(self._give_back, blocks, block)
+
+    def _give_back(self, blocks: Blocks, block: MemoryBlock) -> None:
+        if blocks is self._blocks:
+            blocks.give_back(block)
+            self._rise(blocks.given - self._now)
+
+
+_CUBLAS, _CUBLAS_LT = 32 << 20, 1 << 20
+"""What torch gives cuBLAS and cuBLASLt to work in, by thread and stream (ATen/cuda/CublasHandlePool.cpp): on Hopper and
+on data-center Blackwell. Others get 8 MiB of the first."""
+
+_PRODUCTS = {
+    getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
+}
