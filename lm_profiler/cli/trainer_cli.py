@@ -29,7 +29,9 @@ from lm_profiler.cli.checks import (
 )
 from lm_profiler.cli.options_cli import INSTRUMENTS, OptionsCLI
 from lm_profiler.cli.spawned import take_over
+from lm_profiler.cli.stay import leave_in_place
 from lm_profiler.record.command import command_line
+from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
@@ -88,6 +90,8 @@ class ProfilerCLI(OptionsCLI):
         """
         self.datamodule = self.build("data")
         self.model = self.build("model")
+        if isinstance(self.model, LanguageModel) and self._get(self.config, "trainer")["callbacks"] is None:
+            self.model.stays = True
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
         arguments = self._prepare_subcommand_kwargs(self.verb)
@@ -115,6 +119,7 @@ class ProfilerCLI(OptionsCLI):
                 raise
             raise trainer_error(error, given) from error
         self.trainer = trainer
+        leave_in_place(trainer)
         self._begin(trainer)
 
     def _begin(self, trainer: Trainer) -> None:

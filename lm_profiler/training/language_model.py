@@ -55,6 +55,8 @@ class LanguageModel(LightningModule):
     """
 
     model: Transformer
+    stays = False
+    """Where nobody looks at the module after its run, it need not come back to the CPU."""
 
     def __init__(
         self,
@@ -127,7 +129,8 @@ class LanguageModel(LightningModule):
     def cpu(self) -> LanguageModel:
         """To the CPU. A Trainer calls it when it is done with the module, also after an error: no ``teardown`` then."""
         self._put_back()
-        super().cpu()
+        if not self.stays:
+            super().cpu()
         return self
 
     def _put_back(self) -> None:

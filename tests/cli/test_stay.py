@@ -1,0 +1,66 @@
+"""What a run holds on its device stays there when it is over; a user's module still ends on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+from benchmarks.sweep import TINY
+from lm_profiler.cli.main import main
+from lm_profiler.cli.stay import leave_in_place
+from lm_profiler.training import LanguageModel
+
+
+class Looks(BoringModel):
+    """Looks back at itself in its last hook."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+    def on_fit_end(self) -> None:
+        self.devices = {each.device.type for each in self.parameters()}
+        self.gradients = [each.grad for each in self.parameters() if each.grad is not None]
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        self.states = {each["exp_avg"].device.type for each in optimizer.state.values()}
+
+
+def looked(accelerator: str, folder: Path) -> Looks:
+    module = Looks()
+    off = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    trainer = Trainer(max_steps=2, limit_val_batches=0, accelerator=accelerator, default_root_dir=folder, **off)
+    leave_in_place(trainer)
+    trainer.fit(module)
+    return module
+
+
+def test_no_state_is_copied_and_gradients_are_gone(tmp_path: Path) -> None:
+    with mock.patch("lightning.fabric.utilities.optimizer.move_data_to_device", side_effect=AssertionError):
+        module = looked("cpu", tmp_path)
+    assert (module.devices, module.gradients, module.states) == ({"cpu"}, [], {"cpu"})
+
+
+@pytest.mark.gpu
+def test_states_stay_on_the_device_and_weights_come_to_the_cpu(tmp_path: Path) -> None:
+    module = looked("gpu", tmp_path)
+    assert (module.devices, module.gradients, module.states) == ({"cpu"}, [], {"cuda"})
+
+
+@pytest.mark.gpu
+def test_our_own_module_ends_where_it_ran(tmp_path: Path) -> None:
+    with mock.patch.object(LanguageModel, "teardown", autospec=True) as torn_down:
+        assert main(["fit", *TINY, "--trainer.accelerator=gpu", f"--log_dir={tmp_path}", "--check_memory=false"]) == 0
+    assert {each.device.type for each in torn_down.call_args.args[0].parameters()} == {"cuda"}
+
+
+def test_a_module_that_stays_is_moved_nowhere() -> None:
+    module = LanguageModel(d_model=8, d_ff=8, num_layers=1, num_heads=1, vocab_size=8)
+    module.configure_model()
+    module.to("meta")  # from which nothing could be copied
+    module.stays = True
+    assert {each.device.type for each in module.cpu().parameters()} == {"meta"}
