@@ -48,16 +48,28 @@ class CollectiveCall(NamedTuple):
 def flight_recorder(device_type: str) -> Dump | None:
     """Reads the ring of this process for the collectives of ``device_type``; None where this torch has none.
 
-    Reading takes some 10 µs an entry, and takes nothing out of the ring. NCCL keeps a ring of its own.
+    Reading takes some 10 µs an entry, and takes nothing out of the ring. NCCL keeps a ring of its own. Asked for
+    when there is a process group: that of torch 2.15 is recorded through hooks, in a ring of another name.
     """
     if not torch.distributed.is_available():
         return None
-    name = "_dump_nccl_trace" if device_type == "cuda" else "_dump_fr_trace"
+    backend = _hooked(device_type)
+    name = "_dump_nccl_trace" if device_type == "cuda" and backend is None else "_dump_fr_trace"
     dump = getattr(torch._C._distributed_c10d, name, None)  # by name: a build without NCCL does not have both
     if dump is None:
         return None
+    of = {} if backend is None else {"backend": backend}
     # collectives of all states, without stacks
-    return lambda: pickle.loads(dump(True, False, False)).get("entries", [])
+    return lambda: pickle.loads(dump(True, False, False, **of)).get("entries", [])
+
+
+def _hooked(device_type: str) -> str | None:
+    """The backend of ``device_type`` that torch records through hooks, where it does."""
+    world = torch.distributed.distributed_c10d._world
+    group = world.default_pg
+    if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
+        return None
+    return str(group._get_backend(torch.device(device_type)).name())
 
 
 def ring_size() -> int:

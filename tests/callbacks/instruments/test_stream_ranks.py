@@ -54,9 +54,21 @@ def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
     assert timeline.steps.tolist() == [1, 2]
     # The second step cannot begin on the stream before the first has ended there, at 4 ms.
     assert timeline.host_ns.tolist() == [1_000_000, 2_000_000, 4_000_000, 4_000_000, 5_000_000, 7_000_000]
-    assert timeline.arrivals_ns.tolist()[-2:] == [3_000_000, 6_000_000]
+    # Half of backward's own work, which is 2 ms less the collective, lies before it.
+    assert timeline.arrivals_ns.tolist()[-2:] == [2_875_000, 5_750_000]
     assert timeline.waited_ns is not None
     assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
+
+
+def test_ranks_that_talk_past_nccl_on_gpus_are_told_so() -> None:
+    told: list[str] = []
+    watch = StreamRanksWatch(Ring(1000).arrivals(), 0, stream=cast("EventStream", Stream()), backend=lambda: "gloo")
+    watch.part = Guard("who waits for whom", told.append)
+    watch.keep("collectives", 1, StepMarks([DATA, OTHER], [0, 9], [0, 9]))
+    watch.end("collectives")
+    assert told == [
+        "who waits for whom is unknown: on a GPU only NCCL times its collectives, and these ranks talk over gloo"
+    ]
 
 
 def test_steps_in_which_the_reducer_is_read_do_not_count() -> None:
