@@ -102,10 +102,10 @@ class KernelTable(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> KernelTable:
-        """A row's time is a part of its phase's, or what is read is damaged."""
+        """A row's time is a part of its phase's, or what is read is damaged. All of it may have run beside others'."""
         for row in self.rows:
             phase = self.phases.get(row.phase)
-            if phase is None or (row.total_s and not phase.busy_s + phase.idle_s > 0):
+            if phase is None or (row.total_s and not phase.busy_s + phase.idle_s + phase.overlap_s > 0):
                 raise ValueError(f"rows: expected phases that took time, given {row.phase!r}")
         return self
 

@@ -8,6 +8,17 @@ DENSE = "aten::embedding_dense_backward"
 
 NAMES: tuple[tuple[str, str | None, str], ...] = (
     ("nvjet_sm90_tst_192x208_64x4_2x1_v_bz_coopB_bias_TNT", None, "matmul"),
+    ("void (anonymous namespace)::multimem_one_shot_reduce_kernel<c10::BFloat16, 16>(int)", None, "communication"),
+    ("gloo::_Kernel_half_cudaSum(gloo::float16*, gloo::float16 const*, int)", None, "communication"),
+    ("void at::native::lpmax_cleanup<float, (at::native::NormType)3, float>(float const*)", None, "reduction"),
+    ("void at::native::glu_backward_kernel<float, at::native::OffsetCalculator>(int)", None, "elementwise"),
+    (
+        (
+            "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<at::native::AUnaryFunctor<"
+            "double, double, double, at::native::copysign_kernel_cuda(at::TensorIteratorBase&)> > >(int)"
+        ),
+        *(None, "elementwise"),
+    ),
     ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", None, "matmul"),
     ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_cublas", None, "matmul"),
     ("cutlass3x_sm90_tensorop_s64x128x16gemm_bf16_bf16_f32_bf16_bf16_128x128x64_2x1x1", None, "matmul"),

@@ -118,7 +118,7 @@ def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> 
         }
         busy_s, idle_s = _seconds(time.busy[phase]), _seconds(time.idle[phase])
         if kinds or idle_s:
-            overlap_s = max(sum(kind.total_s for kind in kinds.values()) - busy_s, 0.0)
+            overlap_s = _seconds(max(sum(by_kind.ns[phase, kind] for kind in kinds) - time.busy[phase], 0))
             phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
     return KernelTable(
         source="kernels" if packed.has_device else "operators",

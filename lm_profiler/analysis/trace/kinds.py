@@ -20,7 +20,7 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("reduction", r"^triton_(red|per|spl|mix|unk|split_scan)_"),
     ("elementwise", r"^triton_(_?\d|$)"),  # torch.compile's without names that speak (torch 2.1)
     ("communication", r"nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce"),
-    ("communication", r"deep_ep::|symmetric_memory::|userbuffers|^Memcpy P(to|eer)"),
+    ("communication", r"deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)"),
     ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)"),
     ("copies", r"^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache"),
     ("copies", r"AppendPagedKV"),  # beside attention over the same cache
@@ -46,15 +46,18 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
         r"roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel",
     ),
     ("copies", r"partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}"),
-    ("reduction", r"reduce|reduction|l[p2]norm|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial"),
+    (
+        "reduction",
+        r"reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial",
+    ),
     ("reduction", r"_loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile"),
     ("reduction", r"argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)"),
-    ("copies", r"copy|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
+    ("copies", r"copy(?!sign)|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
     ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle_|row_id_map"),
     ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
     (
         "elementwise",
-        r"silu|gelu|geglu|swiglu|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer|act_(and|kernel)",
+        r"silu|gelu|geglu|swiglu|::glu_|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer|act_(and|kernel)",
     ),
     ("elementwise", r"unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias"),
     ("elementwise", r"state_passing|param_update|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_"),

@@ -32,6 +32,9 @@ _FORMERLY = {
 }
 """What categories were called before torch 1.12."""
 
+_UNNAMED = {461: "cudaStreamGetCaptureInfo", 486: "cudaEventElapsedTime", 505: "cudaLaunchKernel"}
+"""CUDA 13's own numbers of calls (cupti_runtime_cbid.h), for which torch 2.11's profiler has but the name INVALID."""
+
 _VALUES = re.compile("attention|index_select")
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)
 _FLOWS = {"s": _FORWARD, "f": _BACKWARD}
@@ -124,7 +127,7 @@ class Packed:
         elif category == "fwdbwd" and event["ph"] in _FLOWS:
             self._on_host(event, _FLOWS[event["ph"]], event["id"])
         elif category.endswith(("_runtime", "_driver")) and "correlation" in (event.get("args") or ()):
-            self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[event["name"]])
+            self._on_host(event, _LAUNCH, event["args"]["correlation"], self._numbers[_call_name(event)])
 
     def _take_range(self, event: Mapping[str, Any]) -> None:
         name = event["name"]
@@ -156,6 +159,11 @@ class Packed:
     def _keep(columns: list[Any], event: Mapping[str, Any], *rest: int) -> None:
         for column, value in zip(columns, (_ns(event["ts"]), _ns(event.get("dur", 0)), *rest), strict=True):
             column.append(value)
+
+
+def _call_name(event: Mapping[str, Any]) -> str:
+    name: str = event["name"]
+    return _UNNAMED.get(event["args"].get("cbid"), "a call of CUDA's") if name == "INVALID" else name
 
 
 def _ns(microseconds: float) -> int:

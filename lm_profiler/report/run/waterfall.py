@@ -181,7 +181,9 @@ def _to_win(fall: Waterfall) -> list[str]:
 
 def _told(of: Contributor, digits: int) -> str:
     """``model.blocks.*.attn 38.0 ms: 21 ms in 96 elementwise kernels``."""
-    told = f"{shortened(of.module or of.what)} {ms_text(of.seconds, digits)} ms"
+    # A call of the driver within an operator: its own name is the news, and stands in front.
+    name = shortened(of.module) if of.module else shortened(of.what, 72)
+    told = f"{name} {ms_text(of.seconds, digits)} ms"
     return told if of.detail is None else f"{told}: {of.detail.partition('; ')[0]}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from cuda_trace import ADAM, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
+from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
 
 from lm_profiler.analysis.trace.kernels import LARGEST_ROWS
 from lm_profiler.record.kernels import KernelTable
+from lm_profiler.report.run.kernel_answers import kernel_answers
 
 US = 1e-6
 
@@ -107,6 +108,20 @@ def test_work_that_outlasts_the_loop_is_inside_the_window() -> None:
     table = kernel_table(events + short.events)
     assert us(table.window_s) == 162
     assert "other" not in table.phases
+
+
+def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.range("phase: backward", 0, 30)
+    trace.work(ALL_REDUCE, 10, 20, 90, 1, stream=20)
+    trace.range("phase: optimizer", 30, 100)
+    trace.work(ADAM, 40, 50, 80, 2)
+    table = kernel_table(trace.events)
+    optimizer = table.phases["optimizer"]
+    assert (us(optimizer.busy_s), us(optimizer.idle_s), us(optimizer.overlap_s)) == (0, 0, 30)
+    assert sum(us(phase.busy_s + phase.idle_s) for phase in table.phases.values()) == us(table.window_s) == 100
+    assert kernel_answers(table)
 
 
 def test_a_trace_without_a_step_is_refused() -> None:

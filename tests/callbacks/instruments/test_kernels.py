@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cuda_trace import kernel_table
-from known_loop import instruments, trainer_with
+from known_loop import TRUTH_S, instruments, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel
+from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
@@ -188,6 +189,31 @@ def test_on_a_device_kernels_are_told_by_phase_and_module(tmp_path: Path) -> Non
     for phase in ("forward", "backward"):
         assert (phase, "model.blocks.*.feed_forward.gate") in products
     torch.cuda.synchronize()
+
+
+_BESIDE = TRUTH_S["backward"] + TRUTH_S["clip"] + 2 * TRUTH_S["optimizer"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "module_of, on_second_stream",
+    [(Sleepy, {}), (Graphed, {}), (TwoStreams, {"forward": 1.5 * TRUTH_S["forward"], "backward": _BESIDE})],
+)
+def test_on_a_device_each_phase_has_what_it_launched_on_any_stream_and_in_a_graph(
+    tmp_path: Path, module_of: Callable[[Device], Sleepy], on_second_stream: Mapping[str, float]
+) -> None:
+    profiler = instruments(1, 2, trace=TRACED)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(module_of(CudaDevice()), SleepyLoader())
+    table = read_kernels(kernel_files(profiler.folder)[0])
+    spinning: Counter[str] = Counter()
+    for row in table.rows:
+        if "spin_kernel" in row.name:
+            spinning[row.phase] += row.total_s / TRACED
+    phases = ("transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
+    launched = {phase: TRUTH_S[phase] + on_second_stream.get(phase, 0.0) for phase in phases}
+    assert spinning == pytest.approx(launched, rel=0.05)  # their cycles were reckoned with the clock as it was before
+    overlap_s = sum(phase.overlap_s for phase in table.phases.values()) / TRACED
+    assert (overlap_s > 0.5 * TRUTH_S["forward"]) == bool(on_second_stream)
 
 
 def test_a_device_whose_driver_shows_no_kernel_is_told(table: KernelTable) -> None:

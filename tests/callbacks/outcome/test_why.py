@@ -106,7 +106,14 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.gpu
-def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path) -> None:
+def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held against what the card is measured to do, where no sheet is known."""
+    from lm_profiler.callbacks.outcome import afterwards
+    from lm_profiler.measure.device.ceiling import matmul_ceiling
+    from lm_profiler.measure.device.copy_rate import copy_rate
+
+    monkeypatch.setattr(afterwards, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
+    monkeypatch.setattr(afterwards, "known_copy_rate", copy_rate)
     model = LanguageModel(d_model=512, d_ff=2048, num_layers=2, num_heads=8, vocab_size=10_000)
     data = FakeTokens(context_length=512, batch_size=8, vocab_size=10_000)
     profiler = instruments(3, 20, memory=1, trace=3)

@@ -149,8 +149,11 @@ function largest({ rows, rest, steps, source }, colours) {
 const figure = (title, name, show) => ({ title, value: (row) => row[name], text: (row) => show(row[name]), figure: true });
 
 // One line, the whole in its tip.
+// Parts of a kernel's name that tell a reader nothing, as the terminal leaves them out; the tip has the whole name.
+const NOISE = /void |\(anonymous namespace\)::|at::native::/g;
+
 function cut(text, column, tip = null) {
-  return el("span", { class: `cut ${column}`, title: [text, tip].filter(Boolean).join(" · ") }, text ?? "");
+  return el("span", { class: `cut ${column}`, title: [text, tip].filter(Boolean).join(" · ") }, (text ?? "").replace(NOISE, ""));
 }
 
 function filters(rows, long) {

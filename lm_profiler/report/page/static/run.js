@@ -34,6 +34,7 @@ function part(build) {
 }
 
 function summary(run, { headline, status, words, verdict, error, lines, started, duration_s }) {
+  const took = status === "unfinished" ? "" : ` · took ${number(duration_s, 1)} s`;
   const [verdictLine, next] = verdict.map((line) => line.replace(/^\w+: /, ""));
   return el(
     "article",
@@ -42,7 +43,7 @@ function summary(run, { headline, status, words, verdict, error, lines, started,
     ...(error ? [el("p", { class: "error" }, error)] : []),
     ...(verdict.length ? [el("p", { class: "verdict" }, verdictLine), el("p", {}, el("b", {}, "Next: "), next)] : []),
     el("ul", { class: "lines" }, ...lines.map((line) => el("li", { class: /^(note|odd):/.test(line) && "note" }, line))),
-    el("p", { class: "quiet" }, `${run} · started ${time(started)} · took ${number(duration_s, 1)} s`),
+    el("p", { class: "quiet" }, `${run} · started ${time(started)}${took}`),
   );
 }
 
