@@ -41,6 +41,8 @@ class Measured:
     traffic: StepTraffic | None = None
     other_by_owner: OtherByOwner | None = None
     allocator: AllocatorReading | None = None
+    graph_pools: int | None = None
+    """Bytes that CUDA graphs have for themselves."""
     recompilations: int = 0
     recompiled: Sequence[str] = ()
     """What was compiled, as ``recompiled_since`` names it."""

@@ -13,6 +13,7 @@ from lm_profiler.callbacks.stages import StageCounter, StoppingRule
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
+from lm_profiler.record.quantities import bytes_text
 from lm_profiler.record.run import StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
@@ -165,7 +166,11 @@ class Session:
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
             device_idle=self._idle / self._asked if self._asked else None,
-            notes=(*self.notes, *_recompiled(facts.get("recompiled", ()), facts.get("counters", ()))),
+            notes=(
+                *self.notes,
+                *_recompiled(facts.get("recompiled", ()), facts.get("counters", ())),
+                *_of_graphs(facts.get("graph_pools")),
+            ),
             **facts,
         )
 
@@ -241,3 +246,9 @@ def _recompiled(names: Sequence[str], counters: Sequence[StepCounters]) -> list[
     steps = [str(each.step) for each in counters if each.compile_s]
     when = f" (step {', '.join(steps[:_NAMED])}{', …' * (len(steps) > _NAMED)})" if steps else ""
     return [f"recompiled while measuring{when}: {'; '.join(once[:_NAMED])}{more}"] if once else []
+
+
+def _of_graphs(pools: int | None) -> list[str]:
+    """The note that says what peaks do not have."""
+    what = "what CUDA graphs use when they are replayed is in no peak of allocated memory"
+    return [] if pools is None else [f"{what}: of what is reserved, {bytes_text(pools)} are theirs alone"]

@@ -14,7 +14,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.causes import HoldingsReader
-from lm_profiler.measure.memory.history import allocator_facts
+from lm_profiler.measure.memory.history import allocator_facts, graph_pool_bytes
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.peaks import PartPeaks, Probe
 from lm_profiler.measure.memory.traffic import TrafficReader
@@ -99,6 +99,7 @@ class MemoryReader:
     def end(self, stage: str) -> None:
         if stage == "measure":
             self.facts["allocator"] = allocator_facts(self.device)
+            self.facts["graph_pools"] = graph_pool_bytes(self.device)
         if self._readers is None:
             return
         holdings, levels, traffic, parts = self._readers

@@ -28,8 +28,8 @@ class WhatIfOptions:
     """What a delay in one place costs the step, and so what a faster one would save.
 
     Args:
-        steps: Steps after the measured ones in which one place at a time is delayed, by up to 60 % of a step: 170 are
-            enough without workers in the loader, 340 with two of them. They take about a third longer. 0 for none.
+        steps: Steps after the measured ones in which one place at a time is delayed, by up to 60 % of a step: 210 are
+            enough without workers in the loader, 410 with two of them. They take about a third longer. 0 for none.
     """
 
     steps: int = 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from known_loop import TRUTH_S, KnownModule, SlowStream, instruments, spin, trainer_with
+from known_loop import TRUTH_S, KnownModule, SlowStream, instruments, measured_rows, spin, trainer_with
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoStreams
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import WhatIfOptions
 from lm_profiler.cli.spawned import leave_group
-from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.quantities import PARTS, bytes_text
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -58,8 +58,10 @@ def test_waiting_for_data_is_the_devices_time_as_well_where_it_has_nothing_else_
     profiler = instruments(2, 11)
     data = torch.utils.data.DataLoader(SlowStream(), batch_size=None)
     trainer_with([profiler], tmp_path, accelerator="gpu").fit(Idle(), data)
-    assert profiler.record is not None
-    assert profiler.record.time["data"].median == pytest.approx(TRUTH_S["data"], rel=0.1)
+    rows = measured_rows(profiler)
+    assert all(row.time("data", "host") > 0.99 * TRUTH_S["data"] for row in rows)
+    longer_s = statistics.median(row.time("data") - row.time("data", "host") for row in rows)
+    assert abs(longer_s) < 0.1 * TRUTH_S["data"]
 
 
 def test_memory_is_the_allocators(tmp_path: Path) -> None:
@@ -81,6 +83,27 @@ def test_memory_is_the_allocators(tmp_path: Path) -> None:
     assert (memory.measured.reserved_peak or 0) >= (memory.measured.allocated_peak or 0)
     assert (memory.parts["forward"].allocated_peak or 0) >= 256 << 20
     assert (memory.parts["optimizer"].allocated_peak or 0) < 256 << 20
+
+
+def test_what_graphs_use_when_they_are_replayed_is_said_to_be_in_no_peak(tmp_path: Path) -> None:
+    class Replays(BoringModel):
+        graph: torch.cuda.CUDAGraph | None = None
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> Any:
+            if self.graph is None:
+                self.graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(self.graph):
+                    torch.zeros(256 << 20, dtype=torch.uint8, device=self.device)
+            self.graph.replay()
+            return super().training_step(batch, batch_idx)
+
+    profiler = instruments(1, 3)
+    trainer_with([profiler], tmp_path, accelerator="gpu").fit(Replays())
+    assert profiler.record is not None
+    memory = profiler.record.memory
+    assert memory is not None
+    assert (memory.measured.allocated_peak or 0) < 256 << 20
+    assert any(f"{bytes_text(256 << 20)} are theirs alone" in note for note in profiler.record.notes)
 
 
 def test_a_step_in_which_the_allocator_asks_for_memory_counts_it(tmp_path: Path) -> None:

@@ -236,6 +236,10 @@ class Graphed(Sleepy):
         with self.sleep.watched("forward"):
             self._replay()
 
+    def on_fit_end(self) -> None:
+        """Somebody may keep the module, and a process that has a graph may replay it in any later training too."""
+        del self._replay
+
 
 class SleepyLoader:
     """Has a length, so that Lightning fetches no batch ahead."""

@@ -12,8 +12,9 @@ import torch
 class EventStream:
     """Events of ``torch.Event`` on the current stream of ``device``, recycled: a long run makes a bounded number.
 
-    Never synchronizes but in ``wait``. A call that fails (on a device that died; while a graph is captured) makes the
-    times that need it unknown, lest a mark takes the place of the user's own error; ``wait`` alone says so.
+    Never synchronizes but in ``wait``. A call that fails (on a device that died) makes the times that need it unknown,
+    lest a mark takes the place of the user's own error; ``wait`` alone says so. So are instants within the capture of
+    a CUDA graph: nothing runs then, and to query an event, whichever it is, would spoil the user's capture.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -25,21 +26,25 @@ class EventStream:
         if index is None:
             index = torch.accelerator.current_device_index()
         self._current: Callable[[], Any] = partial(ask, index)
+        capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+        self._capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
 
     def record(self) -> torch.Event:
         """An instant at the end of what has been enqueued so far; costs a microsecond and waits for nothing."""
         event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
         try:
-            # Without a stream the event would go to that of the current device, which may be another.
-            event.record(self._current())
+            if not self._capturing():
+                # Without a stream the event would go to that of the current device, which may be another.
+                event.record(self._current())
+                return event
         except (RuntimeError, ValueError):
-            return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
-        return event
+            pass
+        return torch.Event(device=self._device, enable_timing=True)  # never recorded: no time can be read from it
 
     def reached(self, instant: torch.Event) -> bool:
-        """Whether the stream has got there."""
+        """Whether the stream has got there; not, where that cannot be known."""
         try:
-            return bool(instant.query())
+            return not self._capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 

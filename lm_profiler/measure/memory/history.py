@@ -72,25 +72,38 @@ def allocator_facts(device: torch.device) -> AllocatorReading | None:
     return facts_of(stats, None if total is None else total - free)
 
 
+def graph_pool_bytes(device: torch.device) -> int | None:
+    """Bytes that ``device``'s allocator keeps for CUDA graphs alone; None where it keeps none. As ``allocator_facts``.
+
+    A graph that is replayed uses them without asking the allocator, whose allocated bytes and peaks leave that out.
+    """
+    if device.type != "cuda":
+        return None
+    segments = (segment for segment in torch.cuda.memory_snapshot() if segment["device"] == device.index)
+    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)) or None
+
+
 def facts_of(stats: Mapping[str, Any], driver_used: int | None) -> AllocatorReading:
     """The facts in torch's ``memory_stats``.
 
     The peaks of allocated and reserved memory need not be of one instant, but when allocated memory peaked, no more was
     reserved than at the reserved peak: their difference is the most that can have been reserved and not allocated then.
     It includes blocks that were merely kept for reuse; the peak of inactive splits counts the unused pieces of partly
-    used blocks, which the allocator cannot give back.
+    used blocks, which the allocator cannot give back. CUDA's own allocator (cudaMallocAsync) leaves at zero what only
+    torch's counts: what was requested, pieces, retries, failures.
     """
     allocated, reserved = stats.get("allocated_bytes.all.peak"), stats.get("reserved_bytes.all.peak")
+    own = stats if stats.get("requested_bytes.all.peak") or not allocated else {}
     return AllocatorReading(
         allocated_peak=allocated,
-        requested_peak=stats.get("requested_bytes.all.peak"),
+        requested_peak=own.get("requested_bytes.all.peak"),
         active_peak=stats.get("active_bytes.all.peak"),
         reserved_peak=reserved,
-        inactive_split_peak=stats.get("inactive_split_bytes.all.peak"),
+        inactive_split_peak=own.get("inactive_split_bytes.all.peak"),
         fragmentation=None if allocated is None or reserved is None else reserved - allocated,
         driver_used=driver_used,
-        alloc_retries=stats.get("num_alloc_retries"),
-        ooms=stats.get("num_ooms"),
+        alloc_retries=own.get("num_alloc_retries"),
+        ooms=own.get("num_ooms"),
     )
 
 

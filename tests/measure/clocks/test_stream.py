@@ -50,6 +50,7 @@ class Event:
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStream]:
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch._C, "_accelerator_getStream", lambda index: f"current stream of device {index}")
+    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
     monkeypatch.setattr(Event, "recorded", [])
     yield EventStream(torch.device("cuda", 1))
     Event.why = None
@@ -83,6 +84,16 @@ def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream,
     Event.why = why
     assert stream.seconds(first, last) is None
     assert not stream.reached(last)
+
+
+def test_within_a_capture_no_event_is_touched(stream: EventStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = stream.record()
+    with monkeypatch.context() as capture:
+        capture.setattr(stream, "_capturing", lambda: True)
+        capture.setattr(Event, "why", AssertionError("touched"))
+        assert not stream.reached(before)
+        within = stream.record()
+    assert stream.seconds(before, within) is None
 
 
 @pytest.mark.parametrize("why", [NotImplementedError("timing events"), AssertionError("no backend")])
@@ -125,3 +136,24 @@ def test_marking_waits_for_nothing() -> None:
     assert time.perf_counter() - began < 0.2
     stream.wait()
     assert stream.reached(instant)
+
+
+@pytest.mark.gpu
+def test_marks_within_a_capture_leave_it_as_it_is() -> None:
+    stream = stream_of(torch.device("cuda", torch.cuda.current_device()))
+    assert stream is not None
+    timeline, graph = Timeline(stream=stream), torch.cuda.CUDAGraph()
+    timeline.mark(DATA)
+    with torch.cuda.graph(graph):
+        timeline.mark(FORWARD)
+        torch.cuda._sleep(10_000_000)
+        timeline.mark(LEAVE)
+    timeline.mark(END)
+    start = stream.record()
+    graph.replay()
+    end = stream.record()
+    stream.wait()
+    seconds = stream.seconds(start, end)
+    assert seconds is not None
+    assert seconds > 10_000_000 / 3e9  # no GPU's clock is that fast
+    assert timeline.reading().finished.popleft().stream_seconds(stream) is None

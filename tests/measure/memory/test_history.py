@@ -172,6 +172,15 @@ def test_the_allocators_facts_come_from_its_statistics() -> None:
     assert set(facts_of({}, None).model_dump().values()) == {None}
 
 
+def test_what_cudas_own_allocator_does_not_count_is_unknown() -> None:
+    counted = {"allocated_bytes.all.peak": 70, "reserved_bytes.all.peak": 100, "active_bytes.all.peak": 70}
+    nought = dict.fromkeys(("requested_bytes.all.peak", "inactive_split_bytes.all.peak", "num_alloc_retries"), 0)
+    facts = facts_of({**counted, **nought, "num_ooms": 0}, 120)
+    assert (facts.allocated_peak, facts.active_peak, facts.fragmentation) == (70, 70, 30)
+    unknown = (facts.requested_peak, facts.inactive_split_peak, facts.alloc_retries, facts.ooms)
+    assert set(unknown) == {None}
+
+
 def test_a_cpu_has_neither_history_nor_facts() -> None:
     assert memory_history_of(CPU) is None
     assert allocator_facts(CPU) is None
