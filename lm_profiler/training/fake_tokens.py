@@ -135,8 +135,9 @@ class FakeTokens(LightningDataModule):
     val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
     def _sampler(self, data: TokenSequences) -> RankSampler | None:
-        if self.trainer is None or self.trainer.world_size == 1:
+        if self.trainer is None:
             return None
+        # Also for one rank: under DDP and FSDP Lightning would list all indices for it too.
         return RankSampler(data, self.trainer.world_size, self.trainer.global_rank, shuffle=False, drop_last=True)
 
     def _on_cuda(self) -> bool:

@@ -145,12 +145,13 @@ def test_ranks_share_the_sequences_out_without_listing_them() -> None:
     assert firsts == theirs
 
 
-def test_the_loader_of_a_rank_deals_out_that_ranks_sequences() -> None:
-    alone = [inputs for inputs, _ in batches(2, batch_size=2)]
-    for rank in range(2):
+@pytest.mark.parametrize("ranks", [1, 2])  # DDP and FSDP of one process are distributed too
+def test_the_loader_of_a_rank_deals_out_that_ranks_sequences(ranks: int) -> None:
+    alone = torch.cat([inputs for inputs, _ in batches(2, batch_size=2)])
+    for rank in range(ranks):
         data = FakeTokens(batch_size=2, vocab_size=1000, context_length=32)
         data.trainer = SimpleNamespace(  # type: ignore[assignment]
-            world_size=2,
+            world_size=ranks,
             global_rank=rank,
             lightning_module=None,
             strategy=SimpleNamespace(root_device=torch.device("cpu")),
@@ -159,7 +160,7 @@ def test_the_loader_of_a_rank_deals_out_that_ranks_sequences() -> None:
         # By this class Lightning knows that it need not put a sampler of its own in place.
         assert isinstance(loader.sampler, DistributedSampler)
         inputs, _ = next(iter(loader))
-        torch.testing.assert_close(inputs, torch.stack([alone[0][rank], alone[1][rank]]))
+        torch.testing.assert_close(inputs, alone[rank : 2 * ranks : ranks])
 
 
 @pytest.mark.parametrize(
