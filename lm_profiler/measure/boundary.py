@@ -22,6 +22,9 @@ from lm_profiler.record.text import printable
 
 Result = TypeVar("Result")
 
+_LINE = 300
+"""Signs of a message that are told."""
+
 
 def _nothing() -> None:
     """Nothing has to be undone."""
@@ -166,8 +169,8 @@ def message_of(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The exception's message, shortened to one line; empty where it has none."""
-    lines = message_of(error).strip().splitlines()
-    return lines[0][:300] if lines else ""
+    line = next(iter(message_of(error).strip().splitlines()), "")
+    return line if len(line) <= _LINE else f"{line[:_LINE].rpartition(' ')[0] or line[: _LINE - 1]}…"
 
 
 def said(error: BaseException) -> str:

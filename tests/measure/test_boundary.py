@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from lm_profiler.measure.boundary import Guard, say
+from lm_profiler.measure.boundary import Guard, first_line, say
 
 
 def test_a_message_is_no_order_to_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,3 +26,10 @@ def test_what_cannot_be_said_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> No
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def test_a_long_message_ends_with_a_whole_word_and_says_that_it_goes_on() -> None:
+    told = first_line(RuntimeError("word " * 100))
+    assert told == "word " * 59 + "word…"
+    assert first_line(RuntimeError("x" * 400)) == "x" * 299 + "…"
+    assert first_line(RuntimeError("x" * 300)) == "x" * 300

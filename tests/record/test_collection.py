@@ -11,6 +11,7 @@ from tabled import write, write_sweep
 
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import collect
+from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import Failure, RecordError, read_run
 from lm_profiler.report.tables.columns import column
 
@@ -184,6 +185,7 @@ def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinis
     assert (entry.status, entry.reason) == ("unfinished", "it is still running, or its process was killed")
     assert entry.record is not None
     assert entry.record.steps == {"warmup": 1, "measure": 3}
+    assert QUANTITIES["duration_s"].get(entry.record) is None  # its record is of the moment at which the loop began
     assert entry.record.time["step"].median == pytest.approx(0.3)
     assert entry.record.first_step_s == pytest.approx(1.0)
     assert entry.record.shares["forward"] == pytest.approx(1 / 3)

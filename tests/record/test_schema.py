@@ -109,12 +109,12 @@ def test_a_search_is_valid_and_of_a_later_one_what_is_new_is_passed_over(tmp_pat
 
 def words(annotation: Any, where: str, known: bool = False) -> Iterator[tuple[str, bool]]:
     """Each place in a type that holds one of some words, and whether a later word may stand there."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)  # Python 3.10 has tuple[str] for a type
     if origin is Annotated:
         yield from words(arguments[0], where, Newer in arguments[1:])
     elif origin is Literal:
         yield where, known
-    elif isinstance(annotation, type) and issubclass(annotation, Part):
+    elif origin is None and isinstance(annotation, type) and issubclass(annotation, Part):
         for name, inner in get_type_hints(annotation, include_extras=True).items():
             yield from words(inner, f"{annotation.__name__}.{name}") if name in annotation.model_fields else ()
     else:

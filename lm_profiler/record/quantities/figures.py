@@ -19,6 +19,11 @@ def _backward_over_forward(record: RunRecord) -> float | None:
     return backward / forward if backward and forward else None
 
 
+def _whole_run(record: RunRecord) -> float | None:
+    """Of a run that has not ended, its record tells what it took until the loop began."""
+    return None if record.status == "unfinished" else record.duration_s
+
+
 def _times_synchronized(syncs: list[Sync]) -> int:
     return sum(sync.count for sync in syncs)
 
@@ -47,7 +52,7 @@ _STEPS = (
     figure("between_steps_s", "between steps", "ms", "time of the measure stage in no step: validation, epoch ends"),
     computed("backward_over_forward", "backward / forward", "x", _RATIO, _backward_over_forward),
     computed("odd_steps", "odd steps", "count", _ODD, lambda record: len(record.odd_steps) if record.time else None),
-    figure("duration_s", "whole run", "s", "from the start of the run to its end"),
+    replace(figure("duration_s", "whole run", "s", "from the start of the run to its end"), get=_whole_run),
     *(figure(f"steps.{at}", f"{of} steps", "count", f"steps of the {of} stage", f"steps_{at}") for at, of in _STAGES),
     *(
         figure(f"steps_planned.{at}", f"{of} steps planned", "count", f"for the {of} stage", f"steps_planned_{at}")

@@ -18,7 +18,8 @@ def phase_table(record: RunRecord) -> Table:
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
         # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
-        if record.time["backward" if part == "forward_backward" else part].max or part == "step":
+        of = "backward" if part == "forward_backward" else part
+        if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
             rows.append((part, _cells(record, part, host)))
     return table_of(titles, rows, record.floors)
 

@@ -30,6 +30,8 @@ from lm_profiler.report.run.waterfall import why_lines
 from lm_profiler.report.tables.columns import device_of
 from lm_profiler.report.tables.table import Table, text_table
 
+_WAITS_SHOWN = 2
+
 
 def end_tables(record: RunRecord, folder: Path) -> list[Table]:
     """At a run's end: phases, step, throughput, memory, precision, and where everything is; or how the run died."""
@@ -90,6 +92,7 @@ def summary_lines(record: RunRecord) -> list[str]:
         *ranks_lines(record),
         *why_lines(record),
         *slack_lines(record),
+        *_waits(record),
         *odd_lines(record),
         *other_lines(record),
     ]
@@ -121,10 +124,25 @@ def _planned(record: RunRecord) -> list[str]:
         return [f"planned: unknown ({record.planned.unknown})"]
     peak, ratio = (QUANTITIES[name] for name in ("planned_peak_bytes", "measured_over_planned"))
     known = ratio.get(record)
-    of = "" if record.memory is None or record.memory.measured.allocated_peak is not None else " when forward has ended"
+    # An allocator of a device counts workspaces of other libraries than cuBLAS too, which no rehearsal knows.
+    by_device = record.memory is None or record.memory.measured.allocated_peak is not None
+    of = ", with workspaces of libraries," if by_device else " when forward has ended"
     became = "; what was measured is unknown" if known is None else f"; measured{of} {known:.3f} of it"
     eager = " without torch.compile" * record.planned.compiled
     return [f"planned{eager}: peak {peak.fit(peak.get(record))}, in {record.planned.phase}{became}"]
+
+
+def _waits(record: RunRecord) -> list[str]:
+    """The lines that make the host wait for the device, those that do it most first."""
+    waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
+    told = [f"{sync.call or sync.function} ({_file(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]]
+    more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
+    return [f"the host waits for the device at: {', '.join([*told, *more])}"] if told else []
+
+
+def _file(path: str) -> str:
+    """By its name; a library's by whose it is."""
+    return path.partition("site-packages/")[2] or Path(path).name
 
 
 def failure_lines(record: RunRecord) -> list[str]:
@@ -157,7 +175,8 @@ def _utilisation(use: Utilisation | None) -> list[str]:
         parts[0] += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
     if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
         own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
-        parts.append(f"{use.of_ceiling:.0%} of the matmul rate measured here ({own})")
+        reached = "less than 1%" if use.of_ceiling < 0.01 else f"{use.of_ceiling:.0%}"
+        parts.append(f"{reached} of the matmul rate measured here ({own})")
     return parts
 
 

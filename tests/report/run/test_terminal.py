@@ -19,6 +19,7 @@ from lm_profiler.record.run import (
     ModelFacts,
     OddStep,
     RunRecord,
+    Sync,
     Throughput,
     TimeSummary,
 )
@@ -120,7 +121,12 @@ def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
 
 def test_forward_and_backward_are_quoted_together() -> None:
     assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
-    assert "forward + backward" not in printed(record(time={**TIME, "backward": NEVER}))
+    without = {**TIME, "backward": NEVER}
+    assert "forward + backward" not in printed(record(time=without, host_time=without))
+
+
+def test_a_phase_that_took_the_host_alone_some_time_has_a_row() -> None:
+    assert row(printed(record(time={**TIME, "forward": NEVER})), "forward")
 
 
 @pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])
@@ -274,7 +280,7 @@ def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
         ({"unknown": "it took more than 20 s"}, "planned: unknown (it took more than 20 s)"),
         (
             {"peaks": {"forward": 2 << 20, "backward": 1 << 20}},
-            "planned: peak 2.00 MiB, in forward; measured 0.250 of it",
+            "planned: peak 2.00 MiB, in forward; measured, with workspaces of libraries, 0.250 of it",
         ),
     ],
 )
@@ -291,3 +297,11 @@ def test_on_the_cpu_what_forward_left_stands_beside_what_it_should() -> None:
     memory["held"]["source"] = "allocator"  # which counts other things
     unknown = "planned: peak 2.00 MiB, in forward; what was measured is unknown"
     assert unknown in summary_lines(made_record(memory=memory, planned=planned))
+
+
+def test_lines_that_make_the_host_wait_are_named_those_that_do_it_most_first() -> None:
+    files = {1: "/a/m1.py", 3: "/a/m3.py", 2: "/lib/site-packages/b/m2.py"}
+    syncs = [Sync(file=file, line=n, function="f", count=n, call=f"x{n}.item()") for n, file in files.items()]
+    told = "the host waits for the device at: x3.item() (m3.py, line 3), x2.item() (b/m2.py, line 2), 1 more line"
+    assert told in printed(record(syncs=syncs)).splitlines()
+    assert "waits for the device" not in printed(record(syncs=[]))

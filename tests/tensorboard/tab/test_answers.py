@@ -81,9 +81,9 @@ def test_a_thousand_runs_are_listed_in_two_seconds(get: Get, logdir: Path) -> No
         (logdir / str(number)).mkdir()
         for name in ("run.json", "steps.csv"):
             (logdir / str(number) / name).hardlink_to(first / name)
-    began = time.process_time()  # its own time: others may use the machine
+    began = time.thread_time()  # its own time: others may use the machine, or this process
     assert len(get("runs").json["runs"]) == 1000
-    assert time.process_time() - began < 2.0
+    assert time.thread_time() - began < 2.0
 
 
 def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) -> None:
