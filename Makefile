@@ -22,7 +22,7 @@ WORKERS ?= 2
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test setup lint format type imports docs unit test-python
-.PHONY: test-lowest test-newest test-browser wheel bench gpu
+.PHONY: test-lowest test-newest test-simulated-gpu test-browser wheel bench gpu
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */\t/' | expand -t 15
@@ -69,6 +69,11 @@ test-lowest:  ## pytest with the lowest versions that pyproject.toml allows (PYT
 
 test-newest:  ## pytest with the newest versions that pyproject.toml allows
 	$(MAKE) unit VENV=.venv-newest DEV_INSTALL='$$(UV_INSTALL)'
+
+test-simulated-gpu:  ## the tests marked gpu on a simulated GPU (PYTHON=python3.12; torch with CUDA takes 6 GB)
+	$(MAKE) setup VENV=.venv-simulated-gpu DEV_INSTALL='$$(UV_INSTALL) torch==2.11.0 transformers nvidia-cuda-crt==13.0.* nvidia-cuda-cccl==13.0.*'
+	.venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu $(PYTEST_ARGS)
+	SIMULATED_GPU_COUNT=2 .venv-simulated-gpu/bin/python -m benchmarks.simulated_gpu .venv-simulated-gpu/bin/python -m pytest -m gpu tests/callbacks/test_nccl_ranks.py
 
 CHROMIUM = command -v chromium || command -v chromium-browser
 

@@ -1,5 +1,6 @@
 """What all tests share; they import what stands in tests/support."""
 
+import gc
 import os
 import shutil
 import signal
@@ -45,6 +46,15 @@ def nothing_compiled_yet() -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_memory_held_yet() -> None:
+    """As in a fresh process: another test's memory, its peak or what stood in it is none of this one's."""
+    if torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 @pytest.fixture(autouse=True)
