@@ -9,7 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 verb=${1:-} folder=${2:-} python=${3:-python3}
 there=(torch lightning pytorch-lightning torchmetrics transformers numpy) # with what these bring
-extra=(matplotlib plotly pytest pytest-timeout setuptools)                # pictures, the tests, our own installation
+extra=(matplotlib plotly pytest pytest-timeout)                           # pictures, the tests
+ours=('setuptools>=77,<82')                                               # our own installation; torch 2.11 has no newer one
 
 requirements() { # of pyproject.toml, one a line, without what is there
   "$python" - "${there[@]}" <<'END'
@@ -32,20 +33,22 @@ fetch:given)
     platforms+=(--platform "${platform}_x86_64")
   done
   mapfile -t needed < <(requirements)
-  "$python" -m pip download --quiet --disable-pip-version-check --dest "$folder" --constraint constraints.txt \
-    --only-binary=:all: --python-version 3.12 --implementation cp "${platforms[@]}" "${needed[@]}" "${extra[@]}"
+  "$python" -m pip download --quiet --disable-pip-version-check --dest "$folder" \
+    --constraint <(grep -v '^setuptools==' constraints.txt) --only-binary=:all: --python-version 3.12 --implementation cp \
+    "${platforms[@]}" "${needed[@]}" "${extra[@]}" "${ours[@]}"
   for name in "${there[@]}"; do rm -f "$folder/${name//-/_}"-*.whl; done
   du -sm "$folder" | { read -r size _ && echo "$size MiB in $folder" && ((size <= 60)); }
   ;;
 install:given)
   "$python" -m venv --clear --without-pip .venv-gpu
-  ours=.venv-gpu/bin/python
+  made=.venv-gpu/bin/python
   where='import sysconfig; print(sysconfig.get_path("purelib"))'
   # Not --system-site-packages: where that Python is an environment itself, that means the one below it.
-  "$python" -c "$where" >"$("$ours" -c "$where")/there.pth"
-  "$python" -m pip --python "$ours" install -qq --disable-pip-version-check --no-index --find-links "$folder" \
-    --editable . "${extra[@]}"
-  "$ours" -m lm_profiler --version
+  "$python" -c "$where" >"$("$made" -c "$where")/there.pth"
+  install=("$python" -m pip --python "$made" install -qq --disable-pip-version-check --no-index --find-links "$folder")
+  # Where that Python's own packages do not fit together, pip refuses to add any: then all of the folder, as it is.
+  "${install[@]}" --editable . "${extra[@]}" "${ours[@]}" || "${install[@]}" --no-deps --editable . "$folder"/*.whl
+  "$made" -m lm_profiler --version
   ;;
 *)
   sed -n '2,6s/^# \{0,1\}//p' "$0" >&2

@@ -81,5 +81,8 @@ def read_findings(folder: Path) -> dict[str, Any]:
 
 
 def shown(value: float | None, unit: str = "", digits: int = 4, scale: float = 1.0) -> str:
-    """A figure in ``digits`` significant digits; "unknown" where there is none."""
-    return "unknown" if value is None else f"{value * scale:,.{digits}g}{unit}"
+    """A figure in ``digits`` significant digits, and all before its point; "unknown" where there is none."""
+    if value is None:
+        return "unknown"
+    value *= scale
+    return f"{value:,.{digits}g}{unit}" if abs(value) < 10**digits else f"{value:,.0f}{unit}"

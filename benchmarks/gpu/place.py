@@ -19,6 +19,7 @@ from lm_profiler.cli.main import main
 from lm_profiler.record.collection import collect
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import RecordError, RunRecord, read_run
+from lm_profiler.sweep.server import how_ended
 
 _SPARE_SHARE = 0.1
 """Of the limit; what a part may need to write what it has found."""
@@ -75,7 +76,10 @@ class Place:
         processes = [context.Process(target=_alone, args=(work, self.folder / output)) for work in works]
         for process in processes:
             process.start()
-        return [self._ended(process, at_least_s) for process in processes]
+        codes = [self._ended(process, at_least_s) for process in processes]
+        with (self.folder / output).open("a") as file:
+            file.writelines(f"{how_told(code)}\n" for code in codes if code != 0)
+        return codes
 
     def _ended(self, process: ForkProcess, at_least_s: float) -> int | None:
         process.join(max(self.left_s, at_least_s))
@@ -101,10 +105,10 @@ class Place:
         file = self.folder / f"{kind}.png"
         self.call("report", str(runs), f"--plot={kind}", f"--output={file}", output="report.txt", at_least_s=4.0)
 
-    def fit(self, name: str, *options: str) -> RunRecord | None:
-        """The record of one run with these options; None where it left none."""
-        self.call("fit", *options, f"--log_dir={self.folder}", f"--name={name}", output=f"{name}.txt")
-        return self.last(name)
+    def fit(self, name: str, *options: str) -> tuple[int | None, RunRecord | None]:
+        """How one run with these options ended, and its record; None where it left none."""
+        code = self.call("fit", *options, f"--log_dir={self.folder}", f"--name={name}", output=f"{name}.txt")
+        return code, self.last(name)
 
     def last(self, name: str) -> RunRecord | None:
         """The record of the last run of that name."""
@@ -123,6 +127,11 @@ class Place:
         folder = self.folder / name
         self.call("sweep", *options, f"--name={name}", f"--log_dir={self.folder}", output=f"{name}.txt")
         return collect([folder]).entries if folder.exists() else []
+
+
+def how_told(code: int | None) -> str:
+    """The end of a process that ``apart`` has started."""
+    return "killed, because the time was over" if code is None else how_ended(code)
 
 
 def missing(entries: Sequence[Entry]) -> bool:

@@ -23,7 +23,7 @@ class Part:
 MACHINE = Part(0, "machine", 30, "What is measured on?")
 PARTS = (
     MACHINE,
-    Part(1, "tests", 60, "Do the tests pass that need a CUDA device?"),
+    Part(1, "tests", 65, "Do the tests pass that need a CUDA device?"),
     Part(2, "main_job", 50, "What does the main job show: xl under bf16-mixed, with its trace and its kernels?"),
     Part(3, "overhead", 35, "What do the instruments cost, with an event at every mark? Aim: 0.3 % of small's step"),
     Part(4, "known_answers", 25, "Are phases right where kernels of known length run? Aim: 1 % or 20 µs"),

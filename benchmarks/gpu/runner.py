@@ -8,11 +8,13 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
 from lm_profiler.record.exit_codes import OK
@@ -42,7 +44,8 @@ def run_parts(parts: Sequence[Part], folder: Path, on_cpu: bool, limit_s: float 
         on_cpu: The same code with tiny sizes.
         limit_s: Of each part but the machine's description, instead of its own limit.
     """
-    with CellServer(SERVER) as server:
+    folder.mkdir(parents=True, exist_ok=True)
+    with CellServer(SERVER) as server, nullcontext() if on_cpu else watched(folder):
         for part in parts:
             place = folder / f"{part.number:02}-{part.name}"
             if _status(place).get("status") != "done":

@@ -30,10 +30,10 @@ def _read(place: Path) -> dict[str, Any]:
 
 def _page(folder: Path, on_cpu: bool, machine: dict[str, Any], parts: list[dict[str, Any]]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items())
-    commit = machine.get("git_commit") or "unknown"
+    platform, driver, commit = (machine.get(key) or "unknown" for key in ("platform", "driver", "git_commit"))
     texts = [
         f"# {machine.get('device_name', 'unknown machine')}\n",
-        f"{machine.get('platform')}, driver {machine.get('driver') or 'unknown'}, {versions}, commit {commit}\n",
+        f"platform {platform}, driver {driver}, {versions or 'versions unknown'}, commit {commit}\n",
     ]
     if on_cpu:
         texts.append("Tiny sizes on the CPU, to try the command: these figures say nothing about anything.\n")

@@ -13,8 +13,9 @@ import pytest
 import torch
 import warm
 
+from benchmarks.gpu.card import watched
 from benchmarks.gpu.findings import Findings
-from benchmarks.gpu.parts import machine, tests
+from benchmarks.gpu.parts import machine, overhead, tests
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import MACHINE, PARTS, chosen
 from benchmarks.gpu.runner import run_parts
@@ -98,6 +99,33 @@ def test_the_page_names_the_machine_and_says_that_these_figures_are_none(results
     assert all(f"## {part.number}. {part.name}" in text for part in PARTS)
 
 
+def test_what_the_machine_says_of_itself_is_kept(results: Path) -> None:
+    text = (results / "00-machine" / "about.txt").read_text()
+    assert all(line in text for line in ("$ nvidia-smi -q\n", f"\ntorch=={torch.__version__}"))
+
+
+def test_what_each_card_does_is_written_while_parts_run(tmp_path: Path) -> None:
+    class Nvml:
+        """Two cards, one of which says nothing but its memory."""
+
+        nvmlDeviceGetCount = staticmethod(lambda: 2)
+        nvmlDeviceGetHandleByIndex = staticmethod(int)
+        nvmlDeviceGetMemoryInfo = staticmethod(lambda card: mock.Mock(used=100 + card))
+
+        @staticmethod
+        def nvmlDeviceGetPowerUsage(card: int) -> int:
+            return 350_000 // (1 - card)
+
+    with mock.patch("benchmarks.gpu.card.initialized", return_value=Nvml()), watched(tmp_path):
+        pass
+    head, *lines = (tmp_path / "cards.csv").read_text().splitlines()
+    rows = [dict(zip(head.split(","), line.split(","), strict=True)) for line in lines]
+    assert [(row["card"], row["power_mw"], row["used_bytes"]) for row in rows[:2]] == [
+        ("0", "350000", "100"),
+        ("1", "", "101"),
+    ]
+
+
 def test_what_is_done_is_not_done_again(results: Path) -> None:
     before = (results / "gpu.json").read_bytes()
     done = command("--on_cpu", f"--output={results}")
@@ -118,6 +146,15 @@ def test_a_test_that_failed_is_named(tmp_path: Path) -> None:
     assert findings.figures == {"tests": 3, "passed": 1, "failed": 1, "skipped": 1}
     text = findings.texts["Not passed"]
     assert [word in text for word in ("a::fails", "assert 1 == 2", "a::skips", "a::passes")] == [True] * 3 + [False]
+
+
+@pytest.mark.parametrize(
+    "extra_us, met",
+    [([10.0, 12.0, 11.0], True), ([-500.0, 480.0, 11.0], None), ([98.0, 102.0, 101.0], False)],
+)
+def test_that_little_is_added_is_said_where_the_rounds_agree_on_it(extra_us: list[float], met: bool | None) -> None:
+    _, low, high = overhead.share_of(extra_us, step_us=10_000.0)
+    assert overhead.met(low, high) is met
 
 
 def test_without_a_gpu_it_says_so_and_how_to_try_it(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ import torch.nn.functional as F
 
 from benchmarks.gpu.findings import Findings, shown
 from benchmarks.gpu.parts import main_job
-from benchmarks.gpu.place import Place
+from benchmarks.gpu.place import Place, how_told
 from lm_profiler.record.run import MemoryCauses, MemoryLevels, RunRecord
 
 SIZES = ("small", "xl", "2.7B")
 AIM = 0.05
 """Of the planned peak."""
 
+_PLANNED = "measured / planned peak"
 _STEPS = ("--stages.warmup_steps=3", "--stages.measure_steps=6", "--memory.steps=1", "--trace.steps=1")
 _HEADINGS = ("size", "of the step", "planned (MiB)", "measured (MiB)", "measured - planned (MiB)")
 _FLOORS = ("size", "phase", "bound by", "floor (ms)", "took (ms)", "times")
@@ -36,13 +37,15 @@ def run(place: Place, findings: Findings) -> None:
     phases: list[list[str]] = []
     terms: list[list[str]] = []
     for size in SIZES[:1] if place.on_cpu else SIZES:
-        record = measured(place, size)
+        code, record = measured(place, size)
+        if record is None or record.status != "ok" or code != 0:
+            findings.note(f"{size}: {'no record' if record is None else record.status}, {how_told(code)}")
         if record is None or record.status != "ok":
-            findings.note(f"{size}: {'no record' if record is None else record.status}")
+            findings.aim(f"{size}: {_PLANNED}", f"1 ± {AIM:g}", "no whole run", None)
             continue
         rows += planned(size, record, findings)
         findings.table("Memory", _HEADINGS, rows, left=2)
-        phases += floors(size, record)
+        phases += floors(place, size, record, findings)
         findings.table("The least that each phase could take", _FLOORS, phases, left=3)
         terms += explained(place, size, record, findings)
         findings.table("Where the step went", ("size", "term", "ms", "of the step"), terms, left=2)
@@ -77,29 +80,30 @@ def multiply(device: torch.device, told: Path) -> None:
     told.write_text(json.dumps(kept), "utf-8")
 
 
-def measured(place: Place, size: str) -> RunRecord | None:
-    """The run of the main job, where it is this one and is there; else a new one, whose trace is not kept."""
+def measured(place: Place, size: str) -> tuple[int | None, RunRecord | None]:
+    """The run of the main job, where it is this one and went well; else a new one, whose trace is not kept."""
     job = replace(place, folder=place.folder.parent / "02-main_job")
-    if size == "xl" and (job.folder / main_job.CONFIG).exists():
-        return job.last(main_job.CONFIG)
+    if size == "xl" and (record := job.last(main_job.CONFIG)) is not None and record.status == "ok":
+        return 0, record
     # What stands last has the last word, also over what makes the run tiny.
-    record = place.fit(size, *place.sized(f"--config={size}_bf16"), *_STEPS)
+    ended = place.fit(size, *place.sized(f"--config={size}_bf16"), *_STEPS)
     for trace in place.newest(size).glob("trace/*.gz"):
         trace.unlink()
-    return record
+    return ended
 
 
 def planned(size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
     """Planned bytes beside the allocator's: the peak of each phase, what it consists of, and what is held."""
     plan, memory = record.planned, record.memory
+    what, aim = f"{size}: {_PLANNED}", f"1 ± {AIM:g}"
     if plan is None or plan.peak is None or memory is None:
-        findings.note(f"{size}: not planned: {None if plan is None else plan.unknown}")
+        findings.aim(what, aim, f"not planned: {None if plan is None else plan.unknown}", None)
         return []
     peaks = {phase: reading.allocated_peak for phase, reading in memory.parts.items()}
     most, allocator = memory.measured.allocated_peak, memory.allocator
     ratio = None if most is None else most / plan.peak
     met = None if ratio is None else abs(ratio - 1) <= AIM
-    findings.aim(f"{size}: measured / planned peak", f"1 ± {AIM:g}", shown(ratio), met)
+    findings.aim(what, aim, shown(ratio), met)
     asked = None if allocator is None else allocator.requested_peak
     at = plan.phase or "forward"
     return [
@@ -128,8 +132,11 @@ def beside(size: str, what: str, plan: int | None, found: int | None) -> list[st
     return [size, what, *("unknown" if n is None else f"{n / 2**20:,.2f}" for n in (plan, found)), off]
 
 
-def floors(size: str, record: RunRecord) -> list[list[str]]:
-    """Each phase's floor beside what it took."""
+def floors(place: Place, size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
+    """Each phase's floor beside what it took; of one that took less the record says so, and has none."""
+    beaten = [note for note in record.notes if note.startswith("the floor")]
+    met = None if place.on_cpu else not beaten
+    findings.aim(f"{size}: phases that beat their floor", "none", "; ".join(beaten) or "none", met)
     rows = []
     for phase, floor in record.floors.items():
         seconds = (floor.seconds, record.time[phase].median)
@@ -141,12 +148,13 @@ def floors(size: str, record: RunRecord) -> list[list[str]]:
 def explained(place: Place, size: str, record: RunRecord, findings: Findings) -> list[list[str]]:
     """The waterfall's terms, and the share of the step that none of them explains."""
     fall = record.waterfall
+    what, aim = f"{size}: unexplained of the step", "5 % at most"
     if fall is None:
-        findings.note(f"{size}: no waterfall in its record")
+        findings.aim(what, aim, "no waterfall in its record", None)
         return []
     unexplained = sum(term.seconds for term in fall.terms if term.name == "unexplained") / fall.step_s
     findings.add(**{f"{size}_unexplained_share": unexplained})
     met = None if place.on_cpu else abs(unexplained) <= 0.05
-    findings.aim(f"{size}: unexplained of the step", "5 % at most", f"{unexplained:.1%}", met)
+    findings.aim(what, aim, f"{unexplained:.1%}", met)
     rows = [[size, t.name, shown(t.seconds, scale=1e3), f"{t.seconds / fall.step_s:.1%}"] for t in fall.terms]
     return [*rows, [size, "step", shown(fall.step_s, scale=1e3), "100.0%"]]

@@ -61,7 +61,7 @@ def rank(place: Place, number: int, port: int) -> Callable[[], int]:
 def tell(place: Place, findings: Findings, name: str, codes: list[int | None], ranks: int) -> RunRecord | None:
     """Whether the record is whole."""
     record = place.last(name)
-    whole = record is not None and record.status == "ok" and len(record.rank_step_s) == (ranks if ranks > 1 else 0)
+    whole = record is not None and record.status == "ok" and len(record.rank_step_s) == ranks
     found = f"exit codes {codes}, {'no record' if record is None else record.status}"
     findings.aim(f"{name}: ok, and each rank's step known", "yes", found, whole and codes == [0] * ranks)
     return record

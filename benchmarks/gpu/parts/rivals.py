@@ -120,21 +120,24 @@ class Step:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def seconds(self, steps: int) -> float:
-        """Of one, the mean of ``steps`` one after the other; on the device's clock where it has one."""
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Of one, the mean of ``steps`` in a row; on the device's clock where there is one, and on the host's."""
         stream = stream_of(self.device)
         if stream is None:
             began_s = time.perf_counter()
             for _ in range(steps):
                 self()
-            return (time.perf_counter() - began_s) / steps
+            host_s = (time.perf_counter() - began_s) / steps
+            return host_s, host_s
         stream.wait()
+        began_s = time.perf_counter()
         begin = stream.record()
         for _ in range(steps):
             self()
         end = stream.record()
+        host_s = (time.perf_counter() - began_s) / steps
         stream.wait()
-        return (stream.seconds(begin, end) or float("nan")) / steps
+        return (stream.seconds(begin, end) or float("nan")) / steps, host_s
 
 
 def run(place: Place, findings: Findings) -> None:
@@ -151,25 +154,31 @@ def run(place: Place, findings: Findings) -> None:
     for step in contenders.values():
         step.seconds(warmup)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    host: dict[str, list[float]] = {name: [] for name in contenders}
     while len(seconds[_OURS]) < 3 or (not place.on_cpu and place.left_s > 5 and len(seconds[_OURS]) < 20):
         for name, step in contenders.items():
-            seconds[name].append(step.seconds(steps))
-    tell(findings, models, seconds)
+            took_s, launched_s = step.seconds(steps)
+            seconds[name].append(took_s)
+            host[name].append(launched_s)
+    tell(findings, models, seconds, host)
 
 
-def tell(findings: Findings, models: dict[str, nn.Module], seconds: dict[str, list[float]]) -> None:
+def tell(
+    findings: Findings, models: dict[str, nn.Module], seconds: dict[str, list[float]], host: dict[str, list[float]]
+) -> None:
+    """``host`` as long as the step: it is launching that takes so long, whatever the kernels do."""
     rows = []
     for name, values in seconds.items():
         ratios = [own / other for own, other in zip(seconds[_OURS], values, strict=True)]
         parameters = sum(parameter.numel() for parameter in models[name].parameters())
         spread = f"{min(ratios):.3f} ... {max(ratios):.3f}"
-        step = f"{statistics.median(values) * 1e3:.3f}"
-        rows.append([name, f"{parameters:,}", step, f"{statistics.median(ratios):.3f}", spread])
+        step, launching = (f"{statistics.median(each) * 1e3:.3f}" for each in (values, host[name]))
+        rows.append([name, f"{parameters:,}", step, launching, f"{statistics.median(ratios):.3f}", spread])
     rounds = len(seconds[_OURS])
-    headings = ("", "parameters", "step (ms)", "ours / this", "min ... max")
+    headings = ("", "parameters", "step (ms)", "host (ms)", "ours / this", "min ... max")
     findings.table(f"A step of {SIZE}, {rounds} rounds of {STEPS} steps in turns", headings, rows)
     over = {
         name: statistics.median(a / b for a, b in zip(seconds[_OURS], values, strict=True))
         for name, values in seconds.items()
     }
-    findings.add(seconds=seconds, our_step_over=over)
+    findings.add(seconds=seconds, host_seconds=host, our_step_over=over)
