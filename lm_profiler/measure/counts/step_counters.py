@@ -92,8 +92,8 @@ def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
 
 
 def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
-    """The most CPU time that ``faults`` took: at the cost of small pages, or of large ones while the kernel worked."""
-    return max(faults * cost.small_s, min(faults * cost.large_s, system_s))
+    """The most CPU time that ``faults`` took: at the cost of small pages, or of dear ones while the kernel worked."""
+    return max(faults * cost.small_s, min(faults * cost.dearest_s, system_s))
 
 
 class _Interval(NamedTuple):

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 _BYTES = 16 * 2**20
 _TIMES = 3
+_FRESH = 6.0
+"""Times a fault's cost that one took where the page was new to the machine too: its host had yet to give it memory."""
 
 
 class FaultCost(NamedTuple):
@@ -20,6 +22,11 @@ class FaultCost(NamedTuple):
 
     small_s: float
     large_s: float
+
+    @property
+    def dearest_s(self) -> float:
+        """What one may have cost in the run: after it, pages are touched that the machine has had before."""
+        return max(self.large_s, _FRESH * self.small_s)
 
 
 def fault_cost(clock: Callable[[], float] = time.thread_time) -> FaultCost | None:

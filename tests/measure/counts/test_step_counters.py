@@ -45,9 +45,9 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
     assert first.model_dump(exclude_none=True) == pytest.approx(
         {
             "step": 6, "rank": 2, "wall_s": 0.1, "between_s": 0.01, "gc_s": 0.0, "compile_s": 0.0, "cpu_wait_s": 0.005,
-            "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 300e-6, "minor_faults": 300,
-            "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4, "alloc_retries": 0,
-            "new_segments": 1,
+            "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 6 * 300e-6,
+            "minor_faults": 300, "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4,
+            "alloc_retries": 0, "new_segments": 1,
         }
     )  # fmt: skip
     assert second.between_s == pytest.approx(0.002)
@@ -56,7 +56,7 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
 
 
 def test_faults_of_threads_that_run_at_once_take_the_step_less() -> None:
-    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.1, 0.3, 100_000, 0, 0, 0))]
+    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
     (counters,) = step_counters(raw, Beside(cost=SMALL))
     assert counters.fault_s == pytest.approx(0.1 / 4)
 
@@ -67,6 +67,16 @@ def test_large_pages_take_as_long_as_the_kernel_is_at_work_and_no_longer_than_th
 ) -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, 100, 0, 0, 0))]
     (counters,) = step_counters(raw, Beside(cost=FaultCost(1e-6, 0.5e-3)))
+    assert counters.fault_s == pytest.approx(fault_s)
+
+
+@pytest.mark.parametrize("system_s, fault_s", [(0.05, 0.10), (0.18, 0.18), (2.0, 0.60)])
+def test_pages_that_are_new_to_the_machine_take_longer_while_the_kernel_is_at_work(
+    system_s: float, fault_s: float
+) -> None:
+    """At up to six times what they cost after the run; less than they cost then they did not take."""
+    raw = [reading(0, 0, 0), reading(1, 0, 4000, (0.5, system_s, 100_000, 0, 0, 0))]
+    (counters,) = step_counters(raw, Beside(cost=SMALL))
     assert counters.fault_s == pytest.approx(fault_s)
 
 
