@@ -75,15 +75,12 @@ def test_damaged_and_foreign_folders_are_named_with_their_error(get: Get, logdir
     assert "damaged/run.json" in refused.text
 
 
-def test_a_thousand_runs_are_listed_in_two_seconds(get: Get, logdir: Path) -> None:
-    first = made_entry(logdir / "0").folder
-    for number in range(1, 1000):
-        (logdir / str(number)).mkdir()
-        for name in ("run.json", "steps.csv"):
-            (logdir / str(number) / name).hardlink_to(first / name)
-    began = time.thread_time()  # its own time: others may use the machine, or this process
-    assert len(get("runs").json["runs"]) == 1000
-    assert time.thread_time() - began < 2.0
+def test_the_list_reads_the_records_of_runs_that_ended_and_not_their_steps(get: Get, logdir: Path) -> None:
+    folder = made_entry(logdir / "a").folder
+    (folder / "steps.csv").write_text("no steps")
+    listed = get("runs").json
+    assert ([run["run"] for run in listed["runs"]], listed["problems"]) == (["a"], [])
+    assert "a/steps.csv: expected the columns of steps.csv" in get("run", run="a").text
 
 
 def test_a_run_shows_its_record_table_and_timed_steps(get: Get, logdir: Path) -> None:
