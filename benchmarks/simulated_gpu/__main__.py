@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,7 +26,11 @@ def main() -> int:
     if cuda is None or not cuda.startswith("13."):
         print(f"torch: expected a build for CUDA 13, given {torch.__version__}", file=sys.stderr)
         return 2
-    os.environ.update(environment(Path("logs", "simulated_gpu", torch.__version__).resolve()))
+    try:
+        os.environ.update(environment(Path("logs", "simulated_gpu", torch.__version__).resolve()))
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"the simulated GPU cannot be compiled: {error}", file=sys.stderr)
+        return 2
     try:
         os.execvp(sys.argv[1], sys.argv[1:])
     except OSError as error:

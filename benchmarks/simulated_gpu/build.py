@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,8 +17,8 @@ SOURCES = (
 )
 CALLED = re.compile(r"(__cuda|cuda[A-Z]|cublas|cupti|nccl|cu[A-Z])\w+")
 _MISSING = """#include <stdio.h>
-static int missing(const char *name) {
-  fprintf(stderr, "simulated GPU: %s is not there\\n", name);
+static int missing(const char *name, int *told) {
+  if (!(*told)++) fprintf(stderr, "simulated GPU: %s is not there\\n", name);
   return 801;  // cudaErrorNotSupported, CUDA_ERROR_NOT_SUPPORTED
 }
 """
@@ -30,11 +31,14 @@ def symbols(files: list[Path], *kind: str) -> set[str]:
     return {name for name in names if CALLED.fullmatch(name)}
 
 
-def stub(name: str) -> str:
-    """Of a library that computes, nothing is computed and all is well; of CUDA itself, what is missing is said."""
-    if name.startswith(("cublas", "nccl", "cupti")):
-        return f"int {name}() {{ return 0; }}\n"
-    return f'int {name}() {{ return missing("{name}"); }}\n'
+def stubs(names: Iterable[str]) -> str:
+    """C functions that say once that they are not there: CUDA's own fail, those of libraries compute nothing."""
+    return _MISSING + "".join(map(_stub, sorted(names)))
+
+
+def _stub(name: str) -> str:
+    returned = "0 * " if name.startswith(("cublas", "nccl", "cupti")) else ""
+    return f'int {name}() {{ static int told; return {returned}missing("{name}", &told); }}\n'
 
 
 def build(into: Path) -> list[Path]:
@@ -43,7 +47,8 @@ def build(into: Path) -> list[Path]:
     Their folder is the one for ``LD_LIBRARY_PATH``: who asks for the driver or NVML by name finds the same library.
 
     Raises:
-        subprocess.CalledProcessError: there is no C++ compiler, or CUDA's headers are not installed.
+        OSError: there is no C++ compiler.
+        subprocess.CalledProcessError: CUDA's headers are not installed.
     """
     libraries = [into / name for name in ("libcuda.so.1", "libnvrtc.so.13")]
     newest = max(file.stat().st_mtime for file in HERE.iterdir() if file.is_file())
@@ -53,9 +58,6 @@ def build(into: Path) -> list[Path]:
     with TemporaryDirectory(dir=into) as folder:  # a library that runs is replaced, never written to
         for made in _compiled(Path(folder)):
             made.replace(into / made.name)
-    management = into / "libnvidia-ml.so.1"
-    management.unlink(missing_ok=True)
-    management.symlink_to(libraries[0].name)
     return libraries
 
 
@@ -77,13 +79,13 @@ def _compiled(folder: Path) -> list[Path]:
         subprocess.run([*compiled, str(HERE / f"{name}.cpp"), "-o", str(made)], check=True)
     compiler = objects.pop("compiler")
     called = symbols(sorted((site / "lib").glob("lib*.so")), "-D", "--undefined-only")
-    stubs = folder / "stubs.c"
-    stubs.write_text(
-        _MISSING + "".join(map(stub, sorted(called - symbols([*objects.values()], "--defined-only")))), "utf-8"
-    )
-    subprocess.run(["gcc", "-w", "-fPIC", "-c", str(stubs), "-o", str(folder / "stubs.o")], check=True)
+    source = folder / "stubs.c"
+    source.write_text(stubs(called - symbols([*objects.values()], "--defined-only")), "utf-8")
+    subprocess.run(["gcc", "-w", "-fPIC", "-c", str(source), "-o", str(folder / "stubs.o")], check=True)
     libraries = {"libcuda.so.1": [*objects.values(), folder / "stubs.o"], "libnvrtc.so.13": [compiler]}
     for name, parts in libraries.items():
         linked = ["g++", "-shared", f"-Wl,-soname,{name}", *map(str, parts), "-ldl", "-lpthread"]
         subprocess.run([*linked, "-o", str(folder / name)], check=True)
-    return [folder / name for name in libraries]
+    management = folder / "libnvidia-ml.so.1"
+    management.symlink_to("libcuda.so.1")
+    return [management, *(folder / name for name in libraries)]

@@ -1,5 +1,5 @@
-// Copies and fills, and what a host reads of what kernels never wrote. Copies move their bytes when the stream has come to
-// them, and take the time of the link.
+// Copies and fills, and what a host reads of what kernels never wrote. Copies take the time of the link, and move their bytes
+// in the stream's order, as soon as their time is known: a host that does not wait for them sees them too early.
 #include <cstring>
 #include <map>
 

@@ -95,8 +95,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   work.name = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0";
   work.grid = dim3(132), work.block = dim3(384);
   work.length = 50000;
-  enqueue(stream_of(((Handle*)handle)->stream), work);
-  return CUDNN_STATUS_SUCCESS;
+  return launch(stream_of(((Handle*)handle)->stream), std::move(work)) ? CUDNN_STATUS_EXECUTION_FAILED : CUDNN_STATUS_SUCCESS;
 }
 #pragma GCC visibility pop
 }

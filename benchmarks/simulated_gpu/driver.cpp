@@ -105,13 +105,12 @@ CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchC
 }
 CUresult cuLaunchKernel(CUfunction function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned,
                         CUstream stream, void**, void**) {
-  Told told("cuLaunchKernel");
+  Told told(__func__);
   Work work;
   work.name = ((Function*)function)->name;
   work.grid = dim3(gx, gy, gz), work.block = dim3(bx, by, bz);
-  work.length = 2000 + double(gx) * gy * gz * bx * by * bz * 32 / 3000;
-  enqueue(stream_of((cudaStream_t)stream), work);
-  return CUDA_SUCCESS;
+  work.length = start_of_kernel + double(gx) * gy * gz * bx * by * bz * 32 / memory_per_ns;
+  return (CUresult)launch(stream_of((cudaStream_t)stream), std::move(work));  // an error has one number in both
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* c, CUfunction function, void** arguments, void** extra) {
   Told told(__func__);
@@ -166,8 +165,12 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
   delete made;
   return CUDA_SUCCESS;
 }
-CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long) { return CUDA_SUCCESS; }
+CUresult cuMemMap(CUdeviceptr at, size_t bytes, size_t, CUmemGenericAllocationHandle handle, unsigned long long) {
+  map_memory((void*)at, bytes, ((Allocation*)handle)->device);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemUnmap(CUdeviceptr at, size_t bytes) {
+  unmap_memory((void*)at);
   madvise((void*)at, bytes, MADV_DONTNEED);
   return CUDA_SUCCESS;
 }
@@ -178,7 +181,10 @@ CUresult cuMemGetAllocationGranularity(size_t* bytes, const CUmemAllocationProp*
 }
 
 // Where the runtime is asked for the driver's functions.
-static int not_there() { return cudaErrorNotSupported; }
+static int not_there() {
+  fputs("simulated GPU: a function of the driver is not there\n", stderr);
+  return cudaErrorNotSupported;
+}
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
                                              cudaDriverEntryPointQueryResult* status) {
   std::string versioned = std::string(symbol) + "_v2";

@@ -1,5 +1,6 @@
 // Errors: the last one of each thread's calls, and that of a device that failed an assertion.
 #include <algorithm>
+#include <atomic>
 
 #include "gpu.h"
 
@@ -8,7 +9,7 @@ namespace {
 
 thread_local cudaError_t last_error = cudaSuccess;
 // When a kernel failed an assertion. The host hears of it at any call after the kernel's end, for good.
-int64_t fails_at = INT64_MAX;
+std::atomic<int64_t> fails_at{INT64_MAX};
 
 }  // namespace
 
@@ -17,8 +18,11 @@ cudaError_t failed(cudaError_t error) {
   last_error = error;
   return error;
 }
-void fail_at(int64_t ns) { fails_at = std::min(fails_at, ns); }
-void wait_until(int64_t ns) { sleep_until(std::min(ns, fails_at)); }
+void fail_at(int64_t ns) {
+  Guard guard(lock);
+  fails_at = std::min(fails_at.load(), ns);
+}
+void wait_until(int64_t ns) { sleep_until(std::min(ns, fails_at.load())); }
 
 }  // namespace gpu
 

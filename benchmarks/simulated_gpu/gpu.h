@@ -51,7 +51,7 @@ struct Work {
   Event* record = nullptr;
   void (*call)(void*) = nullptr;
   void* data = nullptr;
-  std::function<void()> moves;  // bytes, when the stream has come to it
+  std::function<void()> moves;  // bytes, when it is given its time
   // A collective: when it ends, if this rank comes to the communicator's `number`th at `begin`; negative: not known yet.
   std::function<int64_t(uint64_t number, int64_t& begin)> meets;
   uint64_t* numbers = nullptr;
@@ -88,6 +88,9 @@ int device_attribute(int attribute);
 // Gives `work` to the stream: it begins when the stream is ready, or now. During a capture the graph is given it.
 void enqueue(Stream* stream, Work work);
 
+// kernels.cpp: gives a kernel to the stream. The host waits where the driver would take no more of them.
+cudaError_t launch(Stream* stream, Work kernel);
+
 // When all that the stream was given is done, or an event is reached: waits until that is known, not until it is so.
 int64_t end_of(Stream* stream);
 int64_t end_of(const Instant& instant);
@@ -105,6 +108,8 @@ uint64_t memory_used(int device);
 bool has_memory(int device);  // this process, beside its context
 bool take_memory(uint64_t bytes, int device);
 void give_memory(uint64_t bytes, int device);
+void map_memory(void* at, uint64_t bytes, int device);  // addresses that have memory of it now
+void unmap_memory(void* at);
 int memory_kind(const void* at);  // pageable, pinned, of the device: CUpti_ActivityMemoryKind
 
 // copies.cpp: bytes of device memory as a host gets them, and numbers of `each` bytes that were written there.

@@ -11,7 +11,7 @@
 
 namespace gpu {
 
-const int64_t start_of_kernel = setting("SIMULATED_GPU_KERNEL_NS", 2000);
+const int64_t start_of_kernel = 2000;
 const double cycles_per_ns = setting("SIMULATED_GPU_GHZ", 1.755);
 
 namespace {
@@ -72,12 +72,13 @@ std::function<void()> computed(const std::string& kernel, void** args) {
   return nullptr;
 }
 
-// The driver keeps so many launches that a stream has not come to: who launches more waits for the first of them.
+// The driver keeps so many launches that a stream is not done with: who launches more waits for the first of them.
 const size_t launches_kept = 1024;
 void wait_for_room(Stream* stream) {
   int64_t until = 0;
   {
     Guard guard(lock);
+    if (stream->capture) return;
     auto& launches = stream->launches;
     while (!launches.empty() && launches.front() <= now()) launches.pop_front();
     if (launches.size() >= launches_kept) until = launches[launches.size() - launches_kept];
@@ -86,26 +87,34 @@ void wait_for_room(Stream* stream) {
 }
 
 cudaError_t launched(const void* host, dim3 grid, dim3 block, void** args, cudaStream_t stream) {
-  ALIVE;
   if (!grid.x || !grid.y || !grid.z || !block.x || double(block.x) * block.y * block.z > 1024)
     return failed(cudaErrorInvalidConfiguration);
-  Stream* of = stream_of(stream);
-  if (!of->capture) wait_for_room(of);
-  Guard guard(lock);
-  auto found = kernels().find(host);
   Work work;
-  work.name = found == kernels().end() ? "unknown" : found->second;
+  {
+    Guard guard(lock);
+    auto found = kernels().find(host);
+    work.name = found == kernels().end() ? "unknown" : found->second;
+    work.moves = computed(work.name, args);
+  }
   work.grid = grid, work.block = block;
   work.length = length_of(work.name, grid, block, args);
-  work.moves = computed(work.name, args);
-  bool asserts = asserting && work.name.find(asserting) != std::string::npos;
-  enqueue(of, std::move(work));
-  if (!of->capture) of->launches.push_back(of->ready);
-  if (asserts && !of->capture) fail_at(of->ready);
-  return cudaSuccess;
+  return launch(stream_of(stream), std::move(work));
 }
 
 }  // namespace
+
+cudaError_t launch(Stream* stream, Work kernel) {
+  ALIVE;
+  wait_for_room(stream);
+  Guard guard(lock);
+  bool asserts = asserting && kernel.name.find(asserting) != std::string::npos;
+  enqueue(stream, std::move(kernel));
+  if (stream->capture) return cudaSuccess;
+  stream->launches.push_back(stream->ready);
+  if (asserts) fail_at(stream->ready);
+  return cudaSuccess;
+}
+
 }  // namespace gpu
 
 using namespace gpu;

@@ -42,8 +42,7 @@ cublasStatus_t multiplied(cudaStream_t stream, double m, double n, double k, dou
   work.grid = dim3(132), work.block = dim3(384);
   work.length = matmul_length(m, n, k, batch, bytes) / (tf32 && bytes == 4 ? 7 : 1);
   Told told("cudaLaunchKernelExC");
-  enqueue(stream_of(stream), work);
-  return CUBLAS_STATUS_SUCCESS;
+  return launch(stream_of(stream), std::move(work)) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t multiplied(cublasHandle_t handle, double m, double n, double k, double batch, cudaDataType_t type) {
@@ -87,6 +86,25 @@ cublasStatus_t cublasSetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_
 cublasStatus_t cublasGetPointerMode_v2(cublasHandle_t handle, cublasPointerMode_t* mode) {
   *mode = ((Handle*)handle)->pointers;
   return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void*, size_t) { return CUBLAS_STATUS_SUCCESS; }
+cublasStatus_t cublasSgemv_v2(cublasHandle_t handle, cublasOperation_t, int m, int n, const float*, const float*, int, const float*, int,
+                              const float*, float*, int) {
+  return multiplied(handle, m, 1, n, 1, CUDA_R_32F);
+}
+cublasStatus_t cublasDgemv_v2(cublasHandle_t handle, cublasOperation_t, int m, int n, const double*, const double*, int, const double*,
+                              int, const double*, double*, int) {
+  return multiplied(handle, m, 1, n, 1, CUDA_R_64F);
+}
+cublasStatus_t cublasSdot_v2(cublasHandle_t handle, int n, const float*, int, const float*, int, float*) {
+  return multiplied(handle, 1, 1, n, 1, CUDA_R_32F);
+}
+cublasStatus_t cublasDdot_v2(cublasHandle_t handle, int n, const double*, int, const double*, int, double*) {
+  return multiplied(handle, 1, 1, n, 1, CUDA_R_64F);
+}
+cublasStatus_t cublasDotEx(cublasHandle_t handle, int n, const void*, cudaDataType type, int, const void*, cudaDataType, int, void*,
+                           cudaDataType, cudaDataType) {
+  return multiplied(handle, 1, 1, n, 1, type);
 }
 cublasStatus_t cublasGemmEx(cublasHandle_t handle, cublasOperation_t, cublasOperation_t, int m, int n, int k, const void*, const void*,
                             cudaDataType_t type, int, const void*, cudaDataType_t, int, const void*, void*, cudaDataType_t, int,
@@ -163,6 +181,10 @@ cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* prefer
 }
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
   delete (char*)preference;
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void*,
+                                                    size_t) {
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,

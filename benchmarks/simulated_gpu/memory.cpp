@@ -54,6 +54,14 @@ void give_memory(uint64_t bytes, int device) {
   Guard guard(lock);
   used[device] -= bytes;
 }
+void map_memory(void* at, uint64_t bytes, int device) {
+  Guard guard(lock);
+  device_memory[(char*)at] = {bytes, device};
+}
+void unmap_memory(void* at) {
+  Guard guard(lock);
+  device_memory.erase((char*)at);
+}
 int memory_kind(const void* at) { return within(device_memory, at) ? 3 : within(host_memory, at) ? 2 : 1; }
 
 }  // namespace gpu
@@ -115,7 +123,7 @@ cudaError_t cudaFreeAsync(void* at, cudaStream_t) {
   ALIVE;
   auto found = device_memory.find((char*)at);
   if (found == device_memory.end()) return failed(cudaErrorInvalidValue);
-  munmap(at, found->second.bytes);
+  madvise(at, found->second.bytes, MADV_DONTNEED);  // its addresses stay: works of the stream, and graphs, may yet come to them
   Pool& pool = pools[found->second.device];
   pool.hold(pool.used - found->second.bytes, pool.reserved);
   device_memory.erase(found);

@@ -90,7 +90,7 @@ class ProfilerCLI(OptionsCLI):
         """
         self.datamodule = self.build("data")
         self.model = self.build("model")
-        if isinstance(self.model, LanguageModel) and self._get(self.config, "trainer")["callbacks"] is None:
+        if type(self.model) is LanguageModel and self._get(self.config, "trainer")["callbacks"] is None:
             self.model.stays = True
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)

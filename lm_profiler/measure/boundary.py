@@ -23,7 +23,7 @@ from lm_profiler.record.text import printable
 Result = TypeVar("Result")
 
 _LINE = 300
-"""Signs of a message that are told."""
+"""Characters of a message that are told."""
 
 
 def _nothing() -> None:

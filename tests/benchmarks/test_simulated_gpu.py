@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from ctypes import CDLL
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.simulated_gpu import __main__ as simulated_gpu
-from benchmarks.simulated_gpu.build import stub
+from benchmarks.simulated_gpu.build import stubs
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,27 @@ def test_what_it_cannot_run_is_refused_in_one_line(
     assert capsys.readouterr().err == told
 
 
-def test_what_is_not_simulated_is_said_of_cuda_and_computes_nothing_of_its_libraries() -> None:
-    assert stub("cublasSgemv_v2") == "int cublasSgemv_v2() { return 0; }\n"
-    assert stub("cudaIpcGetMemHandle") == 'int cudaIpcGetMemHandle() { return missing("cudaIpcGetMemHandle"); }\n'
+def test_without_a_compiler_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["simulated_gpu", "true"])
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert simulated_gpu.main() == 2
+    assert capsys.readouterr().err.startswith("the simulated GPU cannot be compiled: ")
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_what_is_not_simulated_says_so_once_and_fails_if_it_is_cudas_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "stubs.c").write_text(stubs(["cublasStrsm_v2", "cudaIpcGetMemHandle"]))
+    library = tmp_path / "stubs.so"
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", str(tmp_path / "stubs.c"), "-o", str(library)], check=True)
+    made = CDLL(str(library))
+    assert [made.cublasStrsm_v2(), made.cudaIpcGetMemHandle(), made.cudaIpcGetMemHandle()] == [0, 801, 801]
+    assert capfd.readouterr().err.splitlines() == [
+        "simulated GPU: cublasStrsm_v2 is not there",
+        "simulated GPU: cudaIpcGetMemHandle is not there",
+    ]

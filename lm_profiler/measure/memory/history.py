@@ -76,8 +76,9 @@ def graph_pool_bytes(device: torch.device) -> int | None:
     """Bytes that ``device``'s allocator keeps for CUDA graphs alone; None where it keeps none. As ``allocator_facts``.
 
     A graph that is replayed uses them without asking the allocator, whose allocated bytes and peaks leave that out.
+    CUDA's own allocator (cudaMallocAsync) has no such pools, and no snapshot.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
     segments = (segment for segment in torch.cuda.memory_snapshot() if segment["device"] == device.index)
     return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)) or None

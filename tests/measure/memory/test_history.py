@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from lm_profiler.measure.memory.history import (
     MemoryHistory,
     allocator_facts,
     facts_of,
+    graph_pool_bytes,
     memory_history_of,
     oom_cause,
 )
@@ -179,6 +181,13 @@ def test_what_cudas_own_allocator_does_not_count_is_unknown() -> None:
     assert (facts.allocated_peak, facts.active_peak, facts.fragmentation) == (70, 70, 30)
     unknown = (facts.requested_peak, facts.inactive_split_peak, facts.alloc_retries, facts.ooms)
     assert set(unknown) == {None}
+
+
+def test_cudas_own_allocator_is_not_asked_for_a_snapshot_which_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses = RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful")
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", mock.Mock(side_effect=refuses))
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    assert graph_pool_bytes(CUDA) is None
 
 
 def test_a_cpu_has_neither_history_nor_facts() -> None:
