@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,6 +48,8 @@ class LateFacts:
     work: Mapping[str, Work] = field(default_factory=dict)
     """What each phase of a step has to do at least, of one device."""
     notes: Sequence[str] = ()
+    by_dtype: Mapping[str, int] = field(default_factory=dict)
+    """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
 
 
 def _kept(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
@@ -89,15 +92,15 @@ class Afterwards:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
-        dtype = run_dtype(trainer)
         packed = try_or_note("trace", tracer.packed, notes)
         kernels = try_or_note("kernels", lambda: tracer.kernels(packed), notes)
         traced = None if packed is None else try_or_note("waterfall", lambda: traced_of(packed), notes)
         notes += without_kernels(device, kernels)
         work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
+        by_dtype = {} if work is None else _by_dtype(work)
         phases = try_or_note("floors", lambda: self._phases(trainer, measured, work), notes) or {}
         ceilings: dict[str, float | None] = {}
-        for name in _multiplied(dtype, phases):
+        for name in _multiplied(run_dtype(trainer, by_dtype), phases):
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
         copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
@@ -108,7 +111,7 @@ class Afterwards:
         if self._audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
         flops = None if work is None else work.flops
-        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, phases, notes)
+        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, phases, notes, by_dtype)
 
     def _phases(self, trainer: Trainer, measured: Measured, work: StepWork | None) -> dict[str, Work]:
         try:
@@ -127,6 +130,13 @@ class Afterwards:
             remedy = "" if measured.planned.get("memory") else "; --memory.steps=1 counts those of a step that runs"
             notes.append(f"FLOPs unknown: {unknown}{remedy}")
             return None
+
+
+def _by_dtype(work: StepWork) -> Counter[str]:
+    flops: Counter[str] = Counter()
+    for counted in work.by_dtype.values():
+        flops.update(counted)
+    return flops
 
 
 def _multiplied(dtype: Dtype | None, phases: Mapping[str, Work]) -> list[str]:

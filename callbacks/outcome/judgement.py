@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +29,25 @@ from lm_profiler.record.steps import StepRow
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
 
+_PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
+"""Of Lightning, for torch's names."""
+
 _NO_TIME = 1e-12  # seconds: avoids a division by zero
 
 _BEYOND = 1.05
 """A share of the measured matmul rate that noise cannot explain."""
 
 
-def run_dtype(trainer: Trainer) -> Dtype | None:
-    """The dtype in which this run multiplies matrices, as ``analysis.peaks`` names them."""
-    return matmul_dtype(str(trainer.precision), float32_matmul_precision(trainer.strategy.root_device.type))
+def run_dtype(trainer: Trainer, seen: Mapping[str, int]) -> Dtype | None:
+    """The dtype in which this run multiplies most, as ``analysis.peaks`` names them.
+
+    ``seen`` are its FLOPs by dtype, by torch's names: a module may enter autocast by itself, of which the Trainer's
+    precision knows nothing. That counts where they are unknown.
+    """
+    precision = str(trainer.precision)
+    if any(seen.values()):
+        precision = _PRECISIONS.get(max(seen, key=seen.__getitem__), "")
+    return matmul_dtype(precision, float32_matmul_precision(trainer.strategy.root_device.type))
 
 
 def torch_name(dtype: Dtype) -> str:

@@ -177,13 +177,13 @@ class Recorder:
         device, trainer = self.trainer.strategy.root_device, self.trainer
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if device.type == "cpu" else trainer.world_size
-        name, dtype = device_name(device), run_dtype(trainer)
+        name, dtype = device_name(device), run_dtype(trainer, late.by_dtype)
         ceiling = None if dtype is None else late.ceilings.get(torch_name(dtype))
         peak = self.peak_flops_per_s
         return judge_utilisation(late.flops, step_s, name, dtype, devices, ceiling, peak)
 
     def _rates(self, utilisation: Utilisation | None, late: LateFacts) -> Rates:
-        dtype, given, measured = run_dtype(self.trainer), {}, dict(late.ceilings)
+        dtype, given, measured = run_dtype(self.trainer, late.by_dtype), {}, dict(late.ceilings)
         if dtype is not None and self.peak_flops_per_s is not None:
             given[torch_name(dtype)] = self.peak_flops_per_s
         if dtype is not None and utilisation is not None:
@@ -200,6 +200,8 @@ class Recorder:
         peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
         free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
         settings = settings_of(trainer, trainer.lightning_module, per_batch, recomputes, free)
+        if utilisation is not None and utilisation.dtype in ("bfloat16", "float16"):
+            settings = replace(settings, precision=utilisation.dtype)  # also by the module's own autocast
         settings = replace(settings, tracing=bool(record.steps_planned.get("trace")))
         unsure = why_unsure(record.steadiness, len(steady), record.contention)
         has_stream = trainer.strategy.root_device.type != "cpu"

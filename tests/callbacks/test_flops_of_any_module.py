@@ -15,7 +15,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import seed_everything
 from torch.utils._pytree import tree_leaves
 from warm import run_ranks
-from zoo import KINDS, ROWS, WIDTH, Accumulating, Kind, Paper, mm
+from zoo import KINDS, ROWS, WIDTH, Accumulating, Contrastive, Kind, Paper, mm
 
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.record.run import read_run
@@ -108,3 +108,19 @@ def test_a_step_that_copies_and_pickles_its_module_counts_and_gets_the_same(tmp_
     flops = record.utilisation.flops
     assert (flops.forward, flops.backward, flops.recomputation) == module.paper(MEMORY_STEP)
     assert same(after, trained(Copied, tmp_path, None)[1])
+
+
+class ByHand(Contrastive):
+    """Enters autocast by itself, as many do; its Trainer knows nothing of it."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().loss(batch)
+
+
+def test_autocast_by_hand_is_told_by_what_was_multiplied(tmp_path: Path) -> None:
+    profiler = instruments(1, 2, memory=1)
+    trained(ByHand, tmp_path, profiler, max_steps=8)
+    assert profiler.record is not None
+    assert profiler.record.utilisation is not None
+    assert profiler.record.utilisation.dtype == "bfloat16"

@@ -18,7 +18,7 @@ class Settings:
     """What a run has switched on; None is unknown, and nothing is advised about it.
 
     Attributes:
-        precision: Lightning's, e.g. "32-true" or "bf16-mixed".
+        precision: Lightning's, e.g. "32-true" or "bf16-mixed"; or the half precision that most is multiplied in.
         tf32: whether float32 products may use TF32 (None also where the device has none).
         half_precision: the mixed precision that the device has matrix units for; None where it has none, or unknown.
         compiled: torch.compile is on.

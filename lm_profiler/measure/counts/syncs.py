@@ -25,7 +25,11 @@ _PROTOTYPE = "Synchronization debug mode is a prototype feature"
 _WARN = 1  # torch.cuda.set_sync_debug_mode("warn")
 
 # Modules, each with a dot behind its name.
-_NOBODYS = ("warnings.", "_py_warnings.", "torch.")
+_NOBODYS = (
+    *("warnings.", "_py_warnings.", "torch."),
+    # apply a function to whatever they are given: who called them says what for
+    *("lightning_utilities.", "lightning.fabric.utilities.apply_func.", "lightning_fabric.utilities.apply_func."),
+)
 _FRAMEWORKS = (
     *("lightning.", "pytorch_lightning.", "lightning_fabric.", "torchmetrics."),
     # the instruments; lm_profiler's own model and LightningModule are code like anyone's

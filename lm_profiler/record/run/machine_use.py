@@ -38,8 +38,8 @@ class Utilisation(Part):
     """How close the median step is to the hardware. Rates in FLOP/s; None is unknown.
 
     ``mfu`` is of model FLOPs (forward and backward), ``hfu`` of all that were executed, both over ``peak_flops_per_s``
-    of all devices; ``ceiling_flops_per_s`` is one device's own rate in a large matrix product, measured after the run,
-    and ``of_ceiling`` the share of it that the executed FLOPs reach.
+    of all devices in ``dtype``, in which most is multiplied; ``ceiling_flops_per_s`` is one device's own rate in a
+    large matrix product, measured after the run, and ``of_ceiling`` the share of it that the executed FLOPs reach.
     """
 
     flops: Flops

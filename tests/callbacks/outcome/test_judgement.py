@@ -218,6 +218,9 @@ def test_of_equal_ranks_exposed_communication_is_the_figure() -> None:
     assert (found.bound_by, found.share) == ("communication", pytest.approx(0.3))
 
 
+RECORDER = "lm_profiler.callbacks.outcome.recorder"
+
+
 def test_unknown_work_has_no_utilisation() -> None:
     assert use(flops=None) is None
     assert use(step_s=None) is None
@@ -230,6 +233,29 @@ def test_utilisation_is_of_the_median_step(tmp_path: Path) -> None:
     assert record.utilisation.of_ceiling == pytest.approx(360 / 10e-3 / 72_000)
     assert record.verdict is not None
     assert "at 50% of what the machine can reach" in record.verdict.evidence
+
+
+@pytest.mark.parametrize(
+    "by_dtype,dtype,reached",
+    [
+        ({"float32": 60, "bfloat16": 300}, "bfloat16", 360 / 10e-3 / 144_000),
+        ({"float32": 300, "bfloat16": 60}, "float32", 360 / 10e-3 / 72_000),
+        ({"float64": 360}, None, None),
+        ({}, "float32", 360 / 10e-3 / 72_000),
+    ],
+)
+def test_the_rate_is_of_the_dtype_in_which_most_is_multiplied_whatever_the_trainer_was_told(
+    by_dtype: dict[str, int], dtype: str | None, reached: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Settings] = []
+    monkeypatch.setattr(f"{RECORDER}.judge", lambda *args: told.append(args[5]))
+    ceilings = {"float32": 72_000.0, "bfloat16": 144_000.0}
+    found = recorded(tmp_path, LEVEL, LateFacts(FLOPS, ceilings, by_dtype=by_dtype)).utilisation
+    assert found is not None
+    assert found.dtype == dtype
+    assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
+    (settings,) = told
+    assert settings.full_precision == (dtype != "bfloat16")  # nobody is told to use what is on
 
 
 # -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------

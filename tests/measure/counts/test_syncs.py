@@ -81,6 +81,20 @@ def test_frames_of_torch_of_lightning_and_of_the_instruments_are_passed_over(
     assert [(point.function, point.line) for point in points_of(user["training_step"])] == [("training_step", 2)]
 
 
+def test_what_applies_a_function_to_anything_is_passed_over_even_where_a_framework_waits_by_itself(
+    tmp_path: Path, wait: Callable[[], None]
+) -> None:
+    inner: Callable[[], None] = wait
+    for name in ("lightning.fabric.utilities.apply_func", "lightning_utilities.core.apply_func"):
+        inner = _user(tmp_path, "def apply():\n    inner()\n", name, inner=inner)["apply"]
+    bar = _user(tmp_path, "def shown():\n    inner()\n", "lightning.pytorch.callbacks.bar", inner=inner)
+    loop = _user(tmp_path, "def run():\n    hook()\n", "lightning.pytorch.loops.fit_loop", hook=bar["shown"])
+    assert [point.function for point in points_of(loop["run"])] == ["shown"]
+    log = _user(tmp_path, "def log():\n    inner()\n", "lightning.pytorch.core.module", inner=inner)
+    user = _user(tmp_path, "def training_step():\n    log()\n", log=log["log"])
+    assert [point.function for point in points_of(user["training_step"])] == ["training_step"]
+
+
 def test_lm_profilers_own_model_is_code_like_anyones(tmp_path: Path, wait: Callable[[], None]) -> None:
     model = _user(tmp_path, "def forward():\n    wait()\n", "lm_profiler.models.transformer", wait=wait)
     assert [point.function for point in points_of(model["forward"])] == ["forward"]
