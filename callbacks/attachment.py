@@ -47,6 +47,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.recorder import Arrivals, flight_recorder, last_calls
+from lm_profiler.measure.collectives.streams import StreamWaits
 from lm_profiler.measure.counts.step_reader import StepReader
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.nvml import gpu_of
@@ -269,7 +270,8 @@ class Attachment:
 
         if stream is None:
             return RanksWatch(arrivals, rank, wrapped)
-        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream)
+        waits = StreamWaits(stream.record, self.options.clock) if device.type == "cuda" else None
+        return StreamRanksWatch(arrivals, rank, wrapped, stream=stream, waits=waits)
 
     def _measured_s(self) -> list[float]:
         return [] if self.ending.session is None else self.ending.session.measured_s()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch.distributed
@@ -18,7 +18,22 @@ from lm_profiler.callbacks.instruments.ranks import RanksWatch, timeline_of
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.collectives.durations import drain_timed, time_collectives
-from lm_profiler.measure.collectives.recorder import Arrivals
+from lm_profiler.measure.collectives.recorder import Arrivals, CollectiveCall
+from lm_profiler.measure.collectives.streams import StreamWaits
+
+
+class _Stood(NamedTuple):
+    """The computing stream waited: when the host asked for that, since and until when, and as which call it counts."""
+
+    at_ns: int
+    since_ns: int
+    until_ns: int
+    group: str
+    number: int
+
+    @property
+    def call(self) -> CollectiveCall:
+        return CollectiveCall(self.group, self.number, "wait_event", 0, self.until_ns - self.since_ns)
 
 
 @dataclass(eq=False)
@@ -27,22 +42,28 @@ class StreamRanksWatch(RanksWatch):
 
     Of a step, the stream's marks stand where the host's first one does. A collective stands on the stream where its
     call stands among the host's marks: in the same part, as far into the rank's own work there (``on_stream``). How
-    long each took goes to rank 0 in place of what was waited (``durations.with_waits``).
+    long each took goes to rank 0 in place of what was waited (``durations.with_waits``). Calls that are made on another
+    stream than the one that computes (FSDP) hold nobody by themselves: the computing stream's waits take their place.
 
     Args:
         stream: the device's clock.
+        waits: of the computing stream.
         backend: over which the ranks talk.
     """
 
     stream: EventStream | None = None
+    waits: StreamWaits | None = None
     backend: Callable[[], str] = lambda: torch.distributed.get_backend()  # which a torch without ranks lacks
     _on_stream: list[StepMarks] = field(default_factory=list)
+    _stood: list[_Stood] = field(default_factory=list)
     stage: ClassVar[str] = "collectives"
 
     def begin(self, stage: str) -> None:
         if stage == self.stage and self.arrivals is not None:
             time_collectives()
             self.arrivals.drain()
+            if self.waits is not None:
+                self.waits.start()
 
     def look(self, steps: int) -> None:
         """Nothing: the ring is read when the stage is over."""
@@ -54,6 +75,18 @@ class StreamRanksWatch(RanksWatch):
         if on_stream is not None:
             super().keep(stage, step, marks)
             self._on_stream.append(replace(marks, host_ns=on_stream, instants=[]))
+            self._stood += self._stands(step, marks, on_stream[0])
+        if len(self._marks) == STEPS:
+            self.discard()
+
+    def end(self, stage: str) -> None:
+        if stage == self.stage:
+            self.discard()
+        super().end(stage)
+
+    def discard(self) -> None:
+        if self.waits is not None:
+            self.waits.stop()
 
     def _stream_ns(self, marks: StepMarks) -> list[int] | None:
         """None where one of the instants cannot be read."""
@@ -73,7 +106,33 @@ class StreamRanksWatch(RanksWatch):
     def _drain(self, arrivals: Arrivals) -> None:
         drain_timed(arrivals)
 
+    def _stands(self, step: int, marks: StepMarks, begins: int) -> list[_Stood]:
+        """The computing stream's waits in ``step``, which begins there at ``begins``; none where one cannot be read."""
+        if self.stream is None or self.waits is None:
+            return []
+        within = [each for each in self.waits.stands if marks.host_ns[0] <= each.at_ns < marks.host_ns[-1]]
+        stood = []
+        for number, stand in enumerate(within):
+            since, until = (self.stream.seconds(marks.instants[0], at) for at in (stand.since, stand.until))
+            if since is None or until is None:
+                return []
+            instants = [begins + round(seconds * 1e9) for seconds in (since, until)]
+            stood.append(_Stood(stand.at_ns, *instants, f"streams, step {step}", number))
+        return stood
+
+    def _that_hold(self, arrivals: Arrivals) -> Arrivals:
+        """``arrivals`` with the waits of the computing stream in the place of what was called on others."""
+        calls = [each for each in zip(arrivals.at_ns, arrivals.calls, strict=True) if not self._beside(each[0])]
+        if len(calls) == len(arrivals.calls):
+            self._stood.clear()
+        calls = sorted(calls + [(each.at_ns, each.call) for each in self._stood], key=lambda each: each[0])
+        return replace(arrivals, at_ns=[at_ns for at_ns, _ in calls], calls=[call for _, call in calls])
+
+    def _beside(self, at_ns: int) -> bool:
+        return self.waits is not None and bool(self._stood) and self.waits.beside(at_ns)
+
     def _timeline(self, arrivals: Arrivals) -> RankTimeline:
+        arrivals = self._that_hold(arrivals)
         on_host = timeline_of(self.rank, self._steps, self._marks, arrivals)
         on_stream = timeline_of(self.rank, self._steps, self._on_stream, arrivals)
         calls = on_host.arrivals_ns
@@ -81,9 +140,10 @@ class StreamRanksWatch(RanksWatch):
         took_ns = np.array([took[c.group, c.number] for c in on_host.collectives], dtype=np.int64)
         reduced = isinstance(self.wrapped(), DistributedDataParallel)  # while backward goes on
         behind = reduced & (on_host.codes == BACKWARD)
-        return replace(
-            on_host,
-            host_ns=on_stream.host_ns,
-            arrivals_ns=comes_ns(calls, np.maximum(took_ns, 0), on_host.host_ns, on_stream.host_ns, behind),
-            waited_ns=took_ns,
-        )
+        # What is known of both clocks: the marks, and where the stream stood.
+        host_ns = np.concatenate([on_host.host_ns, *([each.at_ns, each.at_ns + 1] for each in self._stood)])
+        stream_ns = np.concatenate([on_stream.host_ns, *([each.since_ns, each.until_ns] for each in self._stood)])
+        behind = np.concatenate([behind, np.zeros(2 * len(self._stood), dtype=bool)])
+        order = np.argsort(host_ns, kind="stable")
+        comes = comes_ns(calls, np.maximum(took_ns, 0), host_ns[order], stream_ns[order], behind[order])
+        return replace(on_host, host_ns=on_stream.host_ns, arrivals_ns=comes, waited_ns=took_ns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from flight_ring import Ring
 
@@ -11,6 +11,7 @@ from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.steps import BACKWARD, DATA, OTHER, StepMarks
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.measure.collectives.streams import Stand, StreamWaits
 
 HOST_NS, DEVICE_NS = 1_000_000, 4_000_000
 
@@ -22,10 +23,31 @@ class Stream:
         return (end - start) * 1e-9
 
 
-def watch_of(steps: int) -> tuple[StreamRanksWatch, list[str]]:
+class Waits:
+    """In every step the computing stream stands for 0.5 ms; the host asks for that right after its call on another."""
+
+    def __init__(self) -> None:
+        self.stands = []
+        for step in range(1, 100):
+            since = step * DEVICE_NS + 1_200_000  # of a backward from 1 to 3 ms
+            self.stands.append(Stand(step * HOST_NS + 600_001, cast("Any", since), cast("Any", since + 500_000)))
+        self.running = False
+
+    def start(self) -> None:
+        self.running = True
+
+    def stop(self) -> None:
+        self.running = False
+
+    def beside(self, at_ns: int) -> bool:
+        return at_ns % HOST_NS == 600_000
+
+
+def watch_of(steps: int, waits: Waits | None = None) -> tuple[StreamRanksWatch, list[str]]:
     """Steps of 1 ms on the host and 4 ms on the device, with a collective in the middle of backward on the host."""
     ring, told = Ring(1000), []
-    watch = StreamRanksWatch(ring.arrivals(), 1, stream=cast("EventStream", Stream()))
+    stream = cast("EventStream", Stream())
+    watch = StreamRanksWatch(ring.arrivals(), 1, stream=stream, waits=cast("StreamWaits | None", waits))
     watch.part = Guard("who waits for whom", told.append)
     ring.call(5)
     watch.begin("measure")
@@ -58,6 +80,22 @@ def test_marks_and_calls_stand_where_the_stream_comes_to_them() -> None:
     assert timeline.arrivals_ns.tolist()[-2:] == [2_875_000, 5_750_000]
     assert timeline.waited_ns is not None
     assert timeline.waited_ns.tolist()[-2:] == [250_000, 500_000]
+
+
+def test_of_calls_on_another_stream_the_computing_ones_waits_hold_the_rank() -> None:
+    waits = Waits()
+    watch, told = watch_of(STEPS + 1, waits)
+    (timeline,) = watch.facts["timelines"]
+    assert told == []
+    assert not waits.running
+    held = [(c.group, c.number, c.name) for c in timeline.collectives if c.name != "gloo:all_reduce"]
+    assert held == [(f"streams, step {step}", 0, "wait_event") for step in range(1, STEPS + 1)]
+    # What was called in the steps is left out; the one before them is not.
+    assert len(timeline.collectives) == STEPS + 1
+    assert timeline.waited_ns is not None
+    assert timeline.waited_ns.tolist()[1:] == [500_000] * STEPS
+    begins = timeline.host_ns[timeline.first[:-1]]
+    assert (timeline.arrivals_ns[1:] - begins).tolist() == [1_200_000] * STEPS
 
 
 def test_ranks_that_talk_past_nccl_on_gpus_are_told_so() -> None:
