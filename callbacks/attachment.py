@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,7 +26,7 @@ from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
 from lm_profiler.callbacks.instruments.watches import watches_of
-from lm_profiler.callbacks.instruments.whatif import WhatIf
+from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
 from lm_profiler.callbacks.marks.batches import Tokens
@@ -84,6 +85,7 @@ class Attachment:
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
     _loader: DelayedLoader | None = None
+    _too_few: str | None = None
 
     def prepare(self) -> None:
         """Before there is a loader: its workers start before the loop does."""
@@ -106,6 +108,9 @@ class Attachment:
         """Make the record and the instruments; asks nothing of another rank but where rank 0's folder is."""
         self.begun = True
         trainer, options, ending, exchange = self.trainer, self.options, self.ending, self.ending.exchange
+        self._too_few = self._too_few_delays()
+        if self._too_few is not None and trainer.is_global_zero:
+            self.tell(f"whatif left out: {self._too_few}")
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
         recorder = ending.recorder_in(folder)
         self.tokens = Guard("tokens_in", self.tell)
@@ -219,14 +224,15 @@ class Attachment:
         taken = is_a(trainer.profiler, "PyTorchProfiler")  # type: ignore[attr-defined]
         probe, gpu = probe_of(device), gpu_of(device)
         sampler = None if gpu is None else TelemetrySampler(gpu)
+        batches, places = self._delayed
         whatif = WhatIf(
             self.options.whatif,
             timeline,
             stream,
             device.type == "cuda",
             self._loader,
-            trainer.accumulate_grad_batches if self.options.verb == "fit" else 1,
-            ("forward", "backward", "optimizer") if self.options.verb == "fit" else ("forward",),
+            batches,
+            places,
             self._measured_s,
         )
         forward = ForwardTraffic()
@@ -257,7 +263,22 @@ class Attachment:
         strategy = self.trainer.strategy
         timed = self._together and self.options.verb == "fit"
         steps = steps_of_stage(strategy.root_device.type, is_a(strategy, "DDPStrategy")) if timed else 0
-        return self.options.steps(steps)
+        planned = self.options.steps(steps)
+        return planned if self._too_few is None else {of: planned[of] for of in planned if of != "whatif"}
+
+    @property
+    def _delayed(self) -> tuple[int, Sequence[str]]:
+        """Batches of a step, and places on the host where it can be delayed."""
+        if self.options.verb == "fit":
+            return self.trainer.accumulate_grad_batches, ("forward", "backward", "optimizer")
+        return 1, ("forward",)
+
+    def _too_few_delays(self) -> str | None:
+        """Why the steps for delays are not even run: the same on all ranks, whose loaders are alike."""
+        if self._loader is None:
+            return None
+        on_device = self.trainer.strategy.root_device.type == "cuda"
+        return Delayable.of(self._loader, 0.0, *self._delayed, on_device).too_few(self.options.whatif.steps)
 
     def _ranks(self, device: torch.device, rank: int, stream: EventStream | None) -> RanksWatch | None:
         if not self._together:

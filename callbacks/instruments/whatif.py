@@ -47,6 +47,32 @@ class Experiment:
     workers: int
 
 
+@dataclass(frozen=True)
+class Delayable:
+    """What can be delayed, and the steps that a block then needs to settle; ``why_not`` the loader is left alone."""
+
+    places: Sequence[str]
+    settle: int
+    workers: int
+    why_not: str | None = None
+
+    @classmethod
+    def of(cls, loader: DelayedLoader, held_s: float, batches: int, host: Sequence[str], device: bool) -> Delayable:
+        """With a loader that would be held for ``held_s``, on the ``host``, and perhaps on the ``device``."""
+        why_not = loader.why_not(held_s)
+        workers = 0 if why_not is not None or loader.delays is None else loader.delays.workers
+        of_loader = ["loader"] if workers else ["data"] * (why_not is None)
+        settle = 1 + math.ceil((loader.ahead + workers + 1) / batches)
+        return cls([*of_loader, *host, *["device"] * device], settle, workers, why_not)
+
+    def too_few(self, steps: int) -> str | None:
+        """Why ``steps`` are not enough; None where they are."""
+        if steps >= (least := steps_needed(self.places, self.settle, self.workers)):
+            return None
+        with_loader = f"a loader with {counted(self.workers, 'worker')}" if self.workers else "a loader without workers"
+        return f"expected {least:,} steps or more with {with_loader}, given {steps:,}"
+
+
 @dataclass(eq=False)
 class WhatIf:
     """Delays one place at a time, as planned, and says how long each delay really was.
@@ -86,19 +112,15 @@ class WhatIf:
             return
         self._median_s = median(self.step_s())
         self._ahead = self.loader.ahead
-        why_not = self.loader.why_not(self._hold_s(max(LEVELS)))
-        if why_not is not None:
-            self.part.tell(f"whatif: the loader is not delayed: {why_not}")
-        self._of_loader = None if why_not is not None else self.loader.delays
-        workers = 0 if self._of_loader is None else self._of_loader.workers
         device = self.on_cuda and self.stream is not None
-        places = [*(["loader"] * (workers > 0) or ["data"] * (why_not is None)), *self.host, *["device"] * device]
-        settle = 1 + math.ceil((self._ahead + workers + 1) / self.batches)
-        if self.options.steps < (least := steps_needed(places, settle, workers)):
-            with_loader = f"a loader with {counted(workers, 'worker')}" if workers else "a loader without workers"
-            self.part.leave_out(f"expected {least:,} steps or more with {with_loader}, given {self.options.steps:,}")
+        what = Delayable.of(self.loader, self._hold_s(max(LEVELS)), self.batches, self.host, device)
+        if what.why_not is not None:
+            self.part.tell(f"whatif: the loader is not delayed: {what.why_not}")
+        self._of_loader = None if what.why_not is not None else self.loader.delays
+        if (why := what.too_few(self.options.steps)) is not None:  # loaders may have changed since the run began
+            self.part.leave_out(why)
             return
-        self._blocks = plan(places, self.options.steps, settle, workers)
+        self._blocks = plan(what.places, self.options.steps, what.settle, what.workers)
         if device and self.stream is not None:
             self._device = DeviceDelays(self.stream)
         self._delays_s = [0.0] * len(self._blocks)

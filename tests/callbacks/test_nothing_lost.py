@@ -129,7 +129,7 @@ class Device(EventStream):
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._free, self._current = device, [], lambda: None
-        self._capturing = lambda: False
+        self.capturing = lambda: False
 
     class Event:
         def __init__(self, **options: Any) -> None: ...

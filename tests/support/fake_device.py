@@ -55,6 +55,9 @@ class FakeStream:
         assert self.reached(end), "an instant was read before the device got there"
         return end.device_s - start.device_s
 
+    def capturing(self) -> bool:
+        return False
+
     def release(self, instants: Sequence[Instant]) -> None:
         assert not {id(i) for i in instants} & {id(i) for i in self.free}, "an instant was handed back twice"
         self.free.extend(instants)

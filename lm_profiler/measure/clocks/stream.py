@@ -27,13 +27,14 @@ class EventStream:
             index = torch.accelerator.current_device_index()
         self._current: Callable[[], Any] = partial(ask, index)
         capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
-        self._capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
+        self.capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
+        """Whether what is enqueued now becomes part of a CUDA graph, in place of running."""
 
     def record(self) -> torch.Event:
         """An instant at the end of what has been enqueued so far; costs a microsecond and waits for nothing."""
         event = self._free.pop() if self._free else torch.Event(device=self._device, enable_timing=True)
         try:
-            if not self._capturing():
+            if not self.capturing():
                 # Without a stream the event would go to that of the current device, which may be another.
                 event.record(self._current())
                 return event
@@ -44,7 +45,7 @@ class EventStream:
     def reached(self, instant: torch.Event) -> bool:
         """Whether the stream has got there; not, where that cannot be known."""
         try:
-            return not self._capturing() and bool(instant.query())
+            return not self.capturing() and bool(instant.query())
         except (RuntimeError, ValueError):
             return False
 

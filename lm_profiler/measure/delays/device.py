@@ -35,12 +35,18 @@ class DeviceDelays:
         self._taken: list[tuple[int | None, Any, Any]] = []
 
     def take(self, delay_s: float, key: int | None) -> None:
-        """Delay what is enqueued from now on; ``key`` says later which delay it was, None that nobody asks."""
+        """Delay what is enqueued from now on; ``key`` says later which delay it was, None that nobody asks.
+
+        Never within the capture of a CUDA graph, all of whose replays would be delayed.
+        """
+        if self._stream.capturing():
+            return
         self._taken.append((key, *self._delay(max(1, round(delay_s * self._cycles_per_s)))))
 
     def settle(self) -> None:
-        """Wait for the device: the host has no lead any more."""
-        self._stream.wait()
+        """Wait for the device, but not within a capture, which that would spoil: the host has no lead any more."""
+        if not self._stream.capturing():
+            self._stream.wait()
 
     def taken(self) -> list[tuple[int, float]]:
         """Key and seconds of each delay since this was last asked, for which it waits."""

@@ -256,6 +256,20 @@ def test_a_timeout_that_the_delays_would_exceed_leaves_the_loader_out() -> None:
     assert given.collate_fn is collate
 
 
+@pytest.mark.parametrize("workers, least", [(0, 168), (2, 336)])
+def test_steps_that_are_too_few_are_not_run(workers: int, least: int, tmp_path: Path) -> None:
+    profiler = fit(loader(workers), tmp_path, least - 1)
+    record = read_run(profiler.folder)
+    assert record.status == "ok"
+    assert record.slack is None
+    of = f"{workers} workers" if workers else "a loader without workers"
+    (note,) = record.notes
+    assert note.startswith(f"whatif left out: expected {least} steps or more with ")
+    assert note.endswith(f"{of}, given {least - 1}")
+    assert [row.stage for row in read_steps(profiler.folder / "steps.csv")] == ["warmup"] + ["measure"] * 3
+    assert "whatif" not in record.steps_planned
+
+
 class Manual(BoringModel):
     def __init__(self) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def test_an_instant_that_cannot_be_taken_or_read_is_unknown(stream: EventStream,
 def test_within_a_capture_no_event_is_touched(stream: EventStream, monkeypatch: pytest.MonkeyPatch) -> None:
     before = stream.record()
     with monkeypatch.context() as capture:
-        capture.setattr(stream, "_capturing", lambda: True)
+        capture.setattr(stream, "capturing", lambda: True)
         capture.setattr(Event, "why", AssertionError("touched"))
         assert not stream.reached(before)
         within = stream.record()
