@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,12 +72,15 @@ class Recorder:
     """Of one device, where the user says it."""
     _steady: Sequence[StepRow] = ()
     _steps: Sequence[StepRow] = ()
+    _known: Mapping[str, Any] = field(default_factory=dict)
+    """What every record has, from the beginning on."""
 
     def begin(self, planned: Mapping[str, int]) -> None:
         """Write a record with the status ``unfinished`` and no steps: what a killed process leaves."""
         if self.launch.config_yaml is not None:
             write_whole(self.folder / "config.yaml", self.launch.config_yaml)
         begin_rows(self.folder, 0)
+        self._known = self._model_and_machine([])  # at the end they are asked again, and what is unknown is told
         self.bare(Measured((), planned), "unfinished", None).write(self.folder / "run.json")
 
     def first(self, measured: Measured, status: Status, failure: Failure | None) -> RunRecord:
@@ -134,11 +137,9 @@ class Recorder:
         notes = [*record.notes, *late.notes]
         step_s = record.time["step"].median
         trainer = self.trainer
-        device = trainer.strategy.root_device
         facts: dict[str, Any] = {
             "duration_s": self.launch.facts()["duration_s"],
-            "model": try_or_note("model", lambda: model_facts(trainer), notes),
-            "environment": try_or_note("environment", lambda: environment(device, trainer.world_size), notes),
+            **self._model_and_machine(notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
             **step_figures(self._steady, late.samples, lag(self.verb, record.rank_step_s)),
             "odd_steps": record.odd_steps,
@@ -170,8 +171,16 @@ class Recorder:
             verb=self.verb,
             steps_planned=dict(measured.planned),
             notes=list(measured.notes),
-            **figures,
+            **{**self._known, **figures},
         )
+
+    def _model_and_machine(self, notes: list[str]) -> dict[str, Any]:
+        trainer = self.trainer
+        device, ranks = trainer.strategy.root_device, trainer.world_size
+        return {
+            "model": try_or_note("model", lambda: model_facts(trainer), notes),
+            "environment": try_or_note("environment", lambda: environment(device, ranks), notes),
+        }
 
     def _utilisation(self, step_s: float | None, late: LateFacts) -> Utilisation | None:
         device, trainer = self.trainer.strategy.root_device, self.trainer

@@ -10,6 +10,7 @@ from dying import LAST, STEP_S, WAYS
 from scripts import SUPPORT
 from warm import run
 
+from lm_profiler.measure.device.environment import cpu_name
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
@@ -31,6 +32,11 @@ def test_what_a_process_leaves_that_dies_by(died: Path, way: str) -> None:
     record = read_run(file.parent)
     assert record.status == "unfinished"
     assert record.failure is None
+    assert record.environment is not None
+    assert record.environment.device_name == cpu_name()
+    assert record.environment.device_bytes
+    assert record.model is not None
+    assert record.model.parameters > 0
     assert record.steps_planned == {"warmup": 2, "measure": 1000, "actions": 0, "memory": 0, "trace": 0}
     rows = read_steps(file.with_name("steps.csv"))
     assert [row.step for row in rows] == list(range(1, len(rows) + 1))
