@@ -60,12 +60,16 @@ class RehearsedWork:
 
 @dataclass(frozen=True)
 class RehearsedStep:
-    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it."""
+    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it.
+
+    ``reserved`` is what the allocator has taken of the device by then; None on the CPU, where nobody reserves.
+    """
 
     peaks: Mapping[str, int]
     causes: Mapping[str, MemoryCauses]
     held: MemoryLevels | None
     work: RehearsedWork
+    reserved: int | None = None
 
     @property
     def peak(self) -> int:
@@ -206,7 +210,8 @@ class Rehearsal(Callback):
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
         if not self.world.gpu and self.world.live.perhaps > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
-        return RehearsedStep(peaks, facts["causes"], facts["levels"], self._worked(flops, facts["traffic"]))
+        work, reserved = self._worked(flops, facts["traffic"]), self.world.live.peaks()[1]
+        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved)
 
     def _worked(self, flops: StepFlops, traffic: Any) -> RehearsedWork:
         self._timeline.unobserve(flops)

@@ -121,6 +121,7 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
         peaks=dict(planned.peaks),
         at_peak=planned.causes.get(planned.phase),
         held=planned.held,
+        reserved=planned.reserved,
         available=free_for_one(cli.trainer),
         compiled=planned.compiled,
     )

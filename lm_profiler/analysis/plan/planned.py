@@ -42,6 +42,7 @@ class Planned:
         model: Of the module.
         largest_unknown: Why the largest was not found, where it was looked for.
         steps: The peak of each step that was rehearsed. What is told is the largest of them.
+        reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
     """
 
     peaks: Mapping[str, int]
@@ -57,6 +58,7 @@ class Planned:
     model: ModelFacts | None = None
     largest_unknown: str | None = None
     steps: Sequence[int] = ()
+    reserved: int | None = None
 
     @property
     def phase(self) -> str:

@@ -129,6 +129,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: floa
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
         largest_unknown=None if search.largest is not None else unknown,
         steps=[step.peak for step in rehearsal.seen],
+        reserved=rehearsal.seen[-1].reserved,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from lm_profiler.measure.fake.blocks import Blocks, MemoryBlock
 from lm_profiler.measure.fake.live import LiveBytes
+from lm_profiler.record.steps import Peaks
 
 
 class LiveCudaBytes(LiveBytes):
@@ -32,6 +33,10 @@ class LiveCudaBytes(LiveBytes):
     def begin(self) -> None:
         """Nothing was on the device until now: modules are made on the host."""
         self._held, self._blocks, self._now = {}, Blocks(), 0
+
+    def peaks(self) -> Peaks:
+        """What was given out at most, and what the allocator keeps of the device."""
+        return self._peak, self._blocks.reserved, None
 
     def _workspace(self, size: int) -> None:
         """Of the caller's thread, or of autograd's own, on which all of backward is."""

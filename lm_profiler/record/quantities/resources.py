@@ -84,6 +84,7 @@ def _over_planned(record: RunRecord) -> float | None:
 
 
 _OVER = "peak allocated over the planned one; where the device does not tell it, what forward left over what it should"
+_RESERVED = "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short"
 _FREE = "what one replica could have had when the run began"
 
 PLANNED = (
@@ -95,6 +96,7 @@ PLANNED = (
     computed("measured_over_planned", "measured / planned", "x", _OVER, _over_planned),
     *figures_of(
         "planned",
+        ("reserved", "planned reserved", "GiB", _RESERVED, "planned_reserved_bytes"),
         ("available", "free before the run", "GiB", _FREE, "available_bytes"),
         ("unknown", "not planned", "text", "why it could not be rehearsed", "planned_unknown"),
     ),

@@ -13,13 +13,15 @@ class PlannedMemory(Part):
 
     ``peaks`` are the most at one time, by phase, ``at_peak`` what the largest of them consists of, ``held`` what is
     held at moments of the step. ``available`` is what a replica could have had when the run began, in the device's
-    memory or its part of the machine's; None where the device does not say. Of a run that is ``compiled`` the step was
-    rehearsed without.
+    memory or its part of the machine's; None where the device does not say. ``reserved`` is what the allocator of a GPU
+    would take of it, if that is not short; None on the CPU, where nobody reserves. Of a run that is ``compiled`` the
+    step was rehearsed without.
     """
 
     peaks: dict[str, int] = Field(default_factory=dict)
     at_peak: MemoryCauses | None = None
     held: MemoryLevels | None = None
+    reserved: int | None = None
     available: int | None = None
     compiled: bool = False
     unknown: str | None = None

@@ -37,7 +37,8 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
     """Whether it fits, the largest that does, the floor, and what is not in it."""
-    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}: {_verdict(planned, device)}"]
+    reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
+    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
     largest = []
     if planned.largest is not None:
         of = "" if planned.context is None else f" of {planned.context:,} tokens"
@@ -54,7 +55,7 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
-    return [*lines, "not counted: workspaces but cuBLAS's, the driver's context, gaps between blocks"]
+    return [*lines, "not counted: workspaces but cuBLAS's, the driver's context"]
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:

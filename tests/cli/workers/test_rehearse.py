@@ -84,6 +84,7 @@ def test_a_gpu_gives_out_what_was_planned(tmp_path: Path, precision: str) -> Non
     memory = read_run(found.parent).memory
     assert memory is not None
     assert memory.measured.allocated_peak == pytest.approx(planned.peak, rel=GPU_TOLERANCE)
+    assert memory.measured.reserved_peak == pytest.approx(planned.reserved, rel=0.05)
     for phase, peak in planned.peaks.items():
         assert memory.parts[phase].allocated_peak == pytest.approx(peak, rel=GPU_TOLERANCE), phase
 

@@ -19,3 +19,10 @@ def test_what_a_device_has_free_is_not_called_all_that_it_has(peak_gib: int, is_
     planned, device = Planned({"forward": peak_gib << 30}, {}), Capacity("NVIDIA H100", 80 << 30, is_free)
     lines = plan_table(planned, None, device, planned_floors(planned, device.name)).below
     assert lines[0] == f"peak {peak_gib}.0 GiB, in forward: {told}"
+
+
+def test_what_an_allocator_reserves_stands_beside_the_peak() -> None:
+    planned, device = Planned({"forward": 10 << 30}, {}, reserved=11 << 30), Capacity("NVIDIA H100", 80 << 30, False)
+    lines = plan_table(planned, None, device, planned_floors(planned, device.name)).below
+    told = "fits into 72.0 GiB, 90% of NVIDIA H100's 80.0 GiB"
+    assert lines[0] == f"peak 10.0 GiB, in forward, 11.0 GiB reserved: {told}"
