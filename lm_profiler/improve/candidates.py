@@ -21,6 +21,7 @@ from lm_profiler.improve.changes import (
     WORKERS,
     FirstSetting,
     Hardware,
+    name_of,
 )
 from lm_profiler.record.entry import Entry
 
@@ -68,11 +69,19 @@ def asked_for(
     alike[ATTENTION] = (ATTENTION, OF_ONES_OWN)  # a third kind of somebody's module may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
-        if not _same(option(name), text):
-            same = next((one for one in known if one.options == {name: text}), None)
-            group, may_change = alike.get(name, (name, OF_ONES_OWN))
-            wished.append(same or Candidate(f"{name}={text}", {name: text}, group, may_change=may_change))
+        options = {**_needed(name, option), name: text}
+        if not all(_same(option(each), value) for each, value in options.items()):
+            same = next((one for one in known if one.options == options), None)
+            first = next(iter(options))
+            group, may_change = alike.get(first, (first, OF_ONES_OWN))
+            wished.append(same or Candidate(name_of(options), options, group, may_change=may_change))
     return wished
+
+
+def _needed(name: str, option: Callable[[str], Any]) -> dict[str, str]:
+    """What ``name`` needs to change anything: a mode of torch.compile, that something is compiled."""
+    compiled = name.removesuffix("_mode")
+    return {compiled: "true"} if name.endswith(".compile_mode") and option(compiled) is False else {}
 
 
 def _same(value: Any, text: str) -> bool:

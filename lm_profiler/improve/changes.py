@@ -79,8 +79,12 @@ ChangesOfKind = Iterator[tuple[Candidate, str]]
 def _one(
     options: Mapping[str, str], group: str, ceiling_s: float | None = None, may_change: str | None = None
 ) -> Candidate:
-    name = " + ".join(f"{option}={text}" for option, text in options.items())
-    return Candidate(name, options, group, ceiling_s, may_change)
+    return Candidate(name_of(options), options, group, ceiling_s, may_change)
+
+
+def name_of(options: Mapping[str, str]) -> str:
+    """What a candidate is called."""
+    return " + ".join(f"{option}={text}" for option, text in options.items())
 
 
 def _precision(s: FirstSetting, hardware: Hardware) -> ChangesOfKind:

@@ -64,7 +64,7 @@ def ran(done: RanCell, first: RunRecord | None) -> Ran:
     except NoSteps as error:
         why = str(error)
         failed, refused = (None, why.removeprefix("refused: ")) if done.outcome.status == "refused" else (why, None)
-    return Ran(seconds, done.took_s, failed, refused, peak, done.cut)
+    return Ran(seconds, done.took_s, failed, refused, peak, done.cut, done.outcome.status in ("oom", "interrupted"))
 
 
 def _step_s(entry: Entry, record: RunRecord) -> float:

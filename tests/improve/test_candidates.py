@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,23 @@ def test_values_that_somebody_names_are_tried_but_for_the_one_it_has() -> None:
     assert asked[0].group == asked[1].group != asked[2].group
     assert asked[0].may_change == asked[1].may_change
     assert asked[2].may_change is not None  # so that it is not taken where its numbers cannot be checked
+
+
+@pytest.mark.parametrize("hardware", [GPU, CPU])
+def test_a_mode_of_compiling_is_tried_compiled_in_the_place_of_the_others(hardware: Hardware) -> None:
+    known, _ = candidates(entry(OTHERS), replace(hardware, compiles=""), False)
+    (plain,) = (one for one in known if one.options == {"torch.compile": "true"})
+    modes = {"torch.compile_mode": ["max-autotune-no-cudagraphs", "max-autotune"]}
+
+    new, ours = asked_for(modes, known, entry(OTHERS).option)
+    assert new.options == {"torch.compile": "true", "torch.compile_mode": "max-autotune-no-cudagraphs"}
+    assert (new.group, new.may_change) == (ours.group, ours.may_change) == (plain.group, plain.may_change)
+    assert (ours in known) == hardware.has_device
+
+    compiled = {**OTHERS, "torch": {**OTHERS["torch"], "compile": True}}
+    assert [one.options for one in asked_for(modes, [], entry(compiled).option)] == [
+        {"torch.compile_mode": mode} for mode in modes["torch.compile_mode"]
+    ]
 
 
 def test_fewer_workers_are_no_unknown_option_where_more_are_not_tried() -> None:

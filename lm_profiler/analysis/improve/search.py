@@ -49,7 +49,8 @@ _ENDED = "the budget ended it"
 def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool = False) -> Improving:
     """Asks for runs and checks; is sent a ``Ran`` for each ``Trial`` and a ``Checked`` for each ``Check``.
 
-    The largest ceiling goes first, unknown ones after the known. What wins is kept, and the rest is tried on top of it.
+    The group with the largest ceiling goes first, unknown ones after the known, and in it what has the fewest options.
+    What wins is kept, and the rest is tried on top of it. What contains a change that failed is refused.
     Where budget is left, comparisons that did not decide go on, and what was tried on an earlier setting is tried on
     the latest. The budget is of seconds that runs and checks took: no pair is begun that would not end in time, by the
     runs so far, and a run that was cut decides nothing.
@@ -61,7 +62,7 @@ class _Searcher:
     """The state of a search between two questions."""
 
     def __init__(self, candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool) -> None:
-        self.now = Improvement(left=tuple(sorted(candidates, key=_by_ceiling)))
+        self.now = Improvement(left=_ordered(candidates))
         self.budget_s, self.accept_numerics = budget_s, accept_numerics
         self.candidates = len(candidates)
         self.kept: dict[str, Candidate] = {}
@@ -95,7 +96,13 @@ class _Searcher:
             return here[0]
         earlier = [one for one in self.latest() if not one.accepted and one.verdict not in _SETTLED]
         again = [self.on_top(one.candidate) for one in earlier if one.candidate and one.a_options != self.now.options]
-        return next((one for one in again if one.b_options != self.now.options), None)
+        return next((one for one in again if one.b_options != self.now.options and not self.failed_in(one)), None)
+
+    def failed_in(self, compared: Compared) -> Candidate | None:
+        """A change that this one contains and that failed, but not for memory, which the rest of it may save."""
+        options = {} if compared.candidate is None else compared.candidate.options
+        broken = [one.candidate for one in self.latest() if one.b and one.b[-1].failed and not one.b[-1].out_of_memory]
+        return next((of for of in broken if of is not None and of.options.items() < options.items()), None)
 
     def latest(self) -> list[Compared]:
         """Of each candidate."""
@@ -126,6 +133,9 @@ class _Searcher:
             left=tuple(one for one in self.now.left if one != candidate),
             tried=(*(one for one in self.now.tried if one is not compared), compared),
         )
+        if (failed := self.failed_in(compared)) is not None:
+            self.tell(replace(compared, verdict="REFUSED", why=f"{failed.name} FAILED"))
+            return
         compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + share))
         if compared.verdict == "FASTER":
             compared = yield from self.check(candidate, compared)
@@ -244,5 +254,9 @@ def _ratio(compared: Compared) -> float:
     return compared.b_s / compared.a_s if compared.a_s and compared.b_s else math.inf
 
 
-def _by_ceiling(candidate: Candidate) -> float:
-    return math.inf if candidate.ceiling_s is None else -candidate.ceiling_s
+def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """By the largest ceiling of each one's group, and of these the plainest first: what fails in it fails in others."""
+    most_s: dict[str, float] = {}
+    for one in candidates:
+        most_s[one.group] = max(most_s.get(one.group, -math.inf), -math.inf if one.ceiling_s is None else one.ceiling_s)
+    return tuple(sorted(candidates, key=lambda one: (-most_s[one.group], len(one.options))))

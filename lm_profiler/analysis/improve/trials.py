@@ -41,6 +41,7 @@ class Ran:
         refused: In a few words, why it was not begun: what the hardware lacks, or what would not fit.
         memory_bytes: Its peak.
         cut: Whether the budget's end was its end: that says nothing of the setting.
+        out_of_memory: Whether that may be why it failed: it said so, or was killed.
     """
 
     seconds: float | None
@@ -49,6 +50,7 @@ class Ran:
     refused: str | None = None
     memory_bytes: int | None = None
     cut: bool = False
+    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _changes(request: ImproveRequest, look: RanCell, first: RunRecord) -> tuple[
     asked = asked_for(request.try_, known, look.entry.option)
     if request.only:
         return asked, []
-    named = {name for one in asked for name in one.options}
+    named = {name for name in request.try_ if any(name in one.options for one in asked)}
     ours = [one for one in known if not named & {*one.options}]
     other = [] if request.accept_numerics else [one for one in ours if one.may_change == WITHOUT_CLIPPING]
     tried, too_small = worth_it([one for one in ours if one not in other], first.time["step"].mean, MARGIN)
