@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
@@ -22,7 +22,7 @@ from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
-"""So long a run waits to be planned, and where it is refused for what would fit."""
+"""Of CPU time: so long a run is planned, and where it is refused what would fit is looked for."""
 
 _SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
@@ -160,17 +160,15 @@ def _reason(planned: Planned, available: int) -> str:
 
 
 def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
-    """Options to add, each enough by itself; those that can be rehearsed in time."""
+    """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
     until, is_gpu = time.monotonic() + LIMIT_S, _is_gpu(cli.trainer)
     planned = told(ask(cli, is_gpu, "batch", within, LIMIT_S))
     if not isinstance(planned, Planned):
         return
-    if planned.largest and planned.settings.get("data.batch_size") == planned.batch:
-        yield f"--data.batch_size={planned.largest}"
     for way in remedies(planned):
         left_s = until - time.monotonic()
-        if left_s <= 0:
-            return
-        answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
-        if isinstance(answer, Planned) and answer.peak <= within:
+        if not way.is_known and left_s > 0:
+            answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
+            way = replace(way, is_known=isinstance(answer, Planned) and answer.peak <= within)
+        if way.is_known:
             yield " ".join(way.words)

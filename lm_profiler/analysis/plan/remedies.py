@@ -19,10 +19,12 @@ class Remedy:
     Attributes:
         options: As they are written.
         changes: What it may change in what is learned; empty for nothing.
+        is_known: Whether it is known to fit without being rehearsed.
     """
 
     options: Mapping[str, str]
     changes: str = ""
+    is_known: bool = False
 
     @property
     def words(self) -> list[str]:
@@ -31,13 +33,21 @@ class Remedy:
 
 
 def remedies(planned: Planned, largest_context: int | None = None) -> list[Remedy]:
-    """Settings that need less than ``planned``, of those that its call has: its ``settings`` tell which.
+    """Settings that need less than ``planned``, of those that its call has (its ``settings`` tell which).
+
+    What changes the least of the training goes first.
 
     Args:
         planned: with the largest batch that fits, if a smaller one is to be among them.
         largest_context: that fits; None where it is unknown.
     """
-    return [*_narrower(planned), *_kept(planned), *_smaller(planned), *_other(planned, largest_context)]
+    return [
+        *_kept(planned),
+        *_divided(planned),
+        *_narrower(planned),
+        *_smaller(planned),
+        *_other(planned, largest_context),
+    ]
 
 
 def together(planned: Planned) -> list[Remedy]:
@@ -63,13 +73,13 @@ def _narrower(planned: Planned) -> Iterator[Remedy]:
 
 def _kept(planned: Planned) -> Iterator[Remedy]:
     """Less is kept for backward."""
-    if planned.settings.get("model.attention") == "math":
-        yield Remedy({"model.attention": "sdpa"}, "rounding")
     if planned.settings.get("model.activation_checkpointing") is False:
         yield Remedy({"model.activation_checkpointing": "true"})
+    if planned.settings.get("model.attention") == "math":
+        yield Remedy({"model.attention": "sdpa"}, "rounding")
 
 
-def _smaller(planned: Planned) -> Iterator[Remedy]:
+def _divided(planned: Planned) -> Iterator[Remedy]:
     """Batches that divide the one that was asked for, as often as gives the same global batch."""
     batch = planned.batch or 0
     divisors = (n for n in range(min(planned.largest or 0, batch - 1), 0, -1) if batch % n == 0)
@@ -84,6 +94,12 @@ def _accumulated(planned: Planned, sizes: Sequence[int]) -> Iterator[Remedy]:
         if n < batch:
             options = {"data.batch_size": n, "trainer.accumulate_grad_batches": times * batch // n}
             yield Remedy({name: str(value) for name, value in options.items()}, "statistics over a batch")
+
+
+def _smaller(planned: Planned) -> Iterator[Remedy]:
+    """The largest batch that fits."""
+    if planned.largest and planned.settings.get("data.batch_size") == planned.batch:
+        yield Remedy({"data.batch_size": str(planned.largest)}, "the samples of a step", is_known=True)
 
 
 def _other(planned: Planned, largest_context: int | None) -> Iterator[Remedy]:

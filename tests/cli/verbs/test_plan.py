@@ -68,6 +68,7 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
         "trainer.precision=bf16-true": ("42.0", True),
         "data.batch_size=2 --trainer.accumulate_grad_batches=4": ("21.0", False),
         "data.batch_size=1 --trainer.accumulate_grad_batches=8": ("17.0", False),
+        "data.batch_size=2": ("18.0", False),
     }
     assert tried["trainer.precision=bf16-mixed"][2] == "6.1"  # ms: 10^12 at 165 TFLOP/s
     assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], True, "nothing") in asked

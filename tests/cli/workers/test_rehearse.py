@@ -112,7 +112,7 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     assert work["optimizer"].bytes == 28 * weights + 8 * tensors
 
     # What its call says decides what else would be tried.
-    ways = ["--trainer.precision=bf16-true", "--model.attention=sdpa", "--model.optimizer=sgd"]
+    ways = ["--model.attention=sdpa", "--trainer.precision=bf16-true", "--model.optimizer=sgd"]
     assert [" ".join(way.words) for way in remedies(planned)] == ways
 
 
