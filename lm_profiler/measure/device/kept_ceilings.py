@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
@@ -22,6 +23,13 @@ from lm_profiler.record.reading import read_json
 AGREE = 0.8
 """A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""
 
+FRESH_S = 600.0
+"""So long nothing is read anew once two readings have agreed: it takes seconds, and a sweep has many runs."""
+
+
+_AGREED = "agreed_at"
+"""In seconds since 1970."""
+
 
 def cache_folder() -> Path:
     """Where programs keep what they can find out again (XDG Base Directory Specification 0.8)."""
@@ -35,45 +43,47 @@ def known_ceiling(
     say: Callable[[str], None],
     folder: Path | None = None,
     probe: Callable[[torch.device, torch.dtype], float | None] = matmul_ceiling,
+    clock: Callable[[], float] = time.time,
 ) -> float | None:
     """The ceiling of this machine in FLOP/s: the better of what is read now and what was kept, where the two agree.
 
     The best reading is kept in a file for each device, CPU, number of threads, dtype, precision and version of torch.
-    What cannot be read or written there is as if nothing had been kept; processes that write at once leave one whole
-    reading.
+    For ``FRESH_S`` after two readings have agreed it is taken as it is. What cannot be read or written there is as if
+    nothing had been kept; processes that write at once leave one whole reading.
 
     Args:
         say: Told why the ceiling is unknown, where a reading was made that disagrees.
         folder: Where readings are kept; ``cache_folder()`` if not given.
         probe: Reads the ceiling.
+        clock: Seconds since 1970.
     """
-    rate = probe(device, dtype)
     of = {"dtype": str(dtype).removeprefix("torch."), "precision": float32_matmul_precision(device.type)}
     path = _path("ceiling", device, of, folder)
-    kept = _best_so_far(path, "flops_per_s", rate)
-    if rate is None or path is None:
+    rate, kept = _readings(path, "flops_per_s", lambda: probe(device, dtype), clock())
+    if rate is None or kept is None:
         return rate
-    if kept is not None and min(rate, kept) < AGREE * max(rate, kept):
+    if not _agree(rate, kept):
         say(
             f"ceiling unknown: the matmul rate measured here was {rate / 1e9:.3g} GFLOP/s now and "
             f"{kept / 1e9:.3g} GFLOP/s before: something else uses it, or did; if it was changed, remove {path}"
         )
         return None
-    return max(rate, kept or 0.0)
+    return max(rate, kept)
 
 
 def known_copy_rate(
     device: torch.device,
     folder: Path | None = None,
     probe: Callable[[torch.device], float | None] = copy_rate,
+    clock: Callable[[], float] = time.time,
 ) -> float | None:
     """The memory bandwidth of this machine in bytes/s, by copying: the best of what is read now and what was kept.
 
-    They need not agree: it is held against as the least that a phase could take, and what else uses the machine can
-    only slow a copy.
+    They need not agree to be told: it is held against as the least that a phase could take, and what else uses the
+    machine can only slow a copy. Nor is it read anew for ``FRESH_S`` once they have.
     """
-    rate = probe(device)
-    kept = _best_so_far(_path("bandwidth", device, {}, folder), "bytes_per_s", rate)
+    path = _path("bandwidth", device, {}, folder)
+    rate, kept = _readings(path, "bytes_per_s", lambda: probe(device), clock())
     return rate if rate is None else max(rate, kept or 0.0)
 
 
@@ -85,14 +95,24 @@ def _path(kind: str, device: torch.device, of: Mapping[str, str], folder: Path |
         return None
 
 
-def _best_so_far(path: Path | None, key: str, rate: float | None) -> float | None:
-    """What was kept before; ``rate`` takes its place if it is better."""
-    if path is None or rate is None:
-        return None
-    kept = _read(path, key)
-    if kept is None or rate > kept:
-        _write(path, key, rate)
-    return kept
+def _readings(
+    path: Path | None, key: str, probe: Callable[[], float | None], now_s: float
+) -> tuple[float | None, float | None]:
+    """The rate that is read now, and what was kept before; the better of them is kept, and when they agreed."""
+    kept = None if path is None else _read(path, key)
+    agreed_s = None if path is None or kept is None else _read(path, _AGREED)
+    if agreed_s is not None and 0.0 <= now_s - agreed_s < FRESH_S:
+        return kept, kept
+    rate = probe()
+    if path is not None and rate is not None:
+        agrees = kept is not None and _agree(rate, kept)
+        if agrees or kept is None or rate > kept:
+            _write(path, {key: max(rate, kept or 0.0)} | ({_AGREED: now_s} if agrees else {}))
+    return rate, kept
+
+
+def _agree(a: float, b: float) -> bool:
+    return min(a, b) >= AGREE * max(a, b)
 
 
 def _digest(device: torch.device, of: Mapping[str, str]) -> str:
@@ -114,7 +134,7 @@ def _read(path: Path, key: str) -> float | None:
     return kept if isfinite(kept) and kept > 0 else None
 
 
-def _write(path: Path, key: str, rate: float) -> None:
+def _write(path: Path, content: Mapping[str, float]) -> None:
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({key: rate}) + "\n")
+        write_whole(path, json.dumps(content) + "\n")

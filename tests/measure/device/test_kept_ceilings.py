@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,17 @@ from lm_profiler.measure.device.kept_ceilings import cache_folder, known_ceiling
 CPU = torch.device("cpu")
 
 
-def read(folder: Path | None, gflops: float, dtype: torch.dtype = torch.float32) -> tuple[float | None, list[str]]:
+CLOCK = count(1e9, 1e6)
+"""Each reading is so much later that the one before is not fresh."""
+
+
+def read(
+    folder: Path | None, gflops: float, dtype: torch.dtype = torch.float32, now_s: float | None = None
+) -> tuple[float | None, list[str]]:
     """The ceiling in GFLOP/s where a probe finds ``gflops``, and what is said."""
     said: list[str] = []
-    found = known_ceiling(CPU, dtype, said.append, folder, lambda *_: gflops * 1e9)
+    clock = lambda: next(CLOCK) if now_s is None else now_s  # noqa: E731
+    found = known_ceiling(CPU, dtype, said.append, folder, lambda *_: gflops * 1e9, clock)
     return None if found is None else round(found / 1e9, 3), said
 
 
@@ -37,6 +45,21 @@ def test_a_reading_that_is_far_below_judges_nothing_and_is_not_kept(now: float, 
     assert said.startswith(f"ceiling unknown: the matmul rate measured here was {now:g} GFLOP/s now and 198 GFLOP")
     assert str(tmp_path) in said
     assert read(tmp_path, 195) == (198, [])
+
+
+def test_nothing_is_read_anew_soon_after_two_readings_agreed(tmp_path: Path) -> None:
+    assert read(tmp_path, 190, now_s=1000.0) == (190, [])
+    assert read(tmp_path, 198, now_s=1001.0) == (198, [])  # one alone has agreed with none
+    assert read(tmp_path, 100, now_s=1001.0 + module.FRESH_S - 1.0) == (198, [])
+    assert read(tmp_path, 100, now_s=1001.0 + module.FRESH_S)[0] is None
+    assert read(tmp_path, 100, now_s=999.0)[0] is None  # the clock was set back
+
+
+def test_copies_are_not_made_anew_soon_after_two_readings_agreed(tmp_path: Path) -> None:
+    rates = iter([16e9, 8e9, 17e9])
+    now_s = iter([0.0, 1.0, 2.0, 3.0, 4.0])
+    told = [known_copy_rate(CPU, tmp_path, lambda _: next(rates), lambda: next(now_s)) for _ in range(5)]
+    assert told == [16e9, 16e9, 17e9, 17e9, 17e9]
 
 
 def test_a_first_reading_of_a_shared_machine_is_found_out_by_the_next(tmp_path: Path) -> None:
@@ -123,7 +146,7 @@ def test_many_processes_at_once_leave_one_whole_reading(tmp_path: Path) -> None:
 
 def test_of_copies_the_best_reading_of_this_machine_counts(tmp_path: Path) -> None:
     def copied(gb: float) -> float | None:
-        return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9)
+        return known_copy_rate(CPU, tmp_path, lambda _: gb * 1e9, lambda: next(CLOCK))
 
     assert read(tmp_path, 198) == (198, [])
     assert (copied(16.0), copied(8.0), copied(32.0), copied(31.0)) == (16e9, 16e9, 32e9, 32e9)
