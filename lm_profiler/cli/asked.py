@@ -25,6 +25,9 @@ from lm_profiler.measure.elsewhere import surroundings
 
 Answer = TypeVar("Answer")
 
+PATIENCE = 3.0
+"""By the clock it may take so many times the CPU time that it may have: others use the cores, or a disk is slow."""
+
 
 class NoAnswer(Exception):
     """The other process has ended without one, or took too long; the message says which."""
@@ -43,11 +46,11 @@ class Asked(Generic[Answer]):
 
     Args:
         find: can be pickled, as can what it returns. Its exceptions are lost, but for ``Unfit``.
-        limit_s: so long it may take, from now on.
+        limit_s: so much CPU time it may take, which busy cores do not change, and ``PATIENCE`` times that by the clock.
     """
 
     def __init__(self, find: Callable[[], Answer], limit_s: float) -> None:
-        self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + limit_s
+        self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + PATIENCE * limit_s
         forks = sys.platform == "linux" and not torch.cuda.is_initialized()
         self._begin("fork" if forks else "spawn")
 
@@ -78,10 +81,12 @@ class Asked(Generic[Answer]):
         """The answer; None of a copy that is unfit."""
         try:
             if not self._link.poll(max(self._until - time.monotonic(), 0.0)):
-                raise NoAnswer(f"it took more than {self._limit_s:g} s")
+                raise NoAnswer(f"it took more than {PATIENCE * self._limit_s:g} s")
             told: tuple[Answer] | None = self._link.recv()
         except EOFError:
             self._process.join()
+            if self._process.exitcode == -signal.SIGPROF:
+                raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
             raise NoAnswer(f"the process that was asked ended: {how_it_ended(self._process.exitcode)}") from None
         finally:
             self.end()
@@ -126,7 +131,9 @@ def _find(find: Callable[[], Any], limit_s: float, link: Connection, folder: str
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
-    signal.alarm(ceil(limit_s) + 1)  # also where nobody waits any more
+    signal.alarm(ceil(PATIENCE * limit_s) + 1)  # also where nobody waits any more
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
