@@ -88,7 +88,13 @@ class Attachment:
     _too_few: str | None = None
 
     def prepare(self) -> None:
-        """Before there is a loader: its workers start before the loop does."""
+        """Before there is a loader, whose workers start before the loop does, or an optimizer.
+
+        A schedule may ask how many steps there will be (``Trainer.estimated_stepping_batches``): of a run that ends
+        with its stages, theirs.
+        """
+        if self.options.stages.stop_when_done and self.trainer.max_epochs == -1 and self.max_steps == -1:
+            self.trainer.fit_loop.epoch_loop.max_steps = sum(self._steps.values())
         if self.options.whatif.steps:
             self._loader = DelayedLoader(self.trainer, self.options.verb, Guard("whatif", self.tell))
 

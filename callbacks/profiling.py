@@ -160,6 +160,10 @@ class TrainingProfiler(Callback):
             run.part.run(run.meet)
             run.part.run(run.prepare)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._run is not None:
+            trainer.fit_loop.epoch_loop.max_steps = self._run.max_steps
+
     def _loop_starts(self, verb: Verb, trainer: Trainer, pl_module: LightningModule) -> None:
         """The run starts here and not earlier: a Tuner's trials of a batch size or learning rate are not part of it."""
         if (run := self._run) is not None and verb == self._options.verb and not run.begun:

@@ -437,3 +437,21 @@ def test_each_part_has_a_peak_of_memory(tmp_path: Path) -> None:
     assert {"data", "forward", "backward", "optimizer", "other"} <= set(memory.parts) <= set(PARTS)
     # A process with torch in it holds more than 100 MiB, and no more than this machine has.
     assert all(2**27 < (part.resident_peak or 0) < 2**42 for part in memory.parts.values())
+
+
+class Scheduled(BoringModel):
+    """With a schedule over all steps of the run, as Lightning's documentation writes one."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), 0.1)
+        self.total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=int(self.total))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_schedule_is_told_the_steps_of_a_run_that_ends_with_its_stages(tmp_path: Path) -> None:
+    module = Scheduled()
+    trainer = trainer_with([short()], tmp_path, max_epochs=-1)
+    trainer.fit(module)
+    assert trainer.global_step == module.total
+    assert trainer.max_steps == -1

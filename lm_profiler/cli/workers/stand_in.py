@@ -21,6 +21,9 @@ KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm
 _BATCHES = 2
 """Of a step, at most: to those that follow gradients are nothing new, as they are to the second."""
 
+_STEPS = 10_000
+"""That a schedule is told of a run that ends with its stages. No rehearsal has as many."""
+
 _AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
 """Lightning refuses float16 on the CPU, for its scaler of gradients."""
 
@@ -43,7 +46,7 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
             strategy=FakeStrategy(world),
             precision=_AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
             max_epochs=given["max_epochs"],
-            max_steps=given["max_steps"],
+            max_steps=_STEPS if given["max_epochs"] == given["max_steps"] == -1 else given["max_steps"],
             logger=False if given["logger"] is False else SilentLogger(),
             limit_val_batches=0 if cli.verb == "fit" else None,
             **dict.fromkeys(off, False),  # type: ignore[arg-type]
