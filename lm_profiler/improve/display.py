@@ -13,9 +13,9 @@ from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
-from lm_profiler.report.run.improve import improve_table, minutes_text, saved_text, verdict_text
+from lm_profiler.report.run.improve import improve_table, saved_text, verdict_text
 from lm_profiler.report.tables.table import Table
-from lm_profiler.sweep.display import LiveDisplay, clock_text, stage_of
+from lm_profiler.sweep.display import LiveDisplay, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 
 
@@ -46,7 +46,7 @@ class ImproveDisplay(LiveDisplay):
         done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
         if not self._console.is_terminal:
             for tried in done[self._told :]:
-                self._say(f"[{minutes_text(record.elapsed_s)} of {minutes_text(self._budget_s)}] {tried_text(tried)}")
+                self._say(f"[{duration_text(record.elapsed_s)} of {duration_text(self._budget_s)}] {tried_text(tried)}")
         self._told = len(done)
         self.tick()
 
@@ -68,7 +68,7 @@ class ImproveDisplay(LiveDisplay):
         if self._running is None:
             return []
         cell, since = self._running
-        return [f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {clock_text(self._clock() - since)}"]
+        return [f"{stage_of(self._folder / cell.id / OUTPUT_FILE)}: {cell.id}, {duration_text(self._clock() - since)}"]
 
 
 def tried_text(tried: Tried) -> str:

@@ -12,6 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.stage_names import STAGE_NAMES
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
@@ -92,7 +93,7 @@ class Display(LiveDisplay):
             self._ran_s.append(outcome.duration_s)
         self._recent.append((cell, outcome))
         if not self._console.is_terminal:
-            line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {clock_text(outcome.duration_s)}"
+            line = f"[{self._done}/{self._cells}] {outcome.status:<8} {cell.id}  {duration_text(outcome.duration_s)}"
             self._say(line + (f"  {outcome.reason}" if outcome.reason else ""))
         self.tick()
 
@@ -107,17 +108,17 @@ class Display(LiveDisplay):
 
     @staticmethod
     def _row(status: str, seconds: float, cell: Cell) -> list[TableCell]:
-        texts = (status, clock_text(seconds), cell.id)
+        texts = (status, duration_text(seconds), cell.id)
         return [TableCell(text, text, style=STATUS_STYLES.get(text, "")) for text in texts]
 
     def progress(self) -> str:
         """How far it is, what came of it, and the time that is left."""
         parts = [f"{self._done} of {self._cells} cells"]
         parts += [f"{count} {word}" for word, count in self._words.items()]
-        parts.append(f"{clock_text(self._clock() - self._began)} elapsed")
+        parts.append(f"{duration_text(self._clock() - self._began)} elapsed")
         left_s = self._left_s()
         if left_s is not None:
-            parts.append(f"about {clock_text(left_s)} left")
+            parts.append(f"about {duration_text(left_s)} left")
         return ", ".join(parts)
 
     def _left_s(self) -> float | None:
@@ -141,12 +142,3 @@ def stage_of(output: Path) -> str:
         if line.startswith(f"{stage}: ")
     )
     return next(stages, "starting")
-
-
-def clock_text(seconds: float) -> str:
-    """``9.5 s``, ``12:34`` or ``1:23:45``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

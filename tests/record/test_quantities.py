@@ -107,3 +107,14 @@ def test_the_design_names_no_other_tag() -> None:
 )
 def test_bytes_come_in_the_unit_that_fits_them(count: float, text: str) -> None:
     assert q.bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    "seconds,text",
+    [
+        (0.0, "0 ms"), (0.0095, "9.5 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (75.4, "75.4 s"), (570.0, "9.5 min"),
+        (3723.0, "62 min"), (5400.0, "1.5 h"),
+    ],
+)  # fmt: skip
+def test_a_duration_comes_in_the_unit_that_fits_it(seconds: float, text: str) -> None:
+    assert q.duration_text(seconds) == text

@@ -174,8 +174,12 @@ def bytes_text(count: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Two or three figures that mean something, in seconds or milliseconds."""
-    return f"{seconds:,.1f} s" if seconds >= 1.0 else f"{seconds * 1e3:.3g} ms"
+    """Figures that mean something, in the unit that fits: ``9.5 ms``, ``45.0 s``, ``9.5 min``, ``1.25 h``."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 90.0:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60.0:.3g} min" if seconds < 5400.0 else f"{seconds / 3600.0:,.3g} h"
 
 
 def with_prefix(value: float, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from lm_profiler.analysis.compare.comparison import Comparison, Compilation, MemoryChange, PartChange, RateChange
 from lm_profiler.analysis.compare.differences import Difference
 from lm_profiler.analysis.compare.ratio import CONFIDENCE, MARGIN, RatioInterval
-from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_S, Quantity, duration_text
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
@@ -102,7 +102,7 @@ def _compilation_line(of: Compilation) -> str:
     other = "A" if of.compiled == "B" else "B"
     if of.cost_s <= 0.0:
         return f"{of.compiled}'s first steps took no longer than {other}'s: it was compiled before, or elsewhere"
-    line = f"{of.compiled}'s first steps cost {of.cost_s:.3g} s more than {other}'s"
+    line = f"{of.compiled}'s first steps cost {duration_text(of.cost_s)} more than {other}'s"
     if of.paid_back_steps is None:
         return f"{line}; no saving per step is certain, so the break-even point is unknown"
     steps, low, high = (f"{ceil(n):,}" for n in of.paid_back_steps)

@@ -9,7 +9,7 @@ from shlex import quote
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.record.files import from_here
 from lm_profiler.record.improve import IMPROVED_CONFIG, Final, ImproveRecord, Numerics, Tried
-from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted
+from lm_profiler.record.quantities import TRIED_COLUMNS, bytes_text, counted, duration_text
 from lm_profiler.report.run.milliseconds import digits_of, ms_text
 from lm_profiler.report.tables.table import Table, TableCell, headings_of
 
@@ -155,7 +155,7 @@ def _memory_line(final: Final) -> Iterator[str]:
 def _end(record: ImproveRecord) -> str:
     compared = {of.name for of in record.tried if of.verdict != "REFUSED"}
     tried = f"{counted(len(compared), 'change')} tried in {counted(record.runs, 'run')}"
-    spent = f"{minutes_text(record.elapsed_s)} of a budget of {minutes_text(record.budget_s)}"
+    spent = f"{duration_text(record.elapsed_s)} of a budget of {duration_text(record.budget_s)}"
     words = {
         "done": "all was tried",
         "budget": "the budget has no room for more",
@@ -163,8 +163,3 @@ def _end(record: ImproveRecord) -> str:
         "unfinished": "it is still running, or its process was killed: the same call goes on with it",
     }
     return f"{tried}, {spent}; {words.get(record.ended, record.ended)}"
-
-
-def minutes_text(seconds: float) -> str:
-    """``45 s``, ``9.5 min``."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.3g} min"

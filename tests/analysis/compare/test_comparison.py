@@ -290,7 +290,7 @@ def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
     ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
     assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
     (said,) = [line for line in terminal(comparison_table(found)).splitlines() if line.startswith("compilation: ")]
-    assert said.startswith("compilation: B's first steps cost 30 s more than A's; saving 2.000 ms a step")
+    assert said.startswith("compilation: B's first steps cost 30.0 s more than A's; saving 2.000 ms a step")
     assert "breaks even after 15,000 steps [" in said
 
 

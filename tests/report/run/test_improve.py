@@ -8,7 +8,7 @@ import pytest
 from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
 
 from lm_profiler.record.improve import Final, ImproveRecord, Numerics
-from lm_profiler.report.run.improve import headline, improve_table, minutes_text, numerics_text, saved_text, way_texts
+from lm_profiler.report.run.improve import headline, improve_table, numerics_text, saved_text, way_texts
 
 
 def said(record: ImproveRecord) -> list[str]:
@@ -114,7 +114,3 @@ def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
     (tmp_path / "improved.yaml").touch()
     told = f"to run it: lm_profiler fit --config '{tmp_path}/improved.yaml'"
     assert improve_table(made_improve(), tmp_path).below[-1] == told
-
-
-def test_a_time_is_told_in_seconds_or_minutes() -> None:
-    assert [minutes_text(seconds) for seconds in (0.4, 89.0, 570.0, 6000.0)] == ["0 s", "89 s", "9.5 min", "100 min"]
