@@ -116,8 +116,8 @@ class StreamRanksWatch(RanksWatch):
             since, until = (self.stream.seconds(marks.instants[0], at) for at in (stand.since, stand.until))
             if since is None or until is None:
                 return []
-            instants = [begins + round(seconds * 1e9) for seconds in (since, until)]
-            stood.append(_Stood(stand.at_ns, *instants, f"streams, step {step}", number))
+            since_ns, until_ns = begins + round(since * 1e9), begins + round(until * 1e9)
+            stood.append(_Stood(stand.at_ns, since_ns, until_ns, f"streams, step {step}", number))
         return stood
 
     def _that_hold(self, arrivals: Arrivals) -> Arrivals:
