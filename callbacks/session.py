@@ -250,5 +250,7 @@ def _recompiled(names: Sequence[str], counters: Sequence[StepCounters]) -> list[
 
 def _of_graphs(pools: int | None) -> list[str]:
     """The note that says what peaks do not have."""
-    what = "what CUDA graphs use when they are replayed is in no peak of allocated memory"
-    return [] if pools is None else [f"{what}: of what is reserved, {bytes_text(pools)} are theirs alone"]
+    if pools is None:
+        return []
+    theirs = f"of what is reserved, {bytes_text(pools)} are theirs alone, or a MemPool's"
+    return [f"what CUDA graphs use when they are replayed is in no peak of allocated memory: {theirs}"]

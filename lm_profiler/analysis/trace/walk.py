@@ -33,7 +33,7 @@ _FORMERLY = {
 """What categories were called before torch 1.12."""
 
 _UNNAMED = {461: "cudaStreamGetCaptureInfo", 486: "cudaEventElapsedTime", 505: "cudaLaunchKernel"}
-"""CUDA 13's own numbers of calls (cupti_runtime_cbid.h), for which torch 2.11's profiler has but the name INVALID."""
+"""Numbers of calls (cupti_runtime_cbid.h) for which torch 2.11's profiler on CUDA 13 has but the name INVALID."""
 
 _VALUES = re.compile("attention|index_select")
 _OPERATOR, _MODULE, _FORWARD, _BACKWARD, _LAUNCH = range(5)

@@ -76,7 +76,8 @@ def graph_pool_bytes(device: torch.device) -> int | None:
     """Bytes that ``device``'s allocator keeps for CUDA graphs alone; None where it keeps none. As ``allocator_facts``.
 
     A graph that is replayed uses them without asking the allocator, whose allocated bytes and peaks leave that out.
-    CUDA's own allocator (cudaMallocAsync) has no such pools, and no snapshot.
+    A pool that a user made (``torch.cuda.MemPool``) is numbered like one of theirs, and is in the sum. CUDA's own
+    allocator (cudaMallocAsync) has no such pools, and no snapshot.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
         return None
