@@ -200,6 +200,9 @@ def _missing(record: RunRecord) -> str:
         return f"the run ended before it could be taken apart ({record.status}{why})."
     if not record.steps.get("trace"):
         planned = record.steps_planned.get("trace")
+        if planned and any(note.startswith("the loop ended in stage ") for note in record.notes):
+            stages = sum(record.steps_planned.values())
+            return f"the loop ended before the trace. Let it run for all stages: {stages} steps or more."
         return f"no step was traced{f', of {planned} planned' if planned else ''}. Run it again with --trace.steps=2."
     use = record.utilisation
     if use is None:

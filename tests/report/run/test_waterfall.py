@@ -200,6 +200,9 @@ def test_a_run_without_one_is_told_why_and_what_to_do() -> None:
     told = {
         "no step was traced. Run it again with --trace.steps=2.": made_record(),
         "no step was traced, of 2 planned. Run it again with --trace.steps=2.": untraced(steps={"measure": 20}),
+        "the loop ended before the trace. Let it run for all stages: 24 steps or more.": untraced(
+            steps={"measure": 3}, notes=["the loop ended in stage measure, after 3 of its 20 steps"]
+        ),
         "the FLOPs of a step are unknown; a note of the run says why.": untraced(
             utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
         ),
