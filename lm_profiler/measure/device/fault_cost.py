@@ -34,13 +34,21 @@ def fault_cost(clock: Callable[[], float] = time.thread_time) -> FaultCost | Non
 
     It is CPU time, which others on the machine do not lengthen.
     """
-    small, large = ([_touch(advice, clock) for _ in range(_TIMES)] for advice in ("MADV_NOHUGEPAGE", None))
-    known = [min((cost for cost in costs if cost is not None), default=None) for costs in (small, large)]
-    return None if known[0] is None or known[1] is None else FaultCost(known[0], known[1])
+    small, large = (_cost(advice, clock) for advice in ("MADV_NOHUGEPAGE", None))
+    return None if small is None or large is None else FaultCost(small, large)
 
 
-def _touch(advice: str | None, clock: Callable[[], float]) -> float | None:
-    """Seconds a fault, without what touching the same memory takes once it is mapped."""
+def _cost(advice: str | None, clock: Callable[[], float]) -> float | None:
+    """Seconds a fault, without what touching the same memory takes once it is mapped: of each the least."""
+    touches = [touch for _ in range(_TIMES) if (touch := _touch(advice, clock)) is not None]
+    if not touches:
+        return None
+    first_s, again_s = map(min, zip(*touches, strict=True))
+    return max(first_s - again_s, 0.0)
+
+
+def _touch(advice: str | None, clock: Callable[[], float]) -> tuple[float, float] | None:
+    """Seconds a fault of the first touch, and of the second, which causes none."""
     with mmap.mmap(-1, _BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
         if advice is not None and hasattr(mmap, advice):
             block.madvise(getattr(mmap, advice))
@@ -49,7 +57,7 @@ def _touch(advice: str | None, clock: Callable[[], float]) -> float | None:
             block[:: mmap.PAGESIZE] = bytes(_BYTES // mmap.PAGESIZE)
             times.append(clock())
         faults = _faults() - faults
-    return max(times[1] - times[0] - (times[2] - times[1]), 0.0) / faults if faults else None
+    return ((times[1] - times[0]) / faults, (times[2] - times[1]) / faults) if faults else None
 
 
 def _faults() -> int:
