@@ -16,7 +16,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """By each rank. All in one pair of processes, which take long to start."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     program, folder = str(SUPPORT / "ranks_trained.py"), str(tmp_path_factory.mktemp("ranks"))
-    done = run(program, folder, environment=environment, timeout_s=200)
+    done = run(program, folder, environment=environment)
     assert done.returncode == 0, done.stderr
     said: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return said

@@ -106,7 +106,8 @@ def test_a_step_in_which_garbage_is_collected(tmp_path: Path) -> None:
 def test_a_step_whose_batch_comes_late_from_a_worker(tmp_path: Path) -> None:
     odd = slow_step(fitted(tmp_path, Slow(), Rows(AT), workers=1))
     assert (odd.part, odd.cause) == ("data", "the loader's queue was empty")
-    assert odd.cause_s == pytest.approx(SLOW_S, rel=0.3)
+    assert odd.cause_s is not None
+    assert SLOW_S / 2 < odd.cause_s <= odd.step_s  # as the worker is some batches ahead
 
 
 def test_a_step_whose_batch_is_made_slowly_in_this_process(tmp_path: Path) -> None:

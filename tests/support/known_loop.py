@@ -226,7 +226,7 @@ def assert_times(
     waits: dict[str, int] | None = None,
     fetched_ahead: int = 0,
 ) -> RunRecord:
-    """Every phase takes its truth within 0.3 ms or 1.5 %, and ``other`` within 1.5 % of the step; simulated, exactly.
+    """Every phase takes its truth on a simulated clock; on a real one up to the shortest wait more, and never less.
 
     ``truth_s`` says what a step takes in each part, nothing where it does not name one; ``waits`` how many waits that
     are, 1 by default. The truth is made of the waits as long as they really were.
@@ -240,11 +240,10 @@ def assert_times(
     wrong = {}
     for part in PARTS:
         nominal_s = truth_s.get(part, 0.0)
-        slack_s = slack_of(nominal_s if part != "other" else sum(truth_s.values()))
         skipped, n = (fetched_ahead if part == "data" else 0), (waits or {}).get(part, 1)
         waited_s = WAITED_S[part][skipped:] if nominal_s else []
         off_s = excess_s([row.time(part) - sum(waited_s[(row.step - 1) * n : row.step * n]) for row in rows])
-        if off_s > slack_s:
+        if off_s > slack_s():
             wrong[part] = f"{1e3 * off_s:.3f} ms more than {1e3 * nominal_s:g}"
     assert not wrong
     assert_summaries(record, rows)
@@ -268,13 +267,16 @@ def assert_waited(rows: Sequence[StepRow], part: str, waits: Sequence[int]) -> N
     waited_s = iter(WAITED_S[part])
     off_s = [(n, row.time(part) - sum(islice(waited_s, n))) for row, n in zip(rows, waits, strict=True)]
     for number in set(waits):
-        slack_s = slack_of(TRUTH_S[part]) * max(number, 1)
-        assert excess_s([off for n, off in off_s if n == number]) < slack_s
+        assert excess_s([off for n, off in off_s if n == number]) < slack_s() * max(number, 1)
 
 
-def slack_of(nominal_s: float) -> float:
-    """What Lightning itself may take around a wait. No time at all on a simulated clock; steps.csv rounds to 1 ns."""
-    return 5e-9 if isinstance(CLOCK, SimulatedClock) else max(0.3e-3, 0.015 * nominal_s)
+def slack_s() -> float:
+    """What Lightning itself may take in a phase: none on a simulated clock, though steps.csv rounds to 1 ns.
+
+    On a real one as much as the machine is slow. A wait that counts elsewhere is missing where it belongs; how little
+    it takes is what benchmarks.known_answer finds.
+    """
+    return 5e-9 if isinstance(CLOCK, SimulatedClock) else min(TRUTH_S.values())
 
 
 def excess_s(off_s: Sequence[float]) -> float:

@@ -55,7 +55,7 @@ def start(
     return process
 
 
-def end(process: ForkServerProcess, timeout_s: float = 120.0) -> int:
+def end(process: ForkServerProcess, timeout_s: float = 500.0) -> int:
     """Its exit code; it is killed where it takes longer."""
     process.join(timeout_s)
     if process.is_alive():
@@ -70,7 +70,7 @@ def run(
     told: bytes = b"",
     folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 120.0,
+    timeout_s: float = 500.0,
     rates: bool = False,
 ) -> CompletedProcess[str]:
     """``python ARGUMENTS``, which is ``told`` something on stdin; with what it printed."""
@@ -82,7 +82,7 @@ def run(
         return CompletedProcess(arguments, code, out.read_text(), err.read_text())
 
 
-def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 120.0) -> CompletedProcess[str]:
+def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 500.0) -> CompletedProcess[str]:
     """A program of this folder on two ranks, as torchrun launches them: Lightning starts none itself.
 
     The code is the first that is not 0.

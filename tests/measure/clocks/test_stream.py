@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -129,11 +128,9 @@ def test_marking_waits_for_nothing() -> None:
     stream = stream_of(torch.device("cuda", torch.cuda.current_device()))
     assert stream is not None
     torch.cuda.synchronize()
-    began = time.perf_counter()
     torch.cuda._sleep(2_000_000_000)  # about a second
     instant = stream.record()
-    assert not stream.reached(instant)
-    assert time.perf_counter() - began < 0.2
+    assert not stream.reached(instant)  # the device still sleeps, so recording has not waited for it
     stream.wait()
     assert stream.reached(instant)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -207,10 +206,8 @@ def test_injected_clock_gives_the_rate() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_real_product_on_the_cpu(dtype: torch.dtype) -> None:
     random_state = torch.get_rng_state()
-    start = time.perf_counter()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = matmul_ceiling(CPU, dtype, budget_s=0.2)
-    assert time.perf_counter() - start < 2
     assert result is not None
     assert 1e7 < result < 1e14
     assert torch.equal(torch.get_rng_state(), random_state)
