@@ -43,8 +43,8 @@ def _cost(advice: str | None, clock: Callable[[], float]) -> float | None:
     touches = [touch for _ in range(_TIMES) if (touch := _touch(advice, clock)) is not None]
     if not touches:
         return None
-    first_s, again_s = map(min, zip(*touches, strict=True))
-    return max(first_s - again_s, 0.0)
+    least_s = min(first_s for first_s, _ in touches) - min(again_s for _, again_s in touches)
+    return max(least_s, 0.0)
 
 
 def _touch(advice: str | None, clock: Callable[[], float]) -> tuple[float, float] | None:
