@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torchmetrics import Metric
 
 from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.plan.planned import needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.marks.batches import samples_in
@@ -78,7 +79,7 @@ class RehearsedStep:
 
 
 Sizes = Generator[Size, int, None]
-"""Gives the size of the next steps' batches, and is sent the peak of these steps in bytes."""
+"""Gives the size of the next steps' batches, and is sent the bytes that these steps need."""
 
 _UNLIKE_STEPS, _LEAST = 8, 2
 """Where steps may differ: so many are looked at if there is time, and at least so many."""
@@ -181,14 +182,15 @@ class Rehearsal(Callback):
             self.seen.append(self._seen(reader, flops))
         self.known = True
         peaks = [step.peak for step in self.seen]
-        peak, times = max(peaks), 1 if len({*peaks}) == 1 else len(peaks)
+        peak, times, live = max(peaks), 1 if len({*peaks}) == 1 else len(peaks), self.world.live
         with suppress(StopIteration):
             while True:
-                self._strategy.size, peak = self.sizes.send(peak), 0
+                self._strategy.size, peak = self.sizes.send(needed(peak, live.peaks()[1])), 0
+                live.give_back_unused()
                 for _ in range(times):
-                    self.world.live.reset()
+                    live.reset()
                     yield
-                    peak = max(peak, self.world.live.peaks()[0] or 0)
+                    peak = max(peak, live.peaks()[0] or 0)
 
     def _wants_more(self, until: float) -> bool:
         few = len(self.seen) < (1 if self.alike else _UNLIKE_STEPS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lm_profiler.analysis.plan.planned import Planned, fits, room
+from lm_profiler.analysis.plan.planned import Planned, fits, needed, room
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
@@ -169,6 +169,7 @@ def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
             answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
-            way = replace(way, is_known=isinstance(answer, Planned) and answer.peak <= within)
+            fitting = isinstance(answer, Planned) and needed(answer.peak, answer.reserved) <= within
+            way = replace(way, is_known=fitting)
         if way.is_known:
             yield " ".join(way.words)

@@ -77,6 +77,11 @@ class Planned:
         return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
 
 
+def needed(peak: int, reserved: int | None) -> int:
+    """What has to be within ``room``: the peak; and all that is ``reserved`` has to be within the device."""
+    return max(peak, round(ROOM * (reserved or 0)))
+
+
 def room(has: int) -> float:
     """What a run may take of a device that ``has`` so many bytes, for ``fits`` to be true of it."""
     return ROOM * has
@@ -84,4 +89,4 @@ def room(has: int) -> float:
 
 def fits(planned: Planned, has: int) -> bool | None:
     """Whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can tell."""
-    return True if planned.peak <= room(has) else False if planned.certain > has else None
+    return True if needed(planned.peak, planned.reserved) <= room(has) else False if planned.certain > has else None

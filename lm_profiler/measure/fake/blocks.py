@@ -66,6 +66,12 @@ class Blocks:
                 _join(block, other)
         self._put(block)
 
+    def give_back_unused(self) -> None:
+        """Segments of which nothing is given out go back to the device, as with ``torch.cuda.empty_cache``."""
+        for small, free in self._free.items():
+            self._free[small] = [each for each in free if each[2].before or each[2].after]
+            self.reserved -= sum(block.size for _, _, block in free if not (block.before or block.after))
+
     def _segment(self, size: int, small: bool) -> MemoryBlock:
         least = _SMALL_SEGMENT if small else _LARGE_SEGMENT
         whole = least if small or size < _FROM_HERE_ALONE else _up(size, _ROUND_SEGMENT)

@@ -58,6 +58,9 @@ class LiveBytes(TorchDispatchMode):
     def begin(self) -> None:
         """What was made until now stays counted."""
 
+    def give_back_unused(self) -> None:
+        """An allocator that keeps what is freed does so no more, up to here."""
+
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
         with torch._C.DisableTorchFunction():

@@ -38,6 +38,9 @@ class LiveCudaBytes(LiveBytes):
         """What was given out at most, and what the allocator keeps of the device."""
         return self._peak, self._blocks.reserved, None
 
+    def give_back_unused(self) -> None:
+        self._blocks.give_back_unused()
+
     def _workspace(self, size: int) -> None:
         """Of the caller's thread, or of autograd's own, on which all of backward is."""
         key = torch._C._current_graph_task_id() != -1, size

@@ -60,8 +60,11 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
 
 def _verdict(planned: Planned, device: Capacity) -> str:
     known = fits(planned, device.bytes)
+    whole = f"{bytes_text(device.bytes)}, all that {device.name} has{' free' * device.is_free}"
     if known is False:
-        return f"{_FITS[known]} into {bytes_text(device.bytes)}, all that {device.name} has{' free' * device.is_free}"
+        return f"{_FITS[known]} into {whole}"
+    if known is None and planned.peak <= room(device.bytes):
+        return f"{_FITS[known]}: more is reserved than {whole}"
     of = f"{device.name}'s {bytes_text(device.bytes)}"
     if device.is_free:
         of = f"the {bytes_text(device.bytes)} that {device.name} has free"

@@ -54,6 +54,18 @@ def test_the_smallest_that_is_large_enough_is_taken_whole_if_little_would_be_lef
     assert (blocks.given, blocks.reserved) == (23 * MIB, 42 * MIB)
 
 
+def test_segments_of_which_nothing_is_used_go_back() -> None:
+    blocks = Blocks()
+    a, b, c = blocks.take(30 * MIB), blocks.take(5 * MIB), blocks.take(5 * MIB)
+    blocks.give_back(a)
+    blocks.give_back(c)
+    blocks.give_back_unused()
+    assert (blocks.given, blocks.reserved) == (5 * MIB, 20 * MIB)
+    assert blocks.take(15 * MIB).size == 15 * MIB
+    blocks.give_back(b)
+    assert blocks.reserved == 20 * MIB
+
+
 @pytest.mark.gpu
 def test_as_torch_has_it() -> None:
     """Sizes are drawn, and hardly two are alike: which of equal blocks torch takes, their addresses decide."""

@@ -21,8 +21,14 @@ def test_what_a_device_has_free_is_not_called_all_that_it_has(peak_gib: int, is_
     assert lines[0] == f"peak {peak_gib}.0 GiB, in forward: {told}"
 
 
-def test_what_an_allocator_reserves_stands_beside_the_peak() -> None:
-    planned, device = Planned({"forward": 10 << 30}, {}, reserved=11 << 30), Capacity("NVIDIA H100", 80 << 30, False)
+@pytest.mark.parametrize(
+    "reserved_gib, told",
+    [
+        (79, "fits into 72.0 GiB, 90% of NVIDIA H100's 80.0 GiB"),
+        (81, "may not fit: more is reserved than 80.0 GiB, all that NVIDIA H100 has"),
+    ],
+)
+def test_what_an_allocator_reserves_stands_beside_the_peak(reserved_gib: int, told: str) -> None:
+    planned, device = Planned({"forward": 70 << 30}, {}, reserved=reserved_gib << 30), Capacity("NVIDIA H100", 80 << 30)
     lines = plan_table(planned, None, device, planned_floors(planned, device.name)).below
-    told = "fits into 72.0 GiB, 90% of NVIDIA H100's 80.0 GiB"
-    assert lines[0] == f"peak 10.0 GiB, in forward, 11.0 GiB reserved: {told}"
+    assert lines[0] == f"peak 70.0 GiB, in forward, {reserved_gib}.0 GiB reserved: {told}"
