@@ -30,6 +30,7 @@ from lm_profiler.cli.quiet import quiet, quiet_libraries
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.cli.workers.stand_in import KEPT
+from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.training import LanguageModel
@@ -151,7 +152,7 @@ def others() -> Iterator[tuple[str, list[str]]]:
 
 def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
     """A line of the table, and by how much the plan is off."""
-    found = told(ask(["fit", *call], gpu))
+    found = told(ask(["fit", *call], compute_capability(torch.device("cuda", 0)) if gpu else None))
     with multiprocessing.get_context("fork").Pool(1) as pool:
         real = pool.apply(real_peak, (call, gpu))
     planned = bytes_text(found.peak) if isinstance(found, Planned) else f"cannot be planned: {found.reason}"

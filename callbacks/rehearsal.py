@@ -210,7 +210,7 @@ class Rehearsal(Callback):
         reader.end("memory")
         facts = reader.facts
         peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
-        if not self.world.gpu and self.world.live.perhaps > _SURE * max(peaks.values()):
+        if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
             raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
         work, reserved = self._worked(flops, facts["traffic"]), self.world.live.peaks()[1]
         return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved)

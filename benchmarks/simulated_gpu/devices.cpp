@@ -43,6 +43,10 @@ const char* device_name() {
   const char* name = getenv("SIMULATED_GPU_NAME");
   return name && *name ? name : "NVIDIA H100 80GB HBM3 (simulated)";
 }
+int capability(bool minor) {
+  int tenths = int(setting("SIMULATED_GPU_CAPABILITY", 9.0) * 10 + 0.5);
+  return minor ? tenths % 10 : tenths / 10;
+}
 int device_attribute(int attribute) {
   switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: return 1024;
@@ -59,7 +63,8 @@ int device_attribute(int attribute) {
     case cudaDevAttrL2CacheSize: return 52428800;
     case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
     case cudaDevAttrMaxBlocksPerMultiprocessor: return 32;
-    case cudaDevAttrComputeCapabilityMajor: return 9;
+    case cudaDevAttrComputeCapabilityMajor: return capability(false);
+    case cudaDevAttrComputeCapabilityMinor: return capability(true);
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 233472;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: return 232448;
     case cudaDevAttrAsyncEngineCount: return 3;
@@ -126,7 +131,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
   p->maxGridSize[0] = 2147483647, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
   p->totalConstMem = 65536;
-  p->major = 9, p->minor = 0;
+  p->major = capability(false), p->minor = capability(true);
   p->textureAlignment = 512;
   p->multiProcessorCount = 132;
   p->unifiedAddressing = p->managedMemory = p->concurrentKernels = p->canMapHostMemory = 1;

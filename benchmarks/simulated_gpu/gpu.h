@@ -83,6 +83,7 @@ int devices();
 int card(int device);
 int current_device();
 const char* device_name();
+int capability(bool minor);
 int device_attribute(int attribute);
 
 // Gives `work` to the stream: it begins when the stream is ready, or now. During a capture the graph is given it.

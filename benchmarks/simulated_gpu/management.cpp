@@ -95,6 +95,10 @@ int nvmlDeviceGetName(void*, char* name, unsigned length) {
   snprintf(name, length, "%s", device_name());
   return 0;
 }
+int nvmlDeviceGetCudaComputeCapability(void*, int* major, int* minor) {
+  *major = capability(false), *minor = capability(true);
+  return 0;
+}
 int nvmlDeviceGetMemoryInfo(void* device, Memory* memory) {
   memory->total = capacity, memory->used = own_memory(device) + held_by_others;
   memory->free = memory->total - memory->used;

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
+from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.planned import Planned, fits, needed, room
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.measure.device.environment import environment
+from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
@@ -114,7 +116,7 @@ def look_back(cli: ProfilerCLI) -> None:
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     if isinstance(cli.trainer.strategy, _SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")
-    planned = told(ask(cli, _is_gpu(cli.trainer), limit_s=LIMIT_S))
+    planned = told(ask(cli, _gpu(cli.trainer), limit_s=LIMIT_S))
     if isinstance(planned, Unplanned):
         return None, PlannedMemory(unknown=planned.reason)
     return planned, PlannedMemory(
@@ -127,8 +129,10 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     )
 
 
-def _is_gpu(trainer: Trainer) -> bool:
-    return trainer.strategy.root_device.type != "cpu"
+def _gpu(trainer: Trainer) -> tuple[int, int] | None:
+    """Its compute capability; None is the CPU."""
+    device = trainer.strategy.root_device
+    return None if device.type == "cpu" else compute_capability(device) or ANY_GPU
 
 
 def free_for_one(trainer: Trainer) -> int | None:
@@ -161,14 +165,14 @@ def _reason(planned: Planned, available: int) -> str:
 
 def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
     """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
-    until, is_gpu = time.monotonic() + LIMIT_S, _is_gpu(cli.trainer)
-    planned = told(ask(cli, is_gpu, "batch", within, LIMIT_S))
+    until, gpu = time.monotonic() + LIMIT_S, _gpu(cli.trainer)
+    planned = told(ask(cli, gpu, "batch", within, LIMIT_S))
     if not isinstance(planned, Planned):
         return
     for way in remedies(planned):
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
-            answer = told(ask([*cli.call.arguments, *way.words], is_gpu, limit_s=left_s))
+            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s))
             fitting = isinstance(answer, Planned) and needed(answer.peak, answer.reserved) <= within
             way = replace(way, is_known=fitting)
         if way.is_known:

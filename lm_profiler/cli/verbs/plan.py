@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
+from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import Planned, fits, room
 from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
@@ -63,9 +63,9 @@ def run(options: Options) -> int:
     Raises:
         UsageError: a wrong call.
     """
-    device, gpu = _device(options)
+    device = _device(options)
     sys.path.append(str(Path.cwd()))  # as fit has it: a user's own module lies there
-    rehearsed = partial(_rehearsed, options.options, gpu, room(device.bytes))
+    rehearsed = partial(_rehearsed, options.options, device)
     known = []
     for answer in rehearsed([((), "batch"), ((), "context")]):
         if (planned := _known(answer)) is None:
@@ -106,7 +106,7 @@ def _known(answer: Planned | Unplanned) -> Planned | None:
 
 
 def _rehearsed(
-    options: Sequence[str], gpu: bool, room: float, questions: Iterable[tuple[Sequence[str], str]]
+    options: Sequence[str], device: Capacity, questions: Iterable[tuple[Sequence[str], str]]
 ) -> Iterator[Planned | Unplanned]:
     """Of the call with more options, one question after the other, and what is looked for."""
     from lm_profiler.cli.quiet import quiet_libraries  # slow to import
@@ -116,7 +116,7 @@ def _rehearsed(
     asked: deque[Any] = deque()
     try:
         for more, what in questions:
-            asked.append(ask(["fit", *options, *more], gpu, what, room, _LIMIT_S))
+            asked.append(ask(["fit", *options, *more], device.gpu, what, room(device.bytes), _LIMIT_S))
             if len(asked) == _AT_ONCE:
                 yield told(asked.popleft())
         while asked:
@@ -126,8 +126,8 @@ def _rehearsed(
             each.end()
 
 
-def _device(options: Options) -> tuple[Capacity, bool]:
-    """What it is called and has, and whether it is a GPU."""
+def _device(options: Options) -> Capacity:
+    """What it is called and has."""
     given = None if options.memory is None else _bytes(options.memory)
     if options.device is not None:
         try:
@@ -135,23 +135,25 @@ def _device(options: Options) -> tuple[Capacity, bool]:
         except UnknownDevice as error:
             near = f"; did you mean {', '.join(error.near)}?" if error.near else "; or say --memory 80GiB"
             raise UsageError(f"device: expected a GPU such as H100, given {options.device[:100]!r}{near}") from None
-        return (known if given is None else replace(known, bytes=given)), True
+        return known if given is None else replace(known, bytes=given)
     if given is not None:
-        return Capacity("a GPU", given), True
+        return Capacity("a GPU", given, gpu=ANY_GPU)
     return _this_machine()
 
 
-def _this_machine() -> tuple[Capacity, bool]:
+def _this_machine() -> Capacity:
     import torch
 
     from lm_profiler.measure.device.environment import device_name
+    from lm_profiler.measure.device.nvml import compute_capability
     from lm_profiler.measure.memory.peaks import available_bytes
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     free = available_bytes(device)
     if free is None:
         raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not say what it has")
-    return Capacity(device_name(device), free, is_free=True), device.type != "cpu"
+    gpu = None if device.type == "cpu" else compute_capability(device) or ANY_GPU
+    return Capacity(device_name(device), free, is_free=True, gpu=gpu)
 
 
 def _bytes(text: str) -> int:

@@ -79,8 +79,10 @@ _UNIT = 64
 """Contexts are told to a multiple of it, if they are one."""
 
 
-def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: float = 1.0) -> Planned:
-    """What the run of ``cli`` would need; and the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
+def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: float, enough_s: float = 1.0) -> Planned:
+    """What the run of ``cli`` would need on a ``gpu`` of that compute capability, or on the CPU (None).
+
+    And the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
 
     Raises:
         UsageError: a wrong call.
@@ -122,7 +124,7 @@ def rehearse(cli: ProfilerCLI, gpu: bool, what: str, room: float, enough_s: floa
         context=context,
         largest=search.largest,
         compiled=compiled,
-        work=as_asked(cli, step.work.by_phase, gpu or compiled),
+        work=as_asked(cli, step.work.by_phase, gpu is not None or compiled),
         float32=step.work.float32,
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         held=step.held,
@@ -151,7 +153,11 @@ class Unplanned:
 
 
 def ask(
-    call: Sequence[str] | ProfilerCLI, gpu: bool, what: str = "nothing", room: float = 0.0, limit_s: float = LIMIT_S
+    call: Sequence[str] | ProfilerCLI,
+    gpu: tuple[int, int] | None,
+    what: str = "nothing",
+    room: float = 0.0,
+    limit_s: float = LIMIT_S,
 ) -> Asked[Planned | Unplanned]:
     """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
     return Asked(partial(_planned, call, gpu, what, room, _FOR_STEPS * limit_s), limit_s)
@@ -166,7 +172,7 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
 
 
 def _planned(
-    call: Sequence[str] | ProfilerCLI, gpu: bool, what: str, room: float, enough_s: float
+    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: float, enough_s: float
 ) -> Planned | Unplanned:
     try:
         torch.ones((), requires_grad=True).backward()

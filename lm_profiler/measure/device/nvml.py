@@ -58,6 +58,19 @@ def gpu_of(device: torch.device, nvml: Any = None, properties: Any = None) -> Gp
     return None if sliced is not None and sliced[0] else gpu
 
 
+def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int] | None:
+    """Of a CUDA device, which is not opened: a copy of a process that has one open is of no use. None where unknown."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    nvml = initialized(nvml)
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device))
+        major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    except Exception:
+        return None
+    return major, minor
+
+
 def _handle(nvml: Any, uuid: str) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)

@@ -7,6 +7,7 @@ Only what a step calls by these names is seen; what is called inside of a functi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -34,7 +35,15 @@ in torch's ATen/autocast_mode.h, and functions that are made of these."""
 
 
 class KernelsOfCuda(TorchFunctionMode):
-    """Under autocast, does in float32 what CUDA's does in it; keeps for backward what its fused kernels keep."""
+    """Under autocast, does in float32 what CUDA's does in it; keeps for backward what its fused kernels keep.
+
+    Args:
+        gpu: compute capability of the GPU.
+    """
+
+    def __init__(self, gpu: tuple[int, int]) -> None:
+        super().__init__()
+        self._fused = _FUSED | {"scaled_dot_product_attention": partial(_attention, gpu)}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -42,13 +51,13 @@ class KernelsOfCuda(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_float32, (args, kwargs))
-        kernel = _FUSED.get(name)
+        kernel = self._fused.get(name)
         if kernel is None:
             return func(*args, **kwargs)
         return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
 
 
-def recompute_alike() -> None:
+def recompute_alike(gpu: tuple[int, int]) -> None:
     """Have what is recomputed in a backward pass meet the same kernels: torch leaves the mode for that pass.
 
     For a process of its own: code of torch is replaced in it.
@@ -56,7 +65,7 @@ def recompute_alike() -> None:
     run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
-        with KernelsOfCuda():
+        with KernelsOfCuda(gpu):
             return run(*args, **kwargs)
 
     torch.autograd._engine_run_backward = backward  # type: ignore[attr-defined]
@@ -107,6 +116,7 @@ def _cross_entropy(func: Callable[..., Tensor], x: Tensor, target: Tensor, *args
 
 
 def _attention(
+    gpu: tuple[int, int],
     func: Callable[..., Tensor],
     query: Tensor,
     key: Tensor,
@@ -117,7 +127,8 @@ def _attention(
     **given: Any,
 ) -> Tensor:
     """The operator that CUDA takes, as ``_select_sdp_backend`` in ATen/native/transformers/cuda/sdp_utils.cpp does: of
-    half precision cuDNN's on Hopper, which keeps what flash attention does; float32 has the memory-efficient one.
+    half precision cuDNN's on Hopper and on Blackwell of data centers, which keeps what flash attention does, and that
+    one from Ampere on; float32, masks elsewhere, and float16 before Ampere have the memory-efficient one.
 
     Each keeps its result, the log of a sum a row, and the seed of what it drops; they differ in the order in which the
     result lies. Where none of them can, or may, scores are written out.
@@ -130,11 +141,14 @@ def _attention(
     aten, cuda = torch.ops.aten, torch.backends.cuda
     half, fused = query.dtype in _LOW, query.dim() == 4 and query.shape[-1] <= _WIDEST
     scale, grouped, masked = given.get("scale"), given.get("enable_gqa", False), (attn_mask, True, dropout_p, is_causal)
-    if fused and half and attn_mask is None and (cuda.cudnn_sdp_enabled() or cuda.flash_sdp_enabled()):
+    cudnn = gpu[0] in (9, 10) and cuda.cudnn_sdp_enabled()
+    flash = gpu >= _AMPERE and cuda.flash_sdp_enabled()
+    efficient = cuda.mem_efficient_sdp_enabled() and (gpu >= _AMPERE or query.dtype != torch.bfloat16)
+    if fused and half and attn_mask is None and (cudnn or flash):
         made = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)
-    elif fused and half and cuda.cudnn_sdp_enabled():
+    elif fused and half and cudnn:
         made = aten._scaled_dot_product_cudnn_attention(query, key, value, *masked, False, scale=scale)
-    elif fused and query.dtype in (*_LOW, torch.float32) and not grouped and cuda.mem_efficient_sdp_enabled():
+    elif fused and efficient and query.dtype in (*_LOW, torch.float32) and not grouped:
         made = aten._scaled_dot_product_efficient_attention(query, key, value, *masked, scale=scale)
     else:
         made = aten._scaled_dot_product_attention_math(
@@ -142,6 +156,8 @@ def _attention(
         )
     return cast(Tensor, made[0])
 
+
+_AMPERE = (8, 0)
 
 _WIDEST = 256
 """Head that a fused kernel takes."""
@@ -152,6 +168,5 @@ _FUSED: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "dropout": _dropout,
     "cross_entropy": _cross_entropy,
-    "scaled_dot_product_attention": _attention,
 }
 """By the names of the functions that they stand in for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,10 +16,15 @@ from lm_profiler.record.steps import Peaks
 
 
 class LiveCudaBytes(LiveBytes):
-    """Blocks in the place of sizes; and a workspace of each thread that multiplies."""
+    """Blocks in the place of sizes; and a workspace of each thread that multiplies.
 
-    def __init__(self) -> None:
+    Args:
+        gpu: compute capability of the GPU.
+    """
+
+    def __init__(self, gpu: tuple[int, int]) -> None:
         super().__init__()
+        self._cublas = _chosen(os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")) or _CUBLAS[gpu >= _HOPPER]
         self._blocks = Blocks()
         self._workspaces: set[tuple[bool, int]] = set()
 
@@ -25,7 +32,7 @@ class LiveCudaBytes(LiveBytes):
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _PRODUCTS:
-            self._workspace(_CUBLAS)
+            self._workspace(self._cublas)
             if func is torch.ops.aten.addmm.default and args[0].dim() == 1:  # a bias is added by cuBLASLt
                 self._workspace(_CUBLAS_LT)
         return super().__torch_dispatch__(func, types, args, kwargs)
@@ -60,9 +67,16 @@ class LiveCudaBytes(LiveBytes):
             self._rise(blocks.given - self._now)
 
 
-_CUBLAS, _CUBLAS_LT = 32 << 20, 1 << 20
-"""What torch gives cuBLAS and cuBLASLt to work in, by thread and stream (ATen/cuda/CublasHandlePool.cpp): on Hopper and
-on data-center Blackwell. Others get 8 MiB of the first."""
+def _chosen(config: str) -> int:
+    """Bytes of all buffers of ``CUBLAS_WORKSPACE_CONFIG``, ``:KiB:count`` each; 0 where it names none."""
+    return sum(int(kib) * int(count) << 10 for kib, count in re.findall(":([0-9]+):([0-9]+)", config))
+
+
+_HOPPER = (9, 0)
+
+_CUBLAS, _CUBLAS_LT = ((8 << 20) + (128 << 10), 32 << 20), 1 << 20
+"""What torch gives cuBLAS, before Hopper and from it on, and cuBLASLt to work in, by thread and stream
+(ATen/cuda/CublasHandlePool.cpp). Torch 2.11 gives Blackwell the smaller one still."""
 
 _PRODUCTS = {
     getattr(torch.ops.aten, name).default for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")

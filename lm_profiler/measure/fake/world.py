@@ -32,23 +32,23 @@ class FakeWorld:
     """Fake tensors, and the bytes they would hold.
 
     Args:
-        gpu: whether to count as on a GPU; otherwise as on the CPU.
+        gpu: compute capability of the GPU to count as on; None counts as on the CPU.
     """
 
-    def __init__(self, gpu: bool) -> None:
+    def __init__(self, gpu: tuple[int, int] | None) -> None:
         self.gpu = gpu
         self.mode = KnownValues()
-        self.live = LiveCudaBytes() if gpu else LiveCpuBytes()
+        self.live = LiveCpuBytes() if gpu is None else LiveCudaBytes(gpu)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
         """What is made meanwhile is fake, and counted."""
         with self.mode, self.live:
-            if self.gpu:
-                with KernelsOfCuda():
-                    yield
-            else:
+            if self.gpu is None:
                 yield
+            else:
+                with KernelsOfCuda(self.gpu):
+                    yield
 
     def begin(self, weights: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """What a module holds is counted; what its weights are worth is unknown once it trains."""
@@ -79,7 +79,7 @@ class FakeWorld:
 
     def _kept(self, real: Tensor, shape: Sequence[int]) -> list[int]:
         """What of ``shape`` takes memory: a batch that is expanded stays so, unless it is copied to a GPU."""
-        expanded = [step == 0 and not self.gpu for step in real.stride()]
+        expanded = [step == 0 and self.gpu is None for step in real.stride()]
         return [1 if is_expanded else n for is_expanded, n in zip(expanded, shape, strict=True)]
 
 
@@ -96,26 +96,26 @@ class NotStrided(Exception):
     """A tensor that is sparse, or nested."""
 
 
-def prepare(gpu: bool) -> None:
+def prepare(gpu: tuple[int, int] | None) -> None:
     """Make this process ready; of no use for anything else from then on.
 
     Weights keep the values they happen to have: some of torch's methods that fill them look at these. Optimizers and
-    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or not. A GPU has no kernels
-    of oneDNN: an LSTM is taken as its products and gates.
+    clipping go over all of them at once where they would with real tensors, on a ``gpu`` or the CPU (None). A GPU has
+    no kernels of oneDNN: an LSTM is taken as its products and gates.
     """
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, _unfilled)
     nn.Module._apply = _apply  # type: ignore[method-assign]
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    torch._C._set_mkldnn_enabled(not gpu)
+    torch._C._set_mkldnn_enabled(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
     answer_with_unknown()
     _foreach_utils._foreach_supported_types.append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
     optimizer["_foreach_supported_types"].append(FakeTensor)
-    if gpu:
-        recompute_alike()
+    if gpu is not None:
+        recompute_alike(gpu)
         devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
         optimizer["_get_foreach_kernels_supported_devices"] = lambda: devices
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from lm_profiler.analysis.hardware.peak_table import ROWS
-from lm_profiler.analysis.plan.capacities import UnknownDevice, capacity
+from lm_profiler.analysis.plan.capacities import Capacity, UnknownDevice, capacity
 
 
 @pytest.mark.parametrize(
-    "given, name, gib",
+    "given, name, gib, gpu",
     [
-        ("H100", "NVIDIA H100 80GB HBM3", 80),
-        ("h100 pcie", "NVIDIA H100 PCIe", 80),
-        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 40),
-        ("A100 80GB", "NVIDIA A100-SXM4-80GB", 80),
-        ("4090", "NVIDIA GeForce RTX 4090", 24),
-        ("L40", "NVIDIA L40", 48),
-        ("H200", "NVIDIA H200", 141),
+        ("H100", "NVIDIA H100 80GB HBM3", 80, (9, 0)),
+        ("h100 pcie", "NVIDIA H100 PCIe", 80, (9, 0)),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB", 40, (8, 0)),
+        ("A100 80GB", "NVIDIA A100-SXM4-80GB", 80, (8, 0)),
+        ("4090", "NVIDIA GeForce RTX 4090", 24, (8, 9)),
+        ("L40", "NVIDIA L40", 48, (8, 9)),
+        ("H200", "NVIDIA H200", 141, (9, 0)),
     ],
 )
-def test_a_name_that_people_use(given: str, name: str, gib: int) -> None:
-    assert (capacity(given).name, capacity(given).bytes) == (name, gib << 30)
+def test_a_name_that_people_use(given: str, name: str, gib: int, gpu: tuple[int, int]) -> None:
+    assert capacity(given) == Capacity(name, gib << 30, gpu=gpu)
 
 
 def test_every_gpu_of_the_table_of_peaks_has_one() -> None:

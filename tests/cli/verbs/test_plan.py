@@ -47,7 +47,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = []
 
-    def ask(call: list[str], gpu: bool, what: str, room: float, limit_s: float) -> Asked:
+    def ask(call: list[str], gpu: tuple[int, int] | None, what: str, room: float, limit_s: float) -> Asked:
         calls.append((call[1:], gpu, what))
         return Asked(call, what)
 
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
         "data.batch_size=2": ("18.0", False),
     }
     assert tried["trainer.precision=bf16-mixed"][2] == "6.1"  # ms: 10^12 at 165 TFLOP/s
-    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], True, "nothing") in asked
+    assert ([*["--data.batch_size=8"], "--trainer.precision=bf16-mixed"], (8, 0), "nothing") in asked
 
 
 def test_a_module_of_the_current_folder_is_found_as_by_fit(

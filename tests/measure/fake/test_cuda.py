@@ -16,6 +16,7 @@ from lm_profiler.measure.fake.blocks import MIN_BLOCK
 from lm_profiler.measure.fake.cuda import _IN_FLOAT32
 from lm_profiler.measure.fake.world import FakeWorld
 
+HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 ROWS, WIDTH = 64, 1024
 WIDE, NARROW = 4 * ROWS * WIDTH, 2 * ROWS * WIDTH
 B, H, T, E = 2, 4, 256, 64
@@ -23,7 +24,7 @@ B, H, T, E = 2, 4, 256, 64
 
 def added(make: Callable[[], Any], work: Callable[[Any], Tensor], gpu: bool = True) -> int:
     """Bytes that ``work`` leaves of what ``make`` has made, its result included."""
-    world = FakeWorld(gpu)
+    world = FakeWorld(HOPPER if gpu else None)
     with world.inside():
         made = make()
         before = _held(world)
@@ -73,16 +74,37 @@ def test_fused_attention_keeps_no_scores_whatever_it_drops(dropped: float) -> No
     assert (attended(False, dropout_p=dropped) > 4 * B * H * T * T) == (dropped > 0)
 
 
+@pytest.mark.parametrize(
+    "gpu, dtype, masked, kernel",
+    [
+        (HOPPER, torch.bfloat16, True, "Cudnn"),
+        (AMPERE, torch.bfloat16, False, "Flash"),
+        (AMPERE, torch.bfloat16, True, "Efficient"),
+        (TURING, torch.float16, False, "Efficient"),
+        (TURING, torch.bfloat16, False, None),
+        (TURING, torch.float32, False, "Efficient"),
+    ],
+)
+def test_attention_has_the_kernel_of_its_gpu(
+    gpu: tuple[int, int], dtype: torch.dtype, masked: bool, kernel: str | None
+) -> None:
+    """As torch 2.11 chose on simulated ones (benchmarks/simulated_gpu)."""
+    with FakeWorld(gpu).inside():
+        x = given(B, H, T, E, dtype=dtype)
+        taken = str(F.scaled_dot_product_attention(x, x, x, torch.empty(T, T, dtype=dtype) if masked else None).grad_fn)
+    assert (f"DotProduct{kernel}Attention" in taken) if kernel else "DotProduct" not in taken
+
+
 @pytest.mark.parametrize("dtype, as_it_was_given", [(torch.float32, False), (torch.bfloat16, True)])
 def test_the_result_of_attention_lies_as_its_kernel_has_it(dtype: torch.dtype, as_it_was_given: bool) -> None:
-    with FakeWorld(True).inside():
+    with FakeWorld(HOPPER).inside():
         x = given(B, H, T, E, dtype=dtype)
         assert F.scaled_dot_product_attention(x, x, x).is_contiguous() == as_it_was_given
 
 
 @pytest.mark.parametrize("allowed", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 def test_the_kernel_that_is_asked_for_is_taken(allowed: SDPBackend) -> None:
-    with FakeWorld(True).inside(), sdpa_kernel(allowed):
+    with FakeWorld(HOPPER).inside(), sdpa_kernel(allowed):
         x = given(B, H, T, E, dtype=torch.bfloat16)
         taken = F.scaled_dot_product_attention(x, x, x).grad_fn
         assert allowed.name.split("_")[0].lower() in str(taken).lower() or allowed == SDPBackend.MATH
@@ -99,9 +121,10 @@ def test_under_autocast_the_loss_keeps_logarithms_as_they_come_and_a_copy_in_flo
     assert NARROW + WIDE <= kept <= NARROW + WIDE + few
 
 
-def test_each_thread_that_multiplies_has_a_workspace_for_good() -> None:
+def test_each_thread_that_multiplies_has_a_workspace_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     cublas, cublas_lt = 32 << 20, 1 << 20
-    world = FakeWorld(True)
+    world = FakeWorld(HOPPER)
     with world.inside():
         x, bias = given(ROWS, ROWS), given(ROWS)
         before = _held(world)
@@ -115,8 +138,33 @@ def test_each_thread_that_multiplies_has_a_workspace_for_good() -> None:
         assert _held(world) == before + 2 * cublas + cublas_lt
 
 
+@pytest.mark.parametrize(
+    "gpu, config, cublas",
+    [
+        (HOPPER, None, 32 << 20),
+        (AMPERE, None, (8 << 20) + (128 << 10)),
+        (AMPERE, ":4096:2:16:8", (8 << 20) + (128 << 10)),
+        (HOPPER, ":4096:8", 32 << 20),
+        (HOPPER, ":16:8", 128 << 10),
+        (AMPERE, "nonsense", (8 << 20) + (128 << 10)),
+    ],
+)
+def test_a_workspace_is_as_large_as_on_its_gpu(
+    gpu: tuple[int, int], config: str | None, cublas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    if config is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", config)
+    world = FakeWorld(gpu)
+    with world.inside():
+        x = given(ROWS, ROWS)
+        before = _held(world)
+        y = x @ x
+        assert _held(world) == before + y.nbytes + cublas
+
+
 def test_backward_gives_gradients_of_the_same_shapes() -> None:
-    world = FakeWorld(True)
+    world = FakeWorld(HOPPER)
     with world.inside():
         norm, x = nn.RMSNorm(WIDTH), given(ROWS, WIDTH)
         F.dropout(norm(x), 0.1).sum().backward()
