@@ -15,6 +15,8 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,6 +133,7 @@ def ours(sizes: Sequence[str], layers: int | None, gpu: bool) -> Iterator[tuple[
 OTHERS = (
     *("rehearsed.Plain", "rehearsed.Everything"),
     *(f"language.{name}" for name in ("NanoGPT", "VaryingLengths", "Checkpointed", "Offloads", "HalfCompiled", "LoRA")),
+    *("language.TorchEncoder", "language.TorchAttention"),
     "language.AsksItsData --data=benchmarks.others.language.Nested",
     "language.NanoGPT --data=benchmarks.others.language.StreamData",
     *(f"language.HuggingFace --model.kind={kind}" for kind in ("gpt2", "llama", "bert", "t5", "bart", "mixtral")),
@@ -153,8 +156,11 @@ def others() -> Iterator[tuple[str, list[str]]]:
 def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
     """A line of the table, and by how much the plan is off."""
     found = told(ask(["fit", *call], compute_capability(torch.device("cuda", 0)) if gpu else None))
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        real = pool.apply(real_peak, (call, gpu))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        try:
+            real = pool.submit(real_peak, call, gpu).result()
+        except BrokenProcessPool as error:  # a library has ended the process
+            real = str(error)
     planned = bytes_text(found.peak) if isinstance(found, Planned) else f"cannot be planned: {found.reason}"
     if isinstance(real, str) or not isinstance(found, Planned):
         return f"| {name} | {planned} | {real if isinstance(real, str) else bytes_text(real)} | |", None

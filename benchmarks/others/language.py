@@ -207,6 +207,46 @@ class HalfCompiled(NanoGPT):
         self.ln_f = torch.compile(self.ln_f)
 
 
+class TorchEncoder(LightningModule):
+    """After PyTorch's word_language_model, of torch's own layers: they call attention and dropout themselves."""
+
+    def __init__(self, width: int = 256, heads: int = 4, layers: int = 4, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(VOCABULARY, width), nn.Linear(width, VOCABULARY)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Ids(), batch_size=8)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(ids.size(1), device=ids.device)
+        return self.encoder(self.embed(ids), mask=mask, is_causal=True)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        logits = self.head(self.hidden(batch["input_ids"]))
+        return F.cross_entropy(logits[:, :-1].reshape(-1, VOCABULARY), batch["labels"][:, 1:].reshape(-1))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class TorchAttention(TorchEncoder):
+    """Attention alone, which gives out its weights, as it does where nobody says otherwise."""
+
+    def __init__(self, width: int = 256, heads: int = 4, layers: int = 4, dropout: float = 0.1) -> None:
+        super().__init__(width, heads, layers, dropout)
+        self.encoder = nn.ModuleList(
+            nn.MultiheadAttention(width, heads, dropout, batch_first=True) for _ in range(layers)
+        )
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for attention in self.encoder:
+            x = x + attention(x, x, x)[0]
+        return x
+
+
 class HuggingFace(LightningModule):
     """Fine-tuning as their course has it."""
 

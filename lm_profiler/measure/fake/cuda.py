@@ -1,13 +1,10 @@
-"""What CUDA's kernels keep and compute otherwise than the CPU's, on whose fake tensors a step is rehearsed.
-
-Only what a step calls by these names is seen; what is called inside of a function of torch that is written in Python
-(``nn.MultiheadAttention``) stays the CPU's.
-"""
+"""What CUDA's kernels keep and compute otherwise than the CPU's, on whose fake tensors a step is rehearsed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -52,9 +49,24 @@ class KernelsOfCuda(TorchFunctionMode):
         if name in _IN_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_float32, (args, kwargs))
         kernel = self._fused.get(name)
-        if kernel is None:
+        if kernel is not None:
+            return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
+        if not isinstance(func, FunctionType) or func.__globals__ is not vars(F):
             return func(*args, **kwargs)
-        return kernel(func, *[kwargs.pop(first) for first in ("input",) if first in kwargs], *args, **kwargs)
+        with self:  # ``F.multi_head_attention_forward`` calls others of these
+            return _unasked(func)(*args, **kwargs)
+
+
+@cache
+def _unasked(func: FunctionType) -> Callable[..., Any]:
+    """``func`` of ``torch.nn.functional`` without the question whether a mode would rather have the call."""
+    copy = FunctionType(func.__code__, _WITHOUT_MODES, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_QUESTIONS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_WITHOUT_MODES = {**vars(F), **dict.fromkeys(_QUESTIONS, lambda *tensors: False)}
 
 
 def recompute_alike(gpu: tuple[int, int]) -> None:

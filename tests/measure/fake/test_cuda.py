@@ -102,6 +102,20 @@ def test_the_result_of_attention_lies_as_its_kernel_has_it(dtype: torch.dtype, a
         assert F.scaled_dot_product_attention(x, x, x).is_contiguous() == as_it_was_given
 
 
+def test_the_kernel_of_attention_is_also_that_of_modules_of_torch() -> None:
+    def attending(dropped: float, weights: bool, gpu: bool = True) -> int:
+        def make() -> tuple[nn.Module, Tensor]:
+            return nn.MultiheadAttention(H * E, H, dropped, batch_first=True), given(B, T, H * E)
+
+        return added(make, lambda made: made[0](*[made[1]] * 3, need_weights=weights)[0], gpu)
+
+    scores = B * H * T * T
+    assert attending(0.1, False) <= attending(0.0, False) + 2 * MIN_BLOCK  # it drops what it never holds
+    assert attending(0.1, False) < attending(0.0, True) - scores
+    assert attending(0.1, True, gpu=False) - attending(0.0, True, gpu=False) == 2 * 4 * scores
+    assert attending(0.1, True) - attending(0.0, True) == (4 + 1) * scores
+
+
 @pytest.mark.parametrize("allowed", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
 def test_the_kernel_that_is_asked_for_is_taken(allowed: SDPBackend) -> None:
     with FakeWorld(HOPPER).inside(), sdpa_kernel(allowed):
