@@ -1,7 +1,7 @@
 """A loop whose loader and step sleep known times, through the command.
 
-Sleeps are robust: a busy machine lengthens them, all alike, and never shortens them. A step that is off by half of the
-slack, on the mean of at least eight blocks of four steps, is what these tests tolerate.
+Sleeps are robust: a busy machine never shortens them. It does lengthen what the loop does beside them, so that it waits
+less for the loader: five sixths of the slack may be lost so. How near it comes is seen in simulations (analysis/why).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Loop:
 
 
 LOOPS = [
-    Loop("two workers, loader-bound", 0.06, 0.018, 2, 336, 0.012),
-    Loop("one worker, compute-bound", 0.015, 0.03, 1, 252, 0.015),
+    Loop("two workers, loader-bound", 0.12, 0.036, 2, 336, 0.024),
+    Loop("one worker, compute-bound", 0.03, 0.06, 1, 252, 0.03),
 ]
 
 
@@ -98,7 +98,7 @@ def assert_is_known(loop: Loop, slack: Slack, printed: str) -> None:
     of = {place.place: place.slack_s for place in slack.places}
     host_s = min(of[place] for place in ("forward", "backward", "optimizer"))
     on_path_s, off_path_s = (of["loader"], host_s) if loader_bound else (host_s, of["loader"])
-    assert on_path_s < loop.slack_s / 2 < off_path_s
+    assert on_path_s < loop.slack_s / 6 < off_path_s
     whose = "loader" if loader_bound else "compute"
     saved = {of.place: of for of in slack.savings[1::3]}  # at a quarter of the step, less than the slack
     assert saved[whose].saves_s == pytest.approx(saved[whose].faster_s, abs=loop.slack_s / 2)
