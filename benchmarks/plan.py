@@ -30,9 +30,8 @@ from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.quiet import quiet, quiet_libraries
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.rehearse import ask, told
+from lm_profiler.cli.workers.rehearse import ask, gpu_of, told
 from lm_profiler.cli.workers.stand_in import KEPT
-from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.training import LanguageModel
@@ -155,7 +154,7 @@ def others() -> Iterator[tuple[str, list[str]]]:
 
 def row(name: str, call: Sequence[str], gpu: bool) -> tuple[str, float | None]:
     """A line of the table, and by how much the plan is off."""
-    found = told(ask(["fit", *call], compute_capability(torch.device("cuda", 0)) if gpu else None))
+    found = told(ask(["fit", *call], gpu_of(torch.device("cuda:0" if gpu else "cpu"))))
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
         try:
             real = pool.submit(real_peak, call, gpu).result()

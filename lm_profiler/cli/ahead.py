@@ -9,14 +9,12 @@ from dataclasses import dataclass, replace
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.planned import Planned, fits, needed, room
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
+from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.measure.device.environment import environment
-from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
@@ -116,7 +114,7 @@ def look_back(cli: ProfilerCLI) -> None:
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     if isinstance(cli.trainer.strategy, _SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")
-    planned = told(ask(cli, _gpu(cli.trainer), limit_s=LIMIT_S))
+    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S))
     if isinstance(planned, Unplanned):
         return None, PlannedMemory(unknown=planned.reason)
     return planned, PlannedMemory(
@@ -127,12 +125,6 @@ def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
         available=free_for_one(cli.trainer),
         compiled=planned.compiled,
     )
-
-
-def _gpu(trainer: Trainer) -> tuple[int, int] | None:
-    """Its compute capability; None is the CPU."""
-    device = trainer.strategy.root_device
-    return None if device.type == "cpu" else compute_capability(device) or ANY_GPU
 
 
 def free_for_one(trainer: Trainer) -> int | None:
@@ -165,7 +157,7 @@ def _reason(planned: Planned, available: int) -> str:
 
 def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
     """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
-    until, gpu = time.monotonic() + LIMIT_S, _gpu(cli.trainer)
+    until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
     planned = told(ask(cli, gpu, "batch", within, LIMIT_S))
     if not isinstance(planned, Planned):
         return

@@ -144,16 +144,15 @@ def _device(options: Options) -> Capacity:
 def _this_machine() -> Capacity:
     import torch
 
+    from lm_profiler.cli.workers.rehearse import gpu_of
     from lm_profiler.measure.device.environment import device_name
-    from lm_profiler.measure.device.nvml import compute_capability
     from lm_profiler.measure.memory.peaks import available_bytes
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     free = available_bytes(device)
     if free is None:
         raise UsageError(f"memory: expected a size such as 80GiB, for {device_name(device)} does not say what it has")
-    gpu = None if device.type == "cpu" else compute_capability(device) or ANY_GPU
-    return Capacity(device_name(device), free, is_free=True, gpu=gpu)
+    return Capacity(device_name(device), free, is_free=True, gpu=gpu_of(device))
 
 
 def _bytes(text: str) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.largest import largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.outcome.facts import model_facts
@@ -28,6 +29,7 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.stand_in import as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
+from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
@@ -150,6 +152,11 @@ class Unplanned:
 
     reason: str
     wrong: bool = False
+
+
+def gpu_of(device: torch.device) -> tuple[int, int] | None:
+    """What ``ask`` is told of ``device``: the compute capability of a GPU; None is the CPU."""
+    return None if device.type == "cpu" else compute_capability(device) or ANY_GPU
 
 
 def ask(
