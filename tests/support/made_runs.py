@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis.steps.summaries import summaries, throughput
+from lm_profiler.analysis.steps.summaries import model_of, summaries, throughput
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (
@@ -70,7 +70,8 @@ def made_record(
 
 def _measured(rows: list[StepRow]) -> dict[str, Any]:
     steps = [row for row in rows if row.stage == "measure"]
-    time, host_time = summaries(steps, "device"), summaries(steps, "host")
+    model = model_of(steps, as_they_are=True)
+    time, host_time = (summaries(steps, clock, model) for clock in ("device", "host"))
     flops = Flops(forward=1, backward=2, recomputation=0)
     use = Utilisation(
         flops=flops,

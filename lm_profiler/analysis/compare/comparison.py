@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lm_profiler.analysis.compare.differences import Difference, in_config, in_environment, unlike
 from lm_profiler.analysis.compare.ratio import (
+    ASSUMED_SPREAD,
     CONFIDENCE,
-    PROCESS_SPREAD,
     Change,
+    ProcessSpread,
     RatioInterval,
     change,
     minimum_detectable_effect,
-    ratio_interval,
     repeats_interval,
+    single_interval,
 )
 from lm_profiler.analysis.compare.sides import Side, read_side, typical
+from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
@@ -31,7 +34,7 @@ MemoryVerdict = Literal["LESS", "MORE", "SAME", "UNCLEAR"]
 
 @dataclass(frozen=True)
 class PartChange:
-    """A part of the step on either side, in seconds: the median step, of repeats their medians' geometric mean.
+    """A part of the step on either side, in seconds: the mean step, of repeats their means' geometric mean.
 
     Attributes:
         of_step: The difference as a share of A's step.
@@ -121,7 +124,7 @@ class Comparison:
     notes: list[str]
 
 
-def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
+def compare(a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread = ASSUMED_SPREAD) -> Comparison:
     """B against A; several runs on a side are repeats of each other.
 
     Raises:
@@ -134,9 +137,9 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
         raise UsageError(f"{min(both)}: expected a run on one side, given on both")
     first_a, first_b = side_a.runs[0].record, side_b.runs[0].record
     parts = ["forward_backward", *(part for part in PARTS if side_a.occurs(part) or side_b.occurs(part))]
-    step = _part_change("step", side_a, side_b, CONFIDENCE)
+    step = _part_change("step", side_a, side_b, CONFIDENCE, spread)
     together = 1.0 - (1.0 - CONFIDENCE) / len(parts)  # Dunn 1961, JASA 56:52
-    forward_backward, *phases = (_part_change(part, side_a, side_b, together) for part in parts)
+    forward_backward, *phases = (_part_change(part, side_a, side_b, together, spread) for part in parts)
     return Comparison(
         a=[str(folder) for folder in folders_a],
         b=[str(folder) for folder in folders_b],
@@ -151,13 +154,24 @@ def compare(a: Sequence[Entry], b: Sequence[Entry]) -> Comparison:
         memory=_memory(side_a, side_b),
         detectable=minimum_detectable_effect(step.interval) if step.interval is not None else None,
         compilation=_compilation(side_a, side_b, step),
-        notes=[*side_a.notes, *side_b.notes, *_scatter(len(side_a.runs), len(side_b.runs)), *_order(side_a, side_b)],
+        notes=[
+            *side_a.notes,
+            *side_b.notes,
+            *_scatter(len(side_a.runs), len(side_b.runs), spread),
+            *_order(side_a, side_b),
+        ],
     )
 
 
-def _part_change(part: str, a: Side, b: Side, confidence: float) -> PartChange:
+def _interval(a: list[Interval], b: list[Interval], confidence: float, spread: ProcessSpread) -> RatioInterval | None:
+    if len(a) == len(b) == 1:
+        return single_interval(a[0], b[0], confidence, spread)
+    return repeats_interval([own.mean for own in a], [own.mean for own in b], confidence)
+
+
+def _part_change(part: str, a: Side, b: Side, confidence: float, spread: ProcessSpread) -> PartChange:
     a_s, b_s, step_s = a.typical_s(part), b.typical_s(part), a.typical_s("step")
-    interval = ratio_interval(a.seconds(part), b.seconds(part), confidence)
+    interval = _interval(a.means(part), b.means(part), confidence, spread)
     verdict: PartVerdict = change(interval)
     if a.occurs(part) != b.occurs(part):
         verdict = "ONLY A" if a.occurs(part) else "ONLY B"
@@ -232,10 +246,12 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
     return RatioInterval(ratio, ratio * (1.0 - scatter), ratio * (1.0 + scatter), CONFIDENCE)
 
 
-def _scatter(a: int, b: int) -> list[str]:
+def _scatter(a: int, b: int, spread: ProcessSpread) -> list[str]:
     """What so many runs a side cannot say."""
     if a == b == 1:
-        return [f"one run against one: equal processes are taken to differ by {PROCESS_SPREAD:.0%} (std); use repeats"]
+        known = "are taken to" if math.isinf(spread.freedom) else "were seen to"
+        by = f"{spread.std:.1%} (std): three runs a side would do"
+        return [f"one run against one: equal processes {known} differ by {by}"]
     if single := "A" if a == 1 else "B" if b == 1 else "":
         return [f"{single} is a single run: taken to scatter as the other side's do"]
     if min(a, b) == 2:

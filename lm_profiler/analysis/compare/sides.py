@@ -1,16 +1,21 @@
-"""The runs of one side of a comparison: their steady steps, and what speaks against them."""
+"""The runs of one side of a comparison: their steps, and what speaks against them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
+import numpy as np
+
 from lm_profiler.analysis.compare.differences import SEEDS, flat, in_config, in_environment, unlike
 from lm_profiler.analysis.hardware.contention import contention_lines
-from lm_profiler.analysis.steps.summaries import mean_over_ranks
+from lm_profiler.analysis.steps.statistics import Interval
+from lm_profiler.analysis.steps.step_model import StepModel
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import Quantity
 from lm_profiler.record.run import RunRecord
@@ -20,16 +25,24 @@ from lm_profiler.usage_error import UsageError
 
 @dataclass(frozen=True)
 class Run:
-    """A run with its steady steps, one row a step; there is at least one.
+    """A run with its measured steps, one row a step; there is at least one.
 
     Attributes:
+        model: of the steps; figures are of its stretch.
         warmed_up_s: By how much all steps before these took longer, on the host's clock, than as many of these.
     """
 
     folder: Path
     record: RunRecord
     steps: list[StepRow]
+    model: StepModel
     warmed_up_s: float
+
+    def mean(self, part: str) -> Interval:
+        """The mean of ``part`` in a step; of fewer than three steps its interval has no end."""
+        x = np.array([row.time(part) for row in self.steps])
+        here = float(x[self.model.first : self.model.end].mean())
+        return self.model.interval_of(x) or Interval(here, -math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -39,17 +52,17 @@ class Side:
     runs: list[Run]
     notes: list[str]
 
-    def seconds(self, part: str) -> list[list[float]]:
-        """Of each run, the part's time in each step."""
-        return [[row.time(part) for row in run.steps] for run in self.runs]
+    def means(self, part: str) -> list[Interval]:
+        """Of each run, the part's mean in a step with its interval."""
+        return [run.mean(part) for run in self.runs]
 
     def typical_s(self, part: str) -> float:
-        """The median step; of repeats the geometric mean of their medians, which is what their ratio compares."""
-        return typical([median(seconds) for seconds in self.seconds(part)])
+        """The mean step; of repeats the geometric mean of their means, which is what their ratio compares."""
+        return typical([own.mean for own in self.means(part)])
 
     def occurs(self, part: str) -> bool:
         """Whether any step has it."""
-        return any(value > 0.0 for seconds in self.seconds(part) for value in seconds)
+        return any(row.time(part) > 0.0 for run in self.runs for row in run.steps)
 
     def known(self, of: Quantity) -> list[Any] | None:
         """A figure of each run; None where a run does not know it."""
@@ -87,12 +100,14 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     """
     runs, notes = [], []
     for entry in entries:
-        steps = _steady_steps(entry)
+        steps = _measured(entry)
         if entry.record is None or not steps:
             why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
             notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
             continue
-        runs.append(Run(entry.folder, entry.record, steps, _warmed_up_s(entry, steps)))
+        model = model_of(steps)
+        level = steps[model.first : model.end]
+        runs.append(Run(entry.folder, entry.record, steps, model, _warmed_up_s(entry, level)))
         notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
     if not runs:
         raise UsageError(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
@@ -101,16 +116,16 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
     return Side(runs, notes)
 
 
-def _steady_steps(entry: Entry) -> list[StepRow]:
-    """Measured steps from where the run was level, the mean over its ranks, with the device's time."""
+def _measured(entry: Entry) -> list[StepRow]:
+    """Measured steps, the mean over the ranks, with the device's time."""
     if entry.record is None or not entry.record.steps:  # it ended before its first step: there is no steps.csv
         return []
     steps = mean_over_ranks(entry.rows.of_stages("measure"))
-    return [row for row in steps[entry.record.steps_left_out :] if row.seconds is not None]
+    return [row for row in steps if row.seconds is not None]
 
 
 def _warmed_up_s(entry: Entry, steps: Sequence[StepRow]) -> float:
-    typical_s = median(row.time("step", "host") for row in steps)
+    typical_s = fmean(row.time("step", "host") for row in steps)
     before = mean_over_ranks(entry.rows.where(entry.rows.step < steps[0].step))
     return sum(row.time("step", "host") - typical_s for row in before)
 
@@ -121,7 +136,7 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
         doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
     if record.steadiness is not None and record.steadiness.word != "steady":
         words = ", ".join(record.words) or "too short to call steady"
-        doubts.append(f"was {words}: {record.steadiness.evidence}")
+        doubts.append(f"was {words}")
     doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.kind in ("straggler", "several", "host", "turns"):
         doubts.append(f"has ranks that wait: {record.ranks.finding.evidence}")

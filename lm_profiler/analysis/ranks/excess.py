@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.work import Seconds
-from lm_profiler.analysis.steps.rank_tests import inflation
+from lm_profiler.analysis.steps.statistics import mean_interval
 
 SIGNIFICANCE = 0.02
 """Of calling any rank slower when all are equal."""
@@ -84,7 +84,8 @@ def _limit(means: Seconds, steps: int) -> float:
 
 def standard_error(values: NDArray[np.float64]) -> float:
     """Of their mean, with what their autocorrelation adds."""
-    return float(values.std(ddof=1)) * math.sqrt(inflation(values - values.mean()) / values.size)
+    known = mean_interval(values)
+    return math.inf if known is None else (known.high - known.low) / 3.92
 
 
 def _median_of_others(means: Seconds) -> Seconds:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from lm_profiler.record.quantities import TIMED, counted, duration_text
@@ -86,6 +86,15 @@ def with_causes(
     return told, [*(ranks[rank].usual for rank in named), *own]
 
 
+def mean_counters(counters: Sequence[StepCounters], rank: int = 0) -> StepCounters | None:
+    """The mean of each figure over the steps of ``rank``, as far as it is known; what was compiled longest."""
+    own = [each for each in counters if each.rank == rank]
+    if not own:
+        return None
+    longest = max(own, key=lambda each: each.compile_s or 0.0)
+    return _of_all(rank, own, fmean).model_copy(update={"compiled": longest.compiled})
+
+
 def _by_rank(table: StepTable, counters: Sequence[StepCounters]) -> dict[int, _Rank]:
     data_s: dict[int, dict[int, float]] = defaultdict(dict)
     waited_s = table.host_seconds[:, TIMED.index("data")].tolist()
@@ -98,15 +107,15 @@ def _by_rank(table: StepTable, counters: Sequence[StepCounters]) -> dict[int, _R
 
 
 def _rank(rank: int, data_s: dict[int, float], own: Sequence[StepCounters]) -> _Rank:
-    return _Rank({each.step: each for each in own if each.step is not None}, _usual(rank, own), data_s)
+    return _Rank({each.step: each for each in own if each.step is not None}, _of_all(rank, own, median), data_s)
 
 
-def _usual(rank: int, counters: Sequence[StepCounters]) -> StepCounters:
-    """The median of each figure, as far as it is known."""
+def _of_all(rank: int, counters: Sequence[StepCounters], of: Callable[[list[Any]], Any]) -> StepCounters:
+    """The mean or the median of each figure, as far as it is known."""
     figures: dict[str, Any] = {}
     for name in _FIGURES:
         values = [value for each in counters if (value := getattr(each, name)) is not None]
-        figures[name] = float(median(values)) if values else None
+        figures[name] = float(of(values)) if values else None
     return StepCounters(rank=rank, **figures)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lm_profiler.analysis.steps.causes import EXPLAINED
-from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, step_figures, summaries, world_of
+from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, step_figures, summaries, world_of
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.run import OddStep, RecordError, RunRecord, TimeSummary, Utilisation
@@ -41,10 +41,13 @@ def steps_after(entry: Entry, warmup: int | None = None, count: int | None = Non
     if warmup is None and count is None and entry.cut is not None:
         warmup, count = entry.cut.warmup, entry.cut.steps
     rows = _recorded(entry)
-    own = sum(row.stage == "warmup" for row in rows) + (0 if entry.record is None else entry.record.steps_left_out)
-    first = own if warmup is None else warmup
-    kept = rows[first:] if count is None else rows[first : first + count]
-    return Steps(kept, summaries(kept, "device"), rows[:first])
+    first, end = warmup, None
+    if first is None:
+        own = slice(0, None) if entry.record is None else entry.record.stretch
+        begins = sum(row.stage == "warmup" for row in rows)
+        first, end = begins + own.start, None if own.stop is None else begins + own.stop
+    kept = rows[first:end] if count is None else rows[first : first + count]
+    return Steps(kept, summaries(kept, "device", model_of(kept, as_they_are=True)), rows[:first])
 
 
 def _recorded(entry: Entry) -> list[StepRow]:
@@ -77,7 +80,8 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
     if len(steps.rows) < (cut.steps or 1):
         raise RecordError(_too_few(entry, cut.warmup, cut.steps, len(steps.rows)))
     samples = record.throughput.samples_per_step if record.throughput is not None else None
-    figures = step_figures(steps.rows, samples, lag(record.verb, record.rank_step_s))
+    model = model_of(steps.rows, as_they_are=True)
+    figures = step_figures(steps.rows, model, samples, lag(record.verb, record.rank_step_s))
     facts = {
         "steps": {**record.steps, "warmup": len(steps.left_out), "measure": len(steps.rows)},
         **figures,
@@ -94,7 +98,7 @@ def _cut(entry: Entry, cut: Cut) -> Entry:
 def _with_causes(odd: Sequence[OddStep], told: Sequence[OddStep]) -> list[OddStep]:
     """``odd`` with what the run itself ``told`` of the same steps; nothing was read of others, as of warm-up.
 
-    A cause that explains less than half of what the step takes beyond the new median is none any more.
+    A cause that explains less than half of what the step takes beyond the new level is none any more.
     """
     known = {step.step: step for step in told}
     return [_with_cause(step, known[step.step]) if step.step in known else step for step in odd]
@@ -109,8 +113,8 @@ def _with_cause(odd: OddStep, told: OddStep) -> OddStep:
 
 
 def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation | None:
-    """Shares of a peak go by the inverse of the median step."""
-    use, before, after = record.utilisation, record.time["step"].median, times["step"].median
+    """Shares of a peak go by the inverse of the mean step."""
+    use, before, after = record.utilisation, record.time["step"].mean, times["step"].mean
     if use is None or not before or not after:
         return None
     shares = ("mfu", "hfu", "of_ceiling")

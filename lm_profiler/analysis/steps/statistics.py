@@ -1,4 +1,4 @@
-"""What a list of step times says: location, spread, and how sure the median is.
+"""What a list of step times says: where they lie, how they spread, how sure their mean is.
 
 Everything takes seconds and gives seconds; shares (cv, half widths) are plain ratios.
 """
@@ -6,7 +6,8 @@ Everything takes seconds and gives seconds; shares (cv, half widths) are plain r
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,28 +15,42 @@ from numpy.typing import ArrayLike, NDArray
 
 from lm_profiler.record.run import TimeSummary
 
-FINEST_TARGET = 0.005
-"""Half width (as a share of the median) below which one process proves nothing: memory layout, clocks and
-neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM
-2013).
-"""
+Series = NDArray[np.float64]
 
-_TAIL = (1.0 - 0.95) / 2.0
+FEWEST_VALUES = 3
+"""An interval needs three values."""
 
-MINIMUM_STEPS = 10
-"""Steps that a "stop when sure" rule waits for, however narrow the interval."""
+FINEST = 0.0003
+"""Noise, as a share of the value, below which a finer one is not told from it: timers and rounding."""
 
-_TUKEY = 1.5
-FAR_OUT = 3.0
-"""Interquartile ranges beyond the quartiles: Tukey's "far out"."""
+AGREEMENT = 0.95
+"""Of the resamples that must give an answer before it is more than this run's luck."""
+
+_PHI = np.arange(0.0, 0.96, 0.05)
+_DRAWS = 4000
+_RESAMPLES = 200
 
 
-def finite(values: ArrayLike) -> NDArray[np.float64]:
-    """`values` as a flat float array.
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % interval, and the lag-1 autocorrelation that the interval allows for."""
+
+    mean: float
+    low: float
+    high: float
+    lag1: float = 0.0
+
+    @property
+    def known_to(self) -> float | None:
+        """Half the interval as a share of the mean, its wider side's; None where the mean is 0."""
+        return self.high / self.mean - 1.0 if self.mean > 0.0 else None
+
+
+def finite(values: ArrayLike) -> Series:
+    """``values`` as a flat float array.
 
     Raises:
-        ValueError: where one of them is NaN or infinite: a missing reading is no reading, and must not be
-            averaged.
+        ValueError: where one of them is NaN or infinite: a missing reading is no reading, and must not be averaged.
     """
     array = np.asarray(values, dtype=np.float64).ravel()
     bad = int(np.count_nonzero(~np.isfinite(array)))
@@ -46,11 +61,50 @@ def finite(values: ArrayLike) -> NDArray[np.float64]:
     return array
 
 
-def summarise(values: Sequence[float] | NDArray[np.float64]) -> TimeSummary:
-    """Summary of times in seconds; `TimeSummary(n=0)` for none.
+def mean_interval(values: ArrayLike) -> Interval | None:
+    """The mean of ``values`` with its 95 % interval, in their unit; None of fewer than three.
 
-    std is the sample's (ddof=1, None below two values), cv is std / mean, percentiles interpolate linearly
-    (Hyndman & Fan 1996, type 7).
+    Student's t about the mean of an AR(1) process, averaged over its coefficient under Jeffreys' prior: neighbours
+    that resemble each other say less than as many independent values.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    x = finite(values)
+    n = x.size
+    if n < FEWEST_VALUES:
+        return None
+    mean = float(x.mean())
+    scale = mean or 1.0
+    y = x / scale - 1.0
+    score, centre, width = np.empty((3, _PHI.size))
+    for i, phi in enumerate(_PHI):
+        slow, stay = 1.0 - phi, 1.0 - phi * phi
+        whitened = y[1:] - phi * y[:-1]
+        weight = stay + (n - 1) * slow * slow
+        on_one = stay * y[0] + slow * float(whitened.sum())
+        squares = stay * y[0] ** 2 + float(whitened @ whitened)
+        variance = max(float(squares - on_one**2 / weight), 0.0) / (n - 1) + FINEST**2 * stay
+        score[i] = (n - 1) * math.log(variance) - math.log(stay) + math.log(weight)
+        centre[i], width[i] = on_one / weight, math.sqrt(variance / weight)
+    posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - _PHI**2)
+    posterior /= posterior.sum()
+    which = np.searchsorted(np.cumsum(posterior)[:-1], (np.arange(_DRAWS) + 0.5) / _DRAWS)
+    half = abs(scale) * float(np.quantile(np.abs(_student(n - 1) * width[which] + centre[which]), 0.95))
+    return Interval(mean, mean - half, mean + half, float(posterior @ _PHI))
+
+
+@lru_cache(maxsize=128)
+def _student(freedom: int) -> Series:
+    """Draws of Student's t in random order, with a fixed seed."""
+    return np.random.default_rng(0).standard_t(freedom, _DRAWS)
+
+
+def summarise(values: Sequence[float] | Series, interval: Interval | None = None) -> TimeSummary:
+    """Summary of times in seconds with the ``interval`` of their mean; `TimeSummary(n=0)` for none.
+
+    std is the sample's (ddof=1, None below two values), cv is std / mean, percentiles interpolate linearly (Hyndman &
+    Fan 1996, type 7).
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -60,87 +114,28 @@ def summarise(values: Sequence[float] | NDArray[np.float64]) -> TimeSummary:
         return TimeSummary(n=0)
     mean = float(x.mean())
     std = float(x.std(ddof=1)) if x.size > 1 else None
-    low, high = median_interval(x) or (None, None)
     p5, median, p95 = (float(q) for q in np.percentile(x, [5, 50, 95]))
     return TimeSummary(
         n=x.size,
         mean=mean,
+        mean_low=None if interval is None else interval.low,
+        mean_high=None if interval is None else interval.high,
         std=std,
         cv=std / mean if std is not None and mean else None,
         median=median,
-        ci_low=low,
-        ci_high=high,
         p5=p5,
         p95=p95,
         min=float(x.min()),
         max=float(x.max()),
-        outliers=int(np.count_nonzero(beyond_fences(x))),
     )
 
 
-def fences(x: NDArray[np.float64], reach: float = _TUKEY) -> tuple[float, float]:
-    """Tukey's fences (1977) in seconds, `reach` interquartile ranges beyond the quartiles (1.5: outside; 3: far)."""
-    q1, q3 = (float(q) for q in np.percentile(x, [25, 75]))
-    return q1 - reach * (q3 - q1), q3 + reach * (q3 - q1)
+def resamples(count: int) -> Iterator[NDArray[np.intp]]:
+    """Indices of ``count`` steps drawn with replacement, again and again, with a fixed seed (Efron 1979)."""
+    rng = np.random.default_rng(0)
+    return (rng.integers(count, size=count) for _ in range(_RESAMPLES))
 
 
-def beyond_fences(x: NDArray[np.float64], reach: float = _TUKEY) -> NDArray[np.bool_]:
-    """Which of `x` do; of fewer than four values none."""
-    low, high = fences(x, reach)
-    return (x < low) | (x > high)
-
-
-def clipped(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`x` with values outside Tukey's fences moved onto them, so that a single spike cannot steer what
-    follows.
-    """
-    return np.clip(x, *fences(x)) if x.size else x
-
-
-def median_interval(values: ArrayLike) -> tuple[float, float] | None:
-    """Distribution-free 95 % interval of the median, in seconds: two order statistics.
-
-    The r-th smallest and r-th largest enclose the median with probability 1 - 2 P(Binomial(n, 1/2) < r),
-    whatever the distribution (Conover 1999, section 3.2; Hahn & Meeker 1991, section 5.2). Values are taken
-    as independent: positive autocorrelation makes it too narrow. None below six values, which are too few to promise
-    95 %.
-    """
-    x = finite(values)
-    rank = median_rank(x.size)
-    if rank is None:
-        return None
-    ordered = np.sort(x)
-    return float(ordered[rank - 1]), float(ordered[-rank])
-
-
-@lru_cache(maxsize=4096)
-def median_rank(n: int) -> int | None:
-    """Largest r for which the r-th smallest and the r-th largest of n enclose the median with 95 % confidence.
-
-    For n = 10 it is 2, with a coverage of 97.85 %. None where not even r = 1 is enough.
-    """
-    k = np.arange(1, n + 1)
-    log_mass = np.append(0.0, np.cumsum(np.log((n - k + 1) / k))) - n * math.log(2.0)  # of Binomial(n, 1/2)
-    return int(np.searchsorted(np.cumsum(np.exp(log_mass)), _TAIL, side="right")) or None
-
-
-def relative_half_width(values: ArrayLike) -> float | None:
-    """Half the width of the median's interval as a share of the median; None where there is no interval."""
-    x = finite(values)
-    interval = median_interval(x)
-    if interval is None:
-        return None
-    median = float(np.median(x))
-    return (interval[1] - interval[0]) / 2.0 / median if median > 0 else None
-
-
-def precise_enough(values: Sequence[float] | NDArray[np.float64], target: float) -> bool:
-    """Whether the median is known to within ±`target` (a share, 0.005 is ±0.5 %) at 95 %: time to stop
-    measuring.
-
-    A target finer than `FINEST_TARGET` counts as `FINEST_TARGET`: one process cannot promise more. Asking
-    again and again stops on lucky streaks: ask every five steps or so (benchmarks/statistics.py reports what
-    it costs).
-    """
-    width = relative_half_width(values)
-    return len(values) >= MINIMUM_STEPS and width is not None and width <= max(target, FINEST_TARGET)
+def agree(answers: Sequence[object], with_: object) -> bool:
+    """Whether `AGREEMENT` of ``answers``, and at least one, equal ``with_``."""
+    return bool(answers) and sum(answer == with_ for answer in answers) >= AGREEMENT * len(answers)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from lm_profiler.analysis.hardware.utilisation import per_second
-from lm_profiler.analysis.steps.statistics import summarise
-from lm_profiler.analysis.steps.typical import odd, shares, typical
-from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, TIMED, TIMES, TOKENS_PER_S, Quantity
-from lm_profiler.record.run import RunRecord, Throughput, TimeSummary, Verb
+from lm_profiler.analysis.steps.statistics import Series, summarise
+from lm_profiler.analysis.steps.step_model import StepModel, fit, plain
+from lm_profiler.record.quantities import HOST_TIMES, MEMORY, MFU, PARTS, TIMED, TIMES, TOKENS_PER_S, Quantity
+from lm_profiler.record.run import OddStep, RunRecord, Throughput, TimeSummary, Verb
 from lm_profiler.record.steps import StepRow, StepTable
 
 
@@ -43,12 +43,6 @@ def world_of(record: RunRecord | None) -> int | None:
     return None if record is None or record.environment is None else record.environment.world_size
 
 
-def summaries(steps: Sequence[StepRow], clock: str) -> dict[str, TimeSummary]:
-    """A summary of each part, the step, and forward + backward."""
-    complete = [row for row in steps if clock == "host" or row.seconds is not None]
-    return {part: summarise([row.time(part, clock) for row in complete]) for part in TIMES}
-
-
 def rank_medians(rows: Sequence[StepRow]) -> list[float]:
     """Median step time of each rank, in seconds."""
     table = StepTable.of(rows)
@@ -61,7 +55,7 @@ def rank_medians(rows: Sequence[StepRow]) -> list[float]:
 def ideal_step_s(record: RunRecord) -> float | None:
     """How long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
     share = record.utilisation.mfu if record.utilisation is not None else None
-    step_s = record.time["step"].median
+    step_s = record.time["step"].mean
     return share * step_s if share is not None and step_s is not None else None
 
 
@@ -85,29 +79,75 @@ def lag(verb: Verb, rank_step_s: Sequence[float]) -> float:
     return max(rank_step_s) * len(rank_step_s) / sum(rank_step_s) if verb != "fit" and any(rank_step_s) else 1.0
 
 
-def step_figures(steps: Sequence[StepRow], samples: int | None = None, lag: float = 1.0) -> dict[str, Any]:
-    """What a record says of ``steps`` of ``samples`` each, by its fields; ``lag`` as above."""
-    times = summaries(steps, "device")
+def model_of(rows: Sequence[StepRow], as_they_are: bool = False) -> StepModel:
+    """The model of the step times of ``rows``, which all have the device's; ``as_they_are``: no step is left out."""
+    seconds = [row.time("step") for row in rows]
+    return plain(seconds) if as_they_are else fit(seconds)
+
+
+def summaries(rows: Sequence[StepRow], clock: str, model: StepModel) -> dict[str, TimeSummary]:
+    """A summary of each part, the step, and forward + backward, over the stretch of ``model``, which is of ``rows``."""
+    return {part: _summary(np.array([row.time(part, clock) for row in rows]), model) for part in TIMES}
+
+
+def _summary(x: Series, model: StepModel) -> TimeSummary:
+    return summarise(x[model.first : model.end], model.interval_of(x))
+
+
+def step_figures(
+    rows: Sequence[StepRow], model: StepModel, samples: int | None = None, lag: float = 1.0
+) -> dict[str, Any]:
+    """What a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
+
+    Args:
+        rows: the measured steps, all with the device's time.
+        model: of them.
+        samples: of a step, over all ranks.
+        lag: as above.
+    """
+    times, here = summaries(rows, "device", model), rows[model.first : model.end]
     return {
         "time": times,
-        "host_time": summaries(steps, "host"),
-        "shares": shares(typical(steps)),
-        "odd_steps": odd(steps),
-        "throughput": throughput(steps, times, samples, lag),
+        "host_time": summaries(rows, "host", model),
+        "shares": shares(times),
+        "odd_steps": odd_steps(rows, model),
+        "throughput": throughput(here, times, samples, lag),
     }
 
 
+def shares(times: Mapping[str, TimeSummary]) -> dict[str, float]:
+    """Of each part in the mean step: they add up to 1. Empty where it took no time."""
+    whole = times["step"].mean
+    return {part: (times[part].mean or 0.0) / whole for part in TIMES} if whole else {}
+
+
+def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
+    """Steps far from what the others would let expect, the farthest first, each with the part that differs most."""
+    found = np.flatnonzero(model.odd)
+    expected = model.expected if found.size else model.seconds
+    ratios = model.seconds[found] / expected[found]
+    usual = {part: model.parts_of(np.array([row.time(part) for row in rows])).level for part in PARTS if found.size}
+    order = np.argsort(-np.abs(ratios - 1.0), kind="stable")
+    return [_odd(rows[int(found[at])], float(ratios[at]), usual) for at in order]
+
+
+def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:
+    excess_s = {part: row.time(part) - usual[part] for part in PARTS}
+    part = (max if ratio > 1.0 else min)(excess_s, key=excess_s.__getitem__)
+    return OddStep(step=row.step, step_s=row.time("step"), ratio=ratio, part=part, excess_s=excess_s[part])
+
+
 def throughput(
-    steps: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None, lag: float = 1.0
+    rows: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None, lag: float = 1.0
 ) -> Throughput:
-    """Tokens and ``samples`` of a step over the median step time; unknown where they are for one of the steps.
+    """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where they are for one of ``rows``.
 
     Where ranks do not wait for each other, the step of the slowest counts, ``lag`` times the mean: all have as many.
     """
-    counts = [row.tokens for row in steps if row.tokens is not None]
-    tokens = summarise(counts).median if len(counts) == len(steps) else None
-    median_s = times["step"].median
-    step_s = median_s * lag if median_s else None
+    counts = [row.tokens for row in rows if row.tokens is not None]
+    tokens = sum(counts) / len(counts) if counts and len(counts) == len(rows) else None
+    mean_s = times["step"].mean
+    step_s = mean_s * lag if mean_s else None
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.steps.summaries import mean_over_ranks, step_figures, world_of
+from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of, step_figures, world_of
 from lm_profiler.record.collection import Collection
 from lm_profiler.record.entry import UNFINISHED
 from lm_profiler.record.quantities import counted
@@ -41,7 +41,7 @@ def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
     if timed:
         facts["first_step_s"] = timed[0].time("step")
     if measured:
-        facts |= step_figures(measured)
+        facts |= step_figures(measured, model_of(measured, as_they_are=True))
     whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
     finished = f"the {counted(len(measured), 'measured step')} that it finished{whose}"
     note = f"unfinished: {UNFINISHED}; figures are of {finished}"

@@ -18,7 +18,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.statistics import FINEST_TARGET
+from lm_profiler.analysis.steps.step_model import FINEST_TARGET
 from lm_profiler.record.run import PlaceName, PlaceSlack, Saving, Slack
 
 LEVELS = (0.1, 0.25, 0.6)

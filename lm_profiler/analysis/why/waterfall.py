@@ -28,7 +28,7 @@ class Step:
     """The untraced step of one device, and what that device could do. None is unknown.
 
     Attributes:
-        step_s: its median, in the 95 % interval from ``ci_low`` to ``ci_high``.
+        step_s: its mean, in the 95 % interval from ``ci_low`` to ``ci_high``.
         input_s: of it, waiting for the batch and for its transfer.
         ideal_s: the model's FLOPs at the peak.
         recomputed_share: of all FLOPs, what activation checkpointing repeats.

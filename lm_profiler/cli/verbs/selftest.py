@@ -18,9 +18,10 @@ from statistics import median
 
 import numpy as np
 
-from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, ratio_interval
+from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, single_interval
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.steps.cuts import steps_after
+from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.cli.usage import TOLD_IN, answered
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
@@ -85,14 +86,15 @@ def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[floa
     for name, record in (("A", a), ("B", b)):
         step = record.time["step"]
         words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
-        middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.median, step.ci_low, step.ci_high))
+        middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.mean, step.mean_low, step.mean_high))
         lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
-    interval = ratio_interval([steps_a], [steps_b])
+    means = mean_interval(steps_a), mean_interval(steps_b)
+    interval = None if means[0] is None or means[1] is None else single_interval(means[0], means[1])
     if interval is None:
         lines.append("  too few steps, or too noisy ones, to compare; raise --stages.measure_steps")
     else:
         lines += _comparison(interval)
-    return [*lines, _cost_line(*costs, a.time["step"].median)]
+    return [*lines, _cost_line(*costs, a.time["step"].mean)]
 
 
 def _comparison(interval: RatioInterval) -> list[str]:

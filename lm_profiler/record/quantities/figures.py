@@ -34,7 +34,7 @@ def _of_syncs(what: Callable[[list[Sync]], int]) -> Callable[[RunRecord], int | 
 
 _ERROR = "norm of the difference to float32, over its norm"
 _SHARE = "share of the step that the bottleneck takes"
-_RATIO = "median backward over median forward"
+_RATIO = "mean backward over mean forward"
 _ODD = "measured steps far from the others"
 _LINES = "lines that made the host wait for the device, in the memory stage"
 _STAGES = (
@@ -70,8 +70,13 @@ _LOADER = figures_of(
 
 _STEADINESS = figures_of(
     "steadiness",
-    ("known_to", "median known to", "%", "half the 95 % interval of the median step, over it"),
-    ("drift", "drift", "%", "median of the second half of the steps over the first's, less 1"),
+    ("known_to", "level known to", "%", "half the 95 % interval of the level, over it"),
+    ("level_s", "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern"),
+    ("pattern_s", "pattern", "ms", "what every so many-th step adds to the mean step"),
+    ("odd_s", "cost of odd steps", "ms", "what odd steps add to the mean step"),
+    ("rise", "rise", "%", "of a trend: the last step's level over the first's, less 1"),
+    ("first", "first step told", "count", "the first measured step that figures are of"),
+    ("last", "last step told", "count", "the last measured step that figures are of"),
     ("lag1", "lag-1", "number", "autocorrelation of a step's time with the next one's"),
     ("cut", "steps left out", "count", "measured steps left out because they were not level yet"),
     ("bias_of_mean", "bias of the mean", "%", "shift of the mean if the steps left out were counted"),
@@ -80,7 +85,7 @@ _STEADINESS = figures_of(
 
 _THROUGHPUT = (
     TOKENS_PER_S,
-    figure("throughput.tokens_per_step", "tokens/step", "count", "tokens of a step on all ranks, the median"),
+    figure("throughput.tokens_per_step", "tokens/step", "count", "tokens of a step on all ranks, the mean"),
     per_step("throughput.samples_per_s", "samples/s", "samples/s", "samples of a step / its time"),
     figure("throughput.samples_per_step", "samples/step", "count", "rows of a batch, times the batches of a step"),
 )
@@ -98,7 +103,7 @@ _OWNERS = figures_of(
         "measured_s",
         "other of rank 0",
         "ms",
-        "median of other in the measured steps of rank 0, on the host's clock",
+        "mean of other in the measured steps of rank 0, on the host's clock",
         "rank_0_other_s",
     ),
 )

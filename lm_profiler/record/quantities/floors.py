@@ -11,7 +11,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 _FIGURES = (
     ("seconds", "floor (ms)", "ms", "least time of {}: its FLOPs at the peak or its bytes at the bandwidth", "floor_s"),
-    ("times", "x floor", "x", "median time of {} over its floor", "times_floor"),
+    ("times", "x floor", "x", "mean time of {} over its floor", "times_floor"),
     ("bound", "floor is of", "text", "what the floor of {} is of: compute or memory", "floor_bound"),
     ("bytes", "bytes at least", "GiB", "bytes that {} has to move at least, one device", "floor_bytes"),
 )

@@ -7,8 +7,8 @@ from lm_profiler.record.quantities.quantity import figure
 ODD_STEP_ROW = (
     figure("step", "step", "count", "a step far from the others"),
     figure("step_s", "time", "ms", "what it took"),
-    figure("ratio", "ratio", "x", "over the median step"),
-    figure("part", "part", "text", "what differed most from its own median"),
+    figure("ratio", "ratio", "x", "over what the other steps let expect"),
+    figure("part", "part", "text", "what differed most from its own level"),
     figure("excess_s", "excess", "ms", "by how much it did"),
     figure("cause", "cause", "text", "what explains at least half of it"),
     figure("cause_s", "explained", "ms", "how much of it that explains"),

@@ -11,7 +11,7 @@ from lm_profiler.record.quantities.quantity import UNITS, Place, Quantity, figur
 from lm_profiler.record.run import RunRecord
 
 _PLACES = {"step": Place.HEADLINE, **dict.fromkeys(("forward", "backward", "optimizer"), Place.TABLE)}
-_RUN_TAGS = {part: f"median_{part}_ms" for part in ("step", "forward", "backward")}
+_RUN_TAGS = {part: f"{part}_ms" for part in ("step", "forward", "backward")}
 _CLOCKS = {"time": "", "host_time": "_host"}
 
 
@@ -25,8 +25,8 @@ def _of_time(times: str, part: str, statistic: str) -> Callable[[RunRecord], Any
     return get
 
 
-def _median(times: str, part: str) -> Quantity:
-    host, (low, high) = times == "host_time", (_of_time(times, part, end) for end in ("ci_low", "ci_high"))
+def _mean(times: str, part: str) -> Quantity:
+    host, (low, high) = times == "host_time", (_of_time(times, part, end) for end in ("mean_low", "mean_high"))
 
     def interval(record: RunRecord) -> tuple[float, float] | None:
         ends = low(record), high(record)
@@ -38,27 +38,26 @@ def _median(times: str, part: str) -> Quantity:
         *UNITS["ms"],
         MEANINGS[part] + (", on the host's clock" if host else ""),
         tag=f"{times}_ms/{part}",
-        path=f"{times}.{part}.median",
-        get=_of_time(times, part, "median"),
+        path=f"{times}.{part}.mean",
+        get=_of_time(times, part, "mean"),
         interval=interval,
         place=Place.FILE if host else _PLACES.get(part, Place.FILE),
         run_tag=None if host else _RUN_TAGS.get(part),
     )
 
 
-TIMES = {part: _median("time", part) for part in MEANINGS}
-"""Time on the device's stream; where there is none, the host's. Of a run: the median of its measured steps."""
-HOST_TIMES = {part: _median("host_time", part) for part in TIMES}
+TIMES = {part: _mean("time", part) for part in MEANINGS}
+"""Time on the device's stream; where there is none, the host's. Of a run: the mean of its measured steps."""
+HOST_TIMES = {part: _mean("host_time", part) for part in TIMES}
 
 _STATISTICS = {
-    "mean": ("mean", "ms", Place.FILE),
+    "median": ("median", "ms", Place.FILE),
     "std": ("standard deviation", "ms", Place.FILE),
     "cv": ("standard deviation over the mean", "%", Place.FILE),
     "p95": ("95th percentile", "ms", Place.FILE),
     "p5": ("5th percentile", "ms", Place.ASKED),
     "min": ("minimum", "ms", Place.ASKED),
     "max": ("maximum", "ms", Place.ASKED),
-    "outliers": ("number of values outside Tukey's fences", "count", Place.ASKED),
 }
 
 
@@ -81,7 +80,7 @@ SPREAD = tuple(_statistic(times, part, name) for times in _CLOCKS for part in TI
 
 
 def _share(part: str) -> Quantity:
-    title, meaning = f"{TIMES[part].title} share", f"share of {TIMES[part].title} in the typical step"
+    title, meaning = f"{TIMES[part].title} share", f"share of {TIMES[part].title} in the mean step"
     return figure(f"shares.{part}", title, "%", meaning, f"{part}_share", of=part, place=Place.ASKED)
 
 
@@ -102,7 +101,7 @@ MEMORY = {
 
 
 def per_step(*row: str, **more: Any) -> Quantity:
-    """A ``figure`` that goes by the inverse of the step, with the interval of the median step turned over."""
+    """A ``figure`` that goes by the inverse of the step, with the interval of the mean step turned over."""
     quantity, step = figure(*row, **more), TIMES["step"]
 
     def interval(record: RunRecord) -> tuple[float, float] | None:

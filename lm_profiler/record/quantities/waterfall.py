@@ -12,7 +12,7 @@ from lm_profiler.record.run import RunRecord
 TERMS = {
     "ideal": ("ideal", "the model's FLOPs at the peak"),
     "clock": ("lower clock", "what the model's FLOPs take longer at the clock that the device held"),
-    "slow_products": ("slow products", "what matrix products and fused attention take beyond the ideal at that clock"),
+    "slow_products": ("slow matmuls", "what matrix products and fused attention take beyond the ideal at that clock"),
     "recomputation": ("recomputation", "what activation checkpointing computes once more"),
     "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
     "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than at the full bandwidth"),
@@ -51,12 +51,12 @@ def _interval(record: RunRecord) -> tuple[float, float] | None:
     return (fall.ci_low, fall.ci_high) if known else None  # type: ignore[union-attr, return-value]  # as `known` says
 
 
-_STEP = figure("waterfall.step_s", "step taken apart", "ms", "median step that the terms add up to", "waterfall_step_s")
+_STEP = figure("waterfall.step_s", "step taken apart", "ms", "mean step that the terms add up to", "waterfall_step_s")
 
 WATERFALL = (
     replace(_STEP, interval=_interval),
     *(
-        figure(f"waterfall.step_phases.{of}", f"of it in {of}", "ms", "of steps near the median", f"waterfall_{of}_s")
+        figure(f"waterfall.step_phases.{of}", f"of it in {of}", "ms", "of the mean step", f"waterfall_{of}_s")
         for of in PARTS
     ),
     *figures_of(
@@ -83,7 +83,7 @@ WATERFALL = (
 TERM_ROW = (
     figure("name", "term", "text", "a step of the waterfall"),
     figure("seconds", "time", "ms", "what it adds to the step"),
-    figure("at_most_s", "at most to win", "ms", "ceiling of what could be won there, never a gain"),
+    figure("at_most_s", "could save at most", "ms", "ceiling of what could be saved there, never a gain"),
     *(figure(f"phases.{part}", part, "ms", f"of which in {part}") for part in PARTS),
 )
 CONTRIBUTOR_ROW = (

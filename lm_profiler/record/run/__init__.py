@@ -4,31 +4,40 @@ May use pydantic. Never ``quantities``, which say how these are shown, and never
 """
 
 from lm_profiler.record.reading import RecordError
-from lm_profiler.record.run.findings import Bound, Failure, NumericsFacts, NumericsKind, OutOfMemory, Verdict
+from lm_profiler.record.run.findings import (
+    Bound,
+    Failure,
+    Finding,
+    FindingName,
+    NumericsFacts,
+    NumericsKind,
+    OutOfMemory,
+    Verdict,
+)
 from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.loader import LoaderFacts
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
-from lm_profiler.record.run.owners import LIGHTNING, OURS, OtherByOwner, OwnedTime
+from lm_profiler.record.run.owners import LIGHTNING, OURS, BetweenSteps, OtherByOwner, OwnedTime, PythonTime, ThreadUse
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
 from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.rank_ends import RankEnd, cause_of, end_file
 from lm_profiler.record.run.ranks import ClockAlignment, FindingKind, RankFinding, Ranks, RankSpread, RankTimes
 from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
-from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
 from lm_profiler.record.run.slack import PlaceName, PlaceSlack, Saving, Slack
 from lm_profiler.record.run.slow_steps import OddStep, StepCounters, worst_first
-from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
+from lm_profiler.record.run.step_times import Steadiness, StepLevel, StepPattern, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
 
 __all__ = [
-    "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "Bound", "ClockAlignment", "Contention",
-    "Contributor", "Environment", "Failure", "FindingKind", "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts",
-    "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts", "Newer", "NumericsFacts",
-    "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part", "PlaceName", "PlaceSlack",
-    "PlannedMemory", "RankEnd", "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError",
-    "RunRecord", "Saving", "Slack", "Status", "Steadiness", "StepCounters", "Sync", "Telemetry", "Term", "TermName",
-    "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "read_as",
-    "read_run", "worst_first",
+    "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound", "ClockAlignment",
+    "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName", "Floor", "FlopRate",
+    "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts",
+    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part",
+    "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime", "RankEnd", "RankFinding", "RankSpread", "RankTimes",
+    "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "Status", "Steadiness", "StepCounters",
+    "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary",
+    "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "read_as", "read_run", "worst_first",
 ]  # fmt: skip

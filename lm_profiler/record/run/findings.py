@@ -87,14 +87,75 @@ Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "co
 
 
 class Verdict(Part):
-    """What binds the run (None: nothing that the evidence shows), its share of the step, and what to try next.
+    """What binds the run (None: nothing that the evidence shows), and its share of the step with its 95 % interval.
 
-    Not ``certain``: the steps are too few or differ too much, or something else used the machine; then ``advice`` says
-    how to be sure.
+    Where the interval holds the share from which it binds, ``or_bound_by`` is what else may. Not ``certain``: the steps
+    are too few or differ too much, or something else used the machine. ``evidence`` and ``advice`` are those of version
+    0.2, in whose place ``RunRecord.findings`` stand.
     """
 
     bound_by: Annotated[Bound | None, Newer]
     share: float | None
-    evidence: str
-    advice: str
+    share_low: float | None = None
+    share_high: float | None = None
+    or_bound_by: Annotated[Bound | None, Newer] = None
+    because: str | None = None
+    """What one sees it by, the name of a sentence."""
+    facts: dict[str, float] = Field(default_factory=dict)
+    """The figures of that sentence."""
+    evidence: str = ""
+    advice: str = ""
     certain: bool = True
+
+
+FindingName = Literal[
+    "ranks",
+    "input",
+    "transfer",
+    "validation",
+    "checkpoint",
+    "epoch",
+    "owner",
+    "logging",
+    "sleep",
+    "python",
+    "pattern",
+    "garbage",
+    "compilation",
+    "anomalies",
+    "profiler",
+    "sync",
+    "small_batch",
+    "optimizer",
+    "clip",
+    "compile",
+    "double",
+    "precision",
+    "tf32",
+    "recomputation",
+    "communication",
+]
+"""What takes time that could be saved: ``analysis.findings`` has when it is said, ``analysis.remedies`` what to do."""
+
+
+class Finding(Part):
+    """Something that takes time which could be saved, and by whom or where.
+
+    ``saves_s`` is the most that a step could be shorter by, what lies between steps counted with them, in its 95 %
+    interval from ``low_s`` to ``high_s`` where that is known. ``may``: whether doing something about it helps is to be
+    tried. ``owner`` is a class and hook, or a function at ``file`` and ``line``, which spends its time in ``what``.
+    ``facts`` are the figures of its sentence.
+    """
+
+    name: Annotated[FindingName, Newer]
+    saves_s: float
+    share: float
+    low_s: float | None = None
+    high_s: float | None = None
+    may: bool = False
+    phase: str | None = None
+    owner: str | None = None
+    file: str | None = None
+    line: int | None = None
+    what: str | None = None
+    facts: dict[str, float] = Field(default_factory=dict)

@@ -15,7 +15,7 @@ class Floor(Part):
     ``flops`` are of its products, by dtype of the factors; ``bytes`` have to move between the device and its memory (of
     ``transfer``: over the bus). ``seconds`` is the longer of what the FLOPs take at the peak and the bytes at the full
     bandwidth (``RunRecord.rates``), ``bound`` which of the two it is, and ``times`` how many times that the phase took:
-    the median of the measured steps over it.
+    the mean of the measured steps over it.
     """
 
     flops: dict[str, int] = Field(default_factory=dict)

@@ -35,7 +35,7 @@ class Flops(Part):
 
 
 class Utilisation(Part):
-    """How close the median step is to the hardware. Rates in FLOP/s; None is unknown.
+    """How close the mean step is to the hardware. Rates in FLOP/s; None is unknown.
 
     ``mfu`` is of model FLOPs (forward and backward), ``hfu`` of all that were executed, both over ``peak_flops_per_s``
     of all devices in ``dtype``, in which most is multiplied; ``ceiling_flops_per_s`` is one device's own rate in a

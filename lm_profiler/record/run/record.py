@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from lm_profiler.record.parts import MEANINGS
-from lm_profiler.record.run.findings import Failure, NumericsFacts, Verdict
+from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
 from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.loader import LoaderFacts
 from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import MemoryFacts
-from lm_profiler.record.run.owners import OtherByOwner
+from lm_profiler.record.run.owners import BetweenSteps, OtherByOwner, PythonTime, ThreadUse
 from lm_profiler.record.run.part import Newer, Part, read_as
 from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.ranks import Ranks
 from lm_profiler.record.run.rates import Rates
-from lm_profiler.record.run.setting import Environment, ModelFacts
+from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
 from lm_profiler.record.run.slack import Slack
 from lm_profiler.record.run.slow_steps import OddStep, StepCounters
 from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
@@ -53,11 +53,13 @@ class RunRecord(Part):
     """The run's first step, compilation and lazy initialisation included."""
     between_steps_s: float | None = None
     """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
+    between: list[BetweenSteps] = Field(default_factory=list)
+    """What that time went to, the longest first."""
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = Field(default_factory=dict)
-    """Of each part (and forward_backward) in the typical step: the mean of those that are not odd. They add up to 1."""
+    """Of each part (and forward_backward) in the mean step. They add up to 1."""
     odd_steps: list[OddStep] = Field(default_factory=list)
     step_counters: list[StepCounters] = Field(default_factory=list)
     """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
@@ -81,8 +83,17 @@ class RunRecord(Part):
     """None where nothing waits for a device, or none was looked for."""
     other_by_owner: OtherByOwner | None = None
     """None where no step was timed action by action."""
+    thread_use: dict[str, ThreadUse] = Field(default_factory=dict)
+    """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
+    python_times: list[PythonTime] = Field(default_factory=list)
+    """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
     numerics: NumericsFacts | None = None
     """None where the precision was not audited."""
+    settings: Settings | None = None
+    mean_counters: StepCounters | None = None
+    """Of the measured steps of rank 0, the mean of each figure."""
+    findings: list[Finding] = Field(default_factory=list)
+    """What takes time that could be saved, the most likely saving first."""
     verdict: Verdict | None = None
     waterfall: Waterfall | None = None
     """None where no peak is known, or no step was traced."""
@@ -92,6 +103,8 @@ class RunRecord(Part):
     """None of a single rank, or where nothing says who waited for whom; ``notes`` say why."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""
+    details: list[str] = Field(default_factory=list)
+    """What a reader of floors and terms may want to know beside."""
 
     @property
     def words(self) -> list[str]:
@@ -100,9 +113,12 @@ class RunRecord(Part):
         return ([] if self.steadiness is None else self.steadiness.words) + shared
 
     @property
-    def steps_left_out(self) -> int:
-        """The first so many measured steps are in no figure: they were not level yet."""
-        return 0 if self.steadiness is None else self.steadiness.cut
+    def stretch(self) -> slice:
+        """Which of the measured steps the figures are of."""
+        known = self.steadiness
+        if known is None:
+            return slice(0, None)
+        return slice(known.cut if known.first is None else known.first - 1, known.last)
 
     @field_validator("time", "host_time")
     @classmethod

@@ -22,6 +22,38 @@ class Environment(Part):
     git_commit: str | None
 
 
+class Settings(Part):
+    """What a run has switched on, and what its machine has; None is unknown, and nothing is advised about it.
+
+    ``precision`` is Lightning's, or the half precision that most is multiplied in. ``tf32``: whether float32 products
+    may use it (None also where the device has none). ``half_precision`` is the mixed precision that the device has
+    matrix units for; None where it has none. ``cores`` are those that this process may use for its loader.
+    ``fused_optimizer`` is None also where there is no fused kernel. ``memory_free_share`` is what the peak leaves of
+    the device's memory; None on the CPU. ``anomalies``: autograd looks for them. ``profiler`` is the Trainer's own.
+    """
+
+    precision: str | None = None
+    tf32: bool | None = None
+    half_precision: str | None = None
+    compiled: bool | None = None
+    num_workers: int | None = None
+    cores: int | None = None
+    pin_memory: bool | None = None
+    fused_optimizer: bool | None = None
+    checkpointing: bool | None = None
+    tokens_per_batch: int | None = None
+    samples_per_batch: int | None = None
+    memory_free_share: float | None = None
+    anomalies: bool = False
+    profiler: str | None = None
+    tracing: bool = False
+
+    @property
+    def full_precision(self) -> bool:
+        """Known to run in float32."""
+        return self.precision is not None and str(self.precision).split("-")[0] == "32"
+
+
 class ModelFacts(Part):
     """Of the module that was profiled. ``bytes`` counts parameters and buffers; ``compiled``: any part of it is."""
 

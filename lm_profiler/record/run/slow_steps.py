@@ -8,10 +8,10 @@ from lm_profiler.record.run.part import Part
 
 
 class OddStep(Part):
-    """A measured step far from the others: in total ``step_s``, ``ratio`` times the median.
+    """A measured step far from the others: in total ``step_s``, ``ratio`` times what the others let expect.
 
-    ``part`` is what differed most from its own median, by ``excess_s``. ``cause`` explains at least half of what the
-    step took beyond the median, by ``cause_s``; None where nothing does, or the step was faster than the others.
+    ``part`` is what differed most from its own level, by ``excess_s``. ``cause`` explains at least half of what the
+    step took beyond that, by ``cause_s``; None where nothing does, or the step was faster than the others.
     ``beside`` says, where no cause is seen, which counters differ. ``rank`` is the one that ``cause`` or ``beside`` is
     of; None where nothing was read.
     """

@@ -48,7 +48,7 @@ class Contributor(Part):
 class Term(Part):
     """One step of the waterfall. ``seconds`` of ``unexplained`` may be negative; of others they are not.
 
-    ``at_most_s`` is a ceiling of what could be won here, never a gain: None where nothing is there to win. ``phases``
+    ``at_most_s`` is a ceiling of what could be saved here, never a gain: None where nothing could. ``phases``
     are the seconds of it in each phase of the step (and ``other``), which add up to it; empty where that is unknown.
     """
 
@@ -62,11 +62,10 @@ class Term(Part):
 class Waterfall(Part):
     """Where the milliseconds of a step went. The terms, each there once, add up to ``step_s``.
 
-    ``step_s`` is the median of the measured (untraced) steps, in its 95 % interval from ``ci_low`` to ``ci_high``; what
+    ``step_s`` is the mean of the measured (untraced) steps, in its 95 % interval from ``ci_low`` to ``ci_high``; what
     ran in it is known from the trace of rank 0. ``source`` says what the terms are of: ``kernels`` on the device, or
     the host's ``operators`` where the device is the CPU. Rates are one device's; ``*_source`` say where each is from.
-    ``step_phases`` are the seconds of each phase in ``step_s``, as the steps near the median divide; empty where that
-    is unknown. ``RunRecord.shares`` are of the mean step: another one, where a loader gives its batches in bursts.
+    ``step_phases`` are the seconds of each phase in ``step_s``; empty where that is unknown.
     """
 
     source: Annotated[Literal["kernels", "operators"], Newer]

@@ -165,7 +165,7 @@ def _steps(entry: Entry, most: int) -> Json:
     steps = mean_over_ranks(timed)
     every = math.ceil(len(steps) / most) or 1
     rows = steps[::every]
-    left_out = math.ceil(record.steps_left_out / every)
+    left_out = math.ceil(record.stretch.start / every)
     warmup = min(sum(row.stage == "warmup" for row in rows) + left_out, len(rows))
     told = any(row.seconds is not None for row in rows)
     host = record.environment is not None and record.environment.device_type != "cpu"

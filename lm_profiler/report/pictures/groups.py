@@ -91,10 +91,7 @@ _SPOKEN = {("compile", True): "compiled", ("compile", False): "eager"}
 
 
 def stack(group: Group) -> dict[str, float]:
-    """Seconds of each part of the group's step: their medians, scaled to add up to the median step.
-
-    Medians do not add up; one odd step would move means.
-    """
+    """Seconds of each part of the group's step, scaled to add up to it: medians over several runs do not."""
     typical = {part: estimated(group.entries, COLUMNS[TIMES[part].name]).value for part in PARTS}
     known = {part: seconds for part, seconds in typical.items() if seconds is not None}
     step, total = estimated(group.entries, COLUMNS[TIMES["step"].name]).value, sum(known.values())

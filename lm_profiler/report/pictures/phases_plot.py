@@ -22,7 +22,7 @@ _MOST_NAMED = 100
 
 
 def phases(groups: Sequence[Group]) -> Figure:
-    """Bars read from above: the medians of a group's parts, scaled to end at its median step, with its interval."""
+    """Bars read from above: the means of a group's parts, which add up to its step, with its interval."""
     count, scale = len(groups), TIMES["step"].scale
     figure, axes = new_figure(_WIDTH, 1.4 + 0.36 * min(count, _MOST_NAMED))
     stacks = [stack(group) for group in groups]
@@ -63,8 +63,8 @@ def _room(names: Sequence[str], said: Sequence[tuple[float, str]]) -> float:
 
 def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
     bars = error_bars(steps)
-    lines = ["time of a step (ms)", "phases: medians, scaled to add up to the median step"]
-    lines += [f"black: the median step, {bars}"] * bool(bars)
+    lines = ["time of a step (ms)", "phases and step: means"]
+    lines += [f"black: the mean step, {bars}"] * bool(bars)
     return lines + [f"{len(steps)} bars, every {named.step}th with its name"] * (named.step > 1)
 
 

@@ -49,7 +49,7 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
         axes.remove()
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("time of the step (ms)", fontsize=9)
-    cut = any(entry.record is not None and entry.record.steps_left_out for _, entry in runs)
+    cut = any(entry.record is not None and entry.record.stretch.start for _, entry in runs)
     odd = any(entry.record is not None and entry.record.odd_steps for _, entry in runs)
     others = [*([("also left out: not steady yet", _CUT)] * cut), *([("odd", _ODD)] * odd)]
     legend(figure, [("warm-up", _WARMUP), *others])
@@ -84,7 +84,7 @@ def _panel(axes: Axes, entry: Entry) -> None:
     rows = _series(entry)
     if rows:
         warmup = sum(row.stage == "warmup" for row in rows)
-        cut = entry.record.steps_left_out if entry.record is not None else 0
+        cut = entry.record.stretch.start if entry.record is not None else 0
         first, ms = rows[0].step - 0.5, [row.time("step") * TIMES["step"].scale for row in rows]
         axes.axvspan(first, first + warmup, color=_WARMUP, lw=0)
         axes.axvspan(first + warmup, first + warmup + cut, color=_CUT, lw=0)

@@ -106,7 +106,7 @@ def _draw(panels: Sequence[_Panel], without: Sequence[str]) -> Figure:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, _end(panels, (_WIDTH - 0.3 - inches(titles)) / columns))
     said = ["time of a step (ms), and its share of the step"]
-    said += ["black: 95 % interval of the median step"] * any(panel.fall.ci_low is not None for panel in panels)
+    said += ["black: 95 % interval of the mean step"] * any(panel.fall.ci_low is not None for panel in panels)
     figure.supxlabel("\n".join([*said, *without]), fontsize=9)
     parts = {part for panel in panels for part in panel.parts}
     legend(figure, [(part, PART_COLOURS[part]) for part in PARTS if part in parts])

@@ -118,7 +118,7 @@ def device_names(entries: Sequence[Entry]) -> dict[str | None, str]:
 
 
 def devices(entries: Sequence[Entry]) -> Table:
-    """Sizes down, devices across: median forward, and forward and backward.
+    """Sizes down, devices across: mean forward, and forward and backward.
 
     Where a size ran the forward pass alone as well, `forward` is that, and training's own forward pass is not mixed in.
     """
@@ -140,7 +140,7 @@ def devices(entries: Sequence[Entry]) -> Table:
         body.append([*(fact_cell(group, of) for of in down), _parameters(group), *times])
     groups = list(cells.values())
     shown = [*down, COLUMNS["device"]]
-    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "medians"]
+    how = [HOW_MERGED if any(len(group) > 1 for group in groups) else "means"]
     same = same_in_all(groups, [*shown, COLUMNS["parameters"]])
     return Table(headings, body, same, [*how, *notes(groups, shown)])
 

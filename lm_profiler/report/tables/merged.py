@@ -16,7 +16,7 @@ from lm_profiler.report.tables.columns import COLUMNS, COMPARED, DIMENSIONS, Col
 Merged = Sequence[Entry]
 """The entries of one row: at least one."""
 
-HOW_MERGED = "n > 1: the median of n runs' medians [the lowest, the highest]; n = 1: the run's median [95 % interval]"
+HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
 WORDS = {"oom": "OOM"}
 
 

@@ -29,7 +29,7 @@ def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Col
         body.append([*(fact_cell(group, of) for of in down), *values])
     shown = heading(value, []).title
     merged = any(len(group) > 1 for group in cells.values())
-    above = [f"{shown}: {HOW_MERGED}" if merged else f"{shown}: median [95 % interval]" if value.quantity else shown]
+    above = [f"{shown}: {HOW_MERGED}" if merged else f"{shown}: mean [95 % interval]" if value.quantity else shown]
     return Table(headings, body, above, notes(list(cells.values()), [*down, *across]))
 
 

@@ -180,4 +180,4 @@ def _how(groups: Sequence[Merged], table: Table) -> list[str]:
     if any(len(group) > 1 for group in groups):
         return [HOW_MERGED]
     intervals = any("[" in cell.text and cell.low for row in table.rows for cell in row)
-    return ["[ ]: 95 % interval of the median"] * intervals
+    return ["[ ]: 95 % interval of the mean"] * intervals

@@ -55,14 +55,14 @@ _MEANING = "warm-up: how many of the first recorded steps are left out; the run 
 _HEADINGS = (
     Heading("warmup_steps", "warm-up", figures=True),
     Heading("steps", "steps", figures=True),
-    *(Heading(f"{name}_s", f"{name} ({_TIME.shown_unit})", figures=True) for name in ("mean", "std")),
+    Heading("mean_s", f"mean [95 % interval] ({_TIME.shown_unit})", figures=True),
+    *(Heading(f"{name}_s", f"{name} ({_TIME.shown_unit})", figures=True) for name in ("std", "median")),
     Heading("cv", "CV", figures=True),
-    Heading("median_s", f"median [95 % interval] ({_TIME.shown_unit})", figures=True),
 )
 
 
 def _cells(setting: int, time: TimeSummary) -> list[TableCell]:
     counts = [TableCell(count, str(count)) for count in (setting, time.n)]
-    mean, std = (figure(_TIME, value) for value in (time.mean, time.std))
-    cv = TableCell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")
-    return [*counts, mean, std, cv, figure(_TIME, time.median, time.ci_low, time.ci_high)]
+    mean = figure(_TIME, time.mean, time.mean_low, time.mean_high)
+    std, median = (figure(_TIME, value) for value in (time.std, time.median))
+    return [*counts, mean, std, median, TableCell(time.cv, "" if time.cv is None else f"{time.cv:.1%}")]

@@ -78,7 +78,8 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     Raises:
         UsageError: they are no two sides of a comparison.
     """
-    compared = compare(*([_entry(logdir, name) for name in side] for side in (a, b)))
+    side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
+    compared = compare(side_a, side_b)
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
     return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.analysis.steps.causes import with_causes
-from lm_profiler.analysis.steps.typical import odd
+from lm_profiler.analysis.steps.summaries import model_of, odd_steps
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow
@@ -35,7 +35,7 @@ def explained(
     rows = [step(n, part, excess_s if n == SLOW else 0.0) for n in range(1, 21)]
     slow = {**USUAL, "wall_s": 0.1 + excess_s, **{name: _more(name, value) for name, value in counted.items()}}
     counters = [StepCounters(step=n, **(slow if n == SLOW else {**USUAL, "wall_s": 0.1})) for n in range(1, 21)]
-    (told,), shown = with_causes(odd(rows), rows, counters, workers)
+    (told,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, counters, workers)
     return told, shown
 
 
@@ -74,7 +74,7 @@ def test_what_every_step_has_explains_none() -> None:
     """Each step waits a second for a CPU, and one took a second longer."""
     rows = [step(n, "forward", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     counters = [StepCounters(step=n, **{**USUAL, "cpu_wait_s": 1.0, "gc_s": 1.0}) for n in range(1, 21)]
-    (told,), _ = with_causes(odd(rows), rows, counters, 0)
+    (told,), _ = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert (told.cause, told.beside) == (None, "")
 
 
@@ -123,7 +123,7 @@ def test_retries_of_the_allocator_are_told_and_no_cause_for_their_time_is_unknow
     rows = [step(n, "forward", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
     none, some = {"alloc_retries": 0, "new_segments": 0}, {"alloc_retries": 2, "new_segments": 1}
     counters = [StepCounters(step=n, **USUAL, **(some if n == SLOW else none)) for n in range(1, 21)]
-    (told,), _ = with_causes(odd(rows), rows, counters, 0)
+    (told,), _ = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert (told.cause, told.beside) == (None, "2 retries of the allocator, 1 new segment")
 
 
@@ -135,7 +135,7 @@ def test_a_clock_is_the_cause_where_the_median_step_at_that_clock_takes_half_as_
     rows = [step(n, "forward", 0.25 if n == SLOW else 0.0) for n in range(1, 21)]
     held = {SLOW: {"sm_clock_hz": clock_hz, "throttled": ["power cap"]}, 4: {}}  # one has no sample
     counters = [StepCounters(step=n, **held.get(n, {"sm_clock_hz": 1.5e9})) for n in range(1, 21)]
-    (told,), _ = with_causes(odd(rows), rows, counters, 0)
+    (told,), _ = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert told.cause == ("the GPU's clock at 500 MHz (power cap)" if named else None)
     if named:
         assert told.cause_s == pytest.approx(0.2)
@@ -145,14 +145,14 @@ def test_nothing_is_said_of_a_step_that_was_passed_over() -> None:
     rows = [step(n) for n in range(1, 21)]
     rows[4] = replace(rows[4], seconds=(1e-3,) * 9, host_seconds=(1e-3,) * 9)
     counters = [StepCounters(step=n, **USUAL) for n in range(1, 21)]
-    (told,), shown = with_causes(odd(rows), rows, counters, 0)
+    (told,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, counters, 0)
     assert told.ratio < 1
     assert (told.cause, told.beside, told.rank, shown) == (None, None, None, [])
 
 
 def test_where_nothing_was_read_nothing_is_said() -> None:
     rows = [step(n, "data", 1.0 if n == SLOW else 0.0) for n in range(1, 21)]
-    (told,), shown = with_causes(odd(rows), rows, [], 0)
+    (told,), shown = with_causes(odd_steps(rows, model_of(rows)), rows, [], 0)
     assert (told.cause, told.beside, told.rank, shown) == (None, None, None, [])
 
 
@@ -175,7 +175,7 @@ def both_ranks(of_one: dict[str, Any]) -> OddStep:
         for n in range(1, 21)
         for rank in (0, 1)
     ]
-    (told,), _ = with_causes(odd(mean), rows, counters, 0)
+    (told,), _ = with_causes(odd_steps(mean, model_of(mean)), rows, counters, 0)
     return told
 
 

@@ -43,18 +43,18 @@ def test_runs_without_steps_are_named():
 
 
 def test_all_that_is_said_of_the_steps_is_of_the_cut():
-    own = run("a", [(0.1, 0.3)] * 9, [(9.0, 1.0)])
-    [entry], problems = cut_anew([own], [0], 8)
+    own = run("a", [(0.1, 0.3)] * 11, [(9.0, 1.0)])
+    [entry], problems = cut_anew([own], [0], 10)
     assert problems == []
     assert entry.record.throughput is not None
     assert [step.step for step in entry.record.odd_steps] == [1]
-    assert entry.record.shares["forward"] == pytest.approx(0.25)  # the odd step is left out
-    [entry], _ = cut_anew([own], [1], 8)
+    assert entry.record.shares["forward"] == pytest.approx((9.0 + 9 * 0.1) / (10.0 + 9 * 0.4))  # time is a sum
+    [entry], _ = cut_anew([own], [1], 10)
     assert entry.record.odd_steps == []
 
 
 def test_a_cut_keeps_the_causes_of_its_slow_steps():
-    own = run("a", [*[(0.1, 0.3)] * 9, (0.1, 1.3)])
+    own = run("a", [*[(0.1, 0.3)] * 14, (0.1, 1.3)])
     [(odd,)] = [entry.record.odd_steps for entry in cut_anew([own], [0], None)[0]]
     for cause_s, explained in ((0.9, True), (0.4, False)):
         told = odd.model_copy(update={"cause": "waiting for a CPU", "cause_s": cause_s, "rank": 0})

@@ -7,9 +7,19 @@ import statistics
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, rank_medians, scalars, summaries, throughput
+from lm_profiler.analysis.steps.step_model import plain
+from lm_profiler.analysis.steps.summaries import (
+    lag,
+    mean_over_ranks,
+    model_of,
+    rank_medians,
+    scalars,
+    step_figures,
+    summaries,
+    throughput,
+)
 from lm_profiler.record.quantities import PARTS, TIMED
-from lm_profiler.record.run import Verb
+from lm_profiler.record.run import TimeSummary, Verb
 from lm_profiler.record.steps import UNKNOWN, StepRow
 
 
@@ -20,6 +30,10 @@ def row(step: int, forward_ms: float = 3.0, backward_ms: float = 5.0, **options:
     seconds.append(sum(seconds))
     host = tuple(s / 10 for s in seconds)
     return StepRow(step, **{"stage": "measure", "seconds": tuple(seconds), "host_seconds": host, **options})
+
+
+def times_of(rows: list[StepRow]) -> dict[str, TimeSummary]:
+    return summaries(rows, "device", model_of(rows, as_they_are=True))
 
 
 def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_leaves_tokens_unknown():
@@ -39,7 +53,7 @@ def test_means_over_ranks_are_those_of_brute_force_and_a_rank_that_is_missing_le
 def test_a_summary_is_that_of_the_parts_values() -> None:
     forwards = [3.0, 4.0, 8.0, 3.5, 3.25]
     rows = [row(n, forward) for n, forward in enumerate(forwards, 1)]
-    device, host = summaries(rows, "device"), summaries(rows, "host")
+    device, host = (summaries(rows, clock, plain([1.0] * 5)) for clock in ("device", "host"))
     assert set(device) == {*TIMED, "forward_backward"}
     assert device["forward"].n == 5
     assert device["forward"].mean == pytest.approx(statistics.mean(forwards) * 1e-3)
@@ -50,10 +64,10 @@ def test_a_summary_is_that_of_the_parts_values() -> None:
     assert host["forward"].median == pytest.approx(0.35e-3)
 
 
-def test_steps_without_the_devices_time_count_on_the_host_alone() -> None:
-    rows = [row(1), row(2), row(3, seconds=None)]
-    assert summaries(rows, "device")["step"].n == 2
-    assert summaries(rows, "host")["step"].n == 3
+def test_both_clocks_tell_of_the_same_steps() -> None:
+    """A device that died has no time for the last steps: their rows are left out before."""
+    rows = [row(1), row(2)]
+    assert summaries(rows, "device", model_of(rows))["step"].n == summaries(rows, "host", model_of(rows))["step"].n == 2
 
 
 def test_ranks_are_averaged_so_that_the_parts_still_add_up() -> None:
@@ -100,11 +114,36 @@ def test_what_is_unknown_is_no_scalar() -> None:
     assert "throughput/tokens_per_s" not in scalars(row(1))
 
 
-def test_throughput_is_tokens_over_the_median_step() -> None:
-    rows = [row(1, tokens=100), row(2, 43.0, tokens=100), row(3, tokens=100)]
-    found = throughput(rows, summaries(rows, "device"))
-    assert found.tokens_per_step == 100
-    assert found.tokens_per_s == pytest.approx(100 / 10e-3)
+def test_throughput_is_all_tokens_over_all_time() -> None:
+    rows = [row(1, tokens=100), row(2, 43.0, tokens=130), row(3, tokens=100)]
+    found = throughput(rows, times_of(rows))
+    assert found.tokens_per_step == 110
+    assert found.tokens_per_s == pytest.approx(330 / 70e-3)
+
+
+def test_a_pattern_is_in_the_throughput_and_its_parts_are_told() -> None:
+    """Every fifth of 40 steps takes 50 ms instead of 10: a median would tell 80 % too many tokens."""
+    rng = np.random.default_rng(0)
+    rows = [row(at, (43.0 if at % 5 == 0 else 3.0) + float(rng.normal(0, 0.05)), tokens=100) for at in range(1, 41)]
+    model = model_of(rows)
+    figures = step_figures(rows, model)
+    assert figures["throughput"].tokens_per_s == pytest.approx(100 / 18e-3, rel=0.01)
+    assert figures["shares"]["forward"] == pytest.approx(11.0 / 18.0, rel=0.01)
+    assert sum(figures["shares"][part] for part in PARTS) == pytest.approx(1.0)
+    assert model.parts_of(model.seconds).level == pytest.approx(10e-3, rel=0.01)
+    assert model.parts_of(model.seconds).pattern == pytest.approx(8e-3, rel=0.01)
+    assert figures["odd_steps"] == []
+
+
+def test_odd_steps_are_told_with_the_part_that_differs_most_the_farthest_first() -> None:
+    rng = np.random.default_rng(0)
+    forwards = 3.0 + rng.normal(0, 0.02, 40)
+    rows = [row(at, float(forwards[at - 1]), 25.0 if at == 9 else 5.0, tokens=100) for at in range(1, 41)]
+    rows[19] = row(20, 13.0)
+    found = step_figures(rows, model_of(rows))["odd_steps"]
+    assert [(odd.step, odd.part) for odd in found] == [(9, "backward"), (20, "forward")]
+    assert found[0].ratio == pytest.approx(3.0, rel=0.02)
+    assert found[0].excess_s == pytest.approx(20e-3, rel=0.02)
 
 
 @pytest.mark.parametrize("verb, until_s", [("validate", 3 * 20e-3), ("fit", 3 * 15e-3)])
@@ -112,12 +151,12 @@ def test_ranks_that_do_not_wait_for_each_other_are_done_when_the_slowest_is(verb
     """Three steps of two ranks, 10 and 20 ms. In a fit such steps would have been equal; there the mean counts."""
     rows = [row(step, ms, tokens=100, rank=rank) for step in (1, 2, 3) for rank, ms in enumerate((3.0, 13.0))]
     steps = mean_over_ranks(rows)
-    known = throughput(steps, summaries(steps, "device"), None, lag(verb, rank_medians(rows)))
+    known = throughput(steps, times_of(steps), None, lag(verb, rank_medians(rows)))
     assert known.tokens_per_s == pytest.approx(3 * 2 * 100 / until_s)
 
 
 def test_unknown_tokens_have_no_throughput() -> None:
     rows = [row(1), row(2)]
-    found = throughput(rows, summaries(rows, "device"))
+    found = throughput(rows, times_of(rows))
     assert found.tokens_per_step is None
     assert found.tokens_per_s is None

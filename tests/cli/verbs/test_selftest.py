@@ -11,7 +11,6 @@ import pytest
 import warm
 
 from lm_profiler.analysis.compare.ratio import ratio_interval
-from lm_profiler.analysis.steps.summaries import summaries
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import selftest
 from lm_profiler.record.quantities import TIMES
@@ -23,7 +22,7 @@ NOISE = [0.0, 0.2, -0.1, 0.1, 0.05, -0.2, 0.15, -0.15, 0.1, -0.1, 0.0, 0.2, -0.0
 def cell(median_ms: float, word: str | None = "steady") -> tuple[RunRecord, list[float]]:
     """A run whose summary of the step is filled in by hand, and its steps."""
     steps = [(median_ms + noise) * 1e-3 for noise in NOISE]
-    nothing = summaries([], "host")["step"].model_dump()
+    nothing = TimeSummary(n=0).model_dump()
     step = {"n": 16, "median": median_ms * 1e-3, "ci_low": median_ms * 0.99e-3, "ci_high": median_ms * 1.02e-3}
     record = RunRecord(
         name="x", status="ok", failure=None, verb="fit", started="", duration_s=1.0, command="", config=None,

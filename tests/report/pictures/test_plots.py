@@ -15,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from lm_profiler.analysis.steps.summaries import summaries
+from lm_profiler.analysis.steps.summaries import model_of, summaries
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, OddStep
@@ -198,7 +198,7 @@ def test_stacked_phases_end_at_the_median_step_that_is_printed(tmp_path: Path) -
         parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
         rows.append(StepRow(step, "measure", (*parts.values(), sum(parts.values())), (0.0,) * len(TIMED)))
     entry = made_entry(tmp_path / "run")
-    record = entry.record.model_copy(update={"time": summaries(rows, "device")})
+    record = entry.record.model_copy(update={"time": summaries(rows, "device", model_of(rows, as_they_are=True))})
     figure = draw("phases", [replace(entry, record=record)])
     assert sum(bars(figure, 0).values()) == pytest.approx(10.0)
     assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(5.0)

@@ -15,7 +15,7 @@ export function phases({ parts }, colours) {
     const shown = timed.slice(0, MOST);
     const left = timed.length > MOST ? ` The first ${MOST} of the table’s ${number(timed.length)} runs.` : "";
     const waits = shown.some(({ values }) => values.waiting_s) ? " Of several ranks they hold waiting: the view Ranks tells it apart." : "";
-    note.textContent = `Medians of the phases, scaled so that they add up to the median step.${waits}${left}`;
+    note.textContent = `Means of the phases, which add up to the mean step.${waits}${left}`;
     element.hidden = !shown.length;
     const height = 110 + 28 * shown.length;
     chart.style.height = `${height}px`;
@@ -24,17 +24,14 @@ export function phases({ parts }, colours) {
   return { element, update };
 }
 
-// Medians do not add up: each is shown by its share of them.
 function drawPhases(chart, runs, parts, colours, height) {
-  const sums = runs.map(({ values }) => Object.values(parts).reduce((sum, name) => sum + (values[name] ?? 0), 0));
-  const scale = (i) => (runs[i].values.step_s ?? sums[i]) / sums[i];
   const occurring = Object.entries(parts).filter(([, name]) => runs.some(({ values }) => values[name]));
   const data = occurring.map(([part, name]) => ({
     type: "bar",
     orientation: "h",
     name: part,
     y: runs.map((_, i) => i), // two runs may look alike
-    x: runs.map(({ values }, i) => (values[name] ?? 0) * scale(i) * 1e3),
+    x: runs.map(({ values }) => (values[name] ?? 0) * 1e3),
     customdata: runs.map(({ run, values }) => `${ms(values[name])} of ${ms(values.step_s)}<br>${plain(run)}`),
     marker: { color: colours.parts[part] },
     hovertemplate: `${part}: %{customdata}<extra></extra>`,

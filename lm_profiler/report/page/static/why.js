@@ -27,11 +27,11 @@ export async function show(root, { run, colours }) {
       el(
         "div",
         { class: "waterfall" },
-        row("div", { name: "head" }, "", "", "ms", "share", "at most to win"),
+        row("div", { name: "head" }, "", "", "ms", "share", "could save at most"),
         ...terms.map((term) => rung(term, scale, colours)),
         measured(step, scale, colours),
       ),
-      el("p", { class: "quiet" }, `Open a bar to see what it consists of. At most to win: ${found.to_win}. ${found.not_drawn}`),
+      el("p", { class: "quiet" }, `Open a bar to see what it consists of. Could save at most: ${found.to_win}. ${found.not_drawn}`),
       ...notes.map((note) => el("p", { class: "quiet" }, `Note: ${note}`)),
     ),
     card("What it is measured against", sheet(facts, colours.parts)),
@@ -66,7 +66,7 @@ function rung(term, scale, colours) {
 }
 
 function sentence({ title, meaning, at_most }) {
-  const ceiling = at_most ? ` At most ${at_most} ms to win.` : "";
+  const ceiling = at_most ? ` Could save at most ${at_most} ms.` : "";
   return meaning ? `${title[0].toUpperCase()}${title.slice(1)}: ${meaning}.${ceiling}` : ceiling;
 }
 

@@ -1,0 +1,306 @@
+"""One model of a run's step times: warm-up, then levels, a pattern, odd steps, and autocorrelated noise.
+
+    log seconds = course (levels, or a line, or a decay) + pattern (every p-th step) + odd steps + AR(1) noise
+
+Time is a sum, so what is told of a stretch of steps adds up to its mean: the level of the regular steps, what the
+pattern adds to it, and what odd steps add.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from lm_profiler.analysis.steps.levels import Course, course_of
+from lm_profiler.analysis.steps.patterns import Phases, noise_of, pattern_of
+from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
+
+SMALLEST_EFFECT = 0.01
+"""Changes of level under 1 % are not worth a word."""
+
+ODD = 0.10
+"""Of its level: a step that is off by less moves no figure by anything to speak of."""
+
+FEWEST_STEPS = 10
+"""Below ten steps no course and no pattern is looked for."""
+
+FINEST_TARGET = 0.005
+"""Half an interval, as a share of the level, below which one process proves nothing: memory layout, clocks and
+neighbours move whole processes by about as much (Mytkowicz et al., ASPLOS 2009; Kalibera & Jones, ISMM 2013).
+"""
+
+_HAMPEL = 4.0  # standard deviations from the median of five neighbours
+_SMALL = math.log1p(SMALLEST_EFFECT)
+_NORMAL = 1.96
+_WIDEST = 10.0  # half an interval in logarithms: beyond it nothing is known
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Every ``every``-th step differs.
+
+    Attributes:
+        every: steps after which it repeats.
+        offsets: (every,) what a step of each phase takes beyond the level, a share of it; phase 0 is the first step.
+    """
+
+    every: int
+    offsets: tuple[float, ...]
+
+    @property
+    def slow(self) -> tuple[int, ...]:
+        """The phases that differ."""
+        return tuple(at for at, offset in enumerate(self.offsets) if abs(offset) >= SMALLEST_EFFECT / 2)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a mean consists of: the regular steps' level, what the pattern adds to it, and what odd steps add."""
+
+    level: float
+    pattern: float
+    odd: float
+
+    @property
+    def mean(self) -> float:
+        """The sum."""
+        return self.level + self.pattern + self.odd
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What the step times of a run say, by index from 0.
+
+    Attributes:
+        seconds: (n,) the series.
+        cut: leading steps that are warm-up.
+        edges: where levels begin, ``cut`` first, and n at the end.
+        shape: (n,) what a trend adds to the logarithm of the level; zeros of levels.
+        settled: whether what died away at the beginning was over before half of the steps.
+        pattern: what repeats; None where nothing does.
+        odd: (n,) which steps are odd: far from their neighbours, and 10 % or more off the level.
+        first, end: the stretch that figures are told of: the longest level, all steps of a trend.
+    """
+
+    seconds: Series
+    cut: int
+    edges: tuple[int, ...]
+    shape: Series
+    settled: bool
+    pattern: Pattern | None
+    odd: NDArray[np.bool_]
+    first: int
+    end: int
+
+    @cached_property
+    def regular(self) -> NDArray[np.bool_]:
+        """(n,) which steps are neither odd nor different by the pattern."""
+        return np.asarray(~self.odd & (self._classes == 0))
+
+    @property
+    def rise(self) -> float:
+        """By what share a trend's last step lies above its first; 0 of levels."""
+        return math.expm1(float(self.shape[-1] - self.shape[self.cut])) if self.shape.size else 0.0
+
+    @cached_property
+    def levels(self) -> tuple[float, ...]:
+        """Seconds of each level: its regular steps' mean."""
+        return tuple(self._level(self.seconds, a, b) for a, b in pairwise(self.edges))
+
+    @property
+    def expected(self) -> Series:
+        """(n,) seconds that each step would have taken without noise, were it not odd."""
+        whole = np.concatenate([np.full(self.cut, self.levels[0]), np.repeat(self.levels, np.diff(self.edges))])
+        offsets = np.array([0.0] if self.pattern is None else self.pattern.offsets)
+        return np.asarray(whole * np.exp(self.shape) * (1.0 + offsets[np.arange(whole.size) % offsets.size]))
+
+    @cached_property
+    def level(self) -> Interval | None:
+        """The mean of the stretch's regular steps; None of fewer than three."""
+        return self.interval_of(self.seconds, level=True)
+
+    @property
+    def extra(self) -> float:
+        """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
+        even = ~self._stretch(self.odd)
+        phase, x = self._stretch(self._classes)[even], self._stretch(self.seconds)[even]
+        means = np.bincount(phase, x) / np.maximum(np.bincount(phase), 1)
+        slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
+        return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
+
+    def parts_of(self, x: Series) -> Parts:
+        """What the mean of any series of the same steps consists of, over the stretch, in its own unit."""
+        here, regular, odd = (self._stretch(of) for of in (x, self.regular, self.odd))
+        if not regular.any():
+            return Parts(float(here.mean()), 0.0, 0.0)
+        level, with_pattern = float(here[regular].mean()), float(here[~odd].mean())
+        return Parts(level, with_pattern - level, float(here.mean()) - with_pattern)
+
+    def interval_of(self, x: Series, level: bool = False) -> Interval | None:
+        """The mean of any series of the same steps over the stretch, with its interval; None of fewer than three.
+
+        Noise is that of even steps about the trend and their own phase of the pattern. What odd steps add is as
+        uncertain as a compound Poisson process: its variance is the sum of their squared excesses. With ``level`` it is
+        the mean of the regular steps alone.
+        """
+        here, odd = self._stretch(x), self._stretch(self.odd)
+        if here.size - odd.sum() < FEWEST_VALUES:
+            return None
+        even, phase, shape = here[~odd], self._stretch(self._classes)[~odd], self._stretch(self.shape)[~odd]
+        means = np.bincount(phase, even) / np.maximum(np.bincount(phase), 1)
+        centre, rest = float(even.mean()), even - means[phase]
+        if (bend := float((shape - shape.mean()) @ shape)) > 0.0:
+            rest = rest - (shape - shape.mean()) * float(shape @ rest) / bend
+        noise = mean_interval(centre + rest)
+        assert noise is not None  # of three values or more
+        half = noise.high - noise.mean
+        if level and (regular := int((phase == 0).sum())):
+            return _around(float(means[0]), half * math.sqrt(even.size / regular), noise.lag1)
+        excess = float(((here[odd] - centre) ** 2).sum()) ** 0.5 / here.size
+        return _around(float(here.mean()), math.hypot(half, _NORMAL * excess), noise.lag1)
+
+    @cached_property
+    def _classes(self) -> NDArray[np.intp]:
+        """(n,) 0 of the pattern's base, else 1 + the phase."""
+        phase = np.arange(self.odd.size) % (self.pattern.every if self.pattern else 1)
+        slow = self.pattern.slow if self.pattern else ()
+        return np.where(np.isin(phase, slow), phase + 1, 0)
+
+    def _stretch(self, x: NDArray[Any]) -> NDArray[Any]:
+        return x[self.first : self.end]
+
+    def _level(self, x: Series, begin: int, end: int) -> float:
+        some = x[begin:end][self.regular[begin:end]]
+        return float((some if some.size else x[begin:end]).mean()) if end > begin else 0.0
+
+
+def _around(mean: float, half: float, lag1: float) -> Interval:
+    """As far in logarithms on either side: a time is never negative."""
+    if mean <= 0.0:
+        return Interval(mean, mean - half, mean + half, lag1)
+    off = math.exp(min(half / mean, _WIDEST))
+    return Interval(mean, mean / off, mean * off, lag1)
+
+
+def fit(step_s: ArrayLike) -> StepModel:
+    """Fit the model to step times in seconds, in the order in which they were taken, warm-up included.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    x = finite(step_s)
+    n = x.size
+    if n < FEWEST_STEPS or not x.min() > 0.0:
+        return StepModel(x, 0, (0, n), np.zeros(n), True, None, np.zeros(n, bool), 0, n)
+    y = np.log(x)
+    phases = _phases(y)
+    pattern = np.zeros(n) if phases is None else phases.repeated(n)
+    cut = _far_out(y - pattern)
+    course, away = _fitted(y[cut:] - pattern[cut:])
+    settles = None
+    if course.decay:  # it dies away: from where it is below 1 %, once more
+        below = np.flatnonzero(course.shape - course.shape[-1] < _SMALL)
+        settles = cut + (int(below[0]) if below.size else n - cut)
+        cut = min(settles, n // 2)
+        course, away = _fitted(y[cut:] - pattern[cut:])
+    begins = _high_levels(course, n // 2 - cut)
+    cut, course = cut + begins, _without(course, begins)
+    odd = np.zeros(n, bool)
+    odd[cut:] = away[begins:] & (np.abs(np.expm1(y[cut:] - pattern[cut:] - course.fitted)) >= ODD)
+    edges = tuple(cut + edge for edge in course.edges)
+    first, end = max(pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0]))
+    return StepModel(
+        x,
+        cut,
+        edges,
+        np.concatenate([np.zeros(cut), course.shape]),
+        (settles is None or settles <= n // 2) and not (begins and 2 * cut >= n),
+        None if phases is None else Pattern(phases.every, tuple(np.expm1(phases.offsets).tolist())),
+        odd,
+        first,
+        end,
+    )
+
+
+def known_to(step_s: ArrayLike) -> float | None:
+    """Half the 95 % interval of the level of step times, as a share of it; None where there is no interval.
+
+    Raises:
+        ValueError: for NaN or infinite values.
+    """
+    level = fit(step_s).level
+    return None if level is None else level.known_to
+
+
+def plain(step_s: ArrayLike) -> StepModel:
+    """The model in which all steps are of one level, none is left out and nothing repeats; odd ones are told."""
+    x = finite(step_s)
+    n = x.size
+    odd = np.zeros(n, bool)
+    if n >= FEWEST_STEPS and x.min() > 0.0:
+        near, away = _hampel(np.log(x))
+        odd = away & (np.abs(x / np.exp(near) - 1.0) >= ODD)
+    return StepModel(x, 0, (0, n), np.zeros(n), True, None, odd, 0, n)
+
+
+def _phases(y: Series) -> Phases | None:
+    """The pattern, sought in what the course leaves; once more, since the course is found better without it."""
+    course, _ = _fitted(y)
+    phases = pattern_of(y - course.fitted, SMALLEST_EFFECT)
+    if phases is None:
+        return None
+    course, _ = _fitted(y - phases.repeated(y.size))
+    return pattern_of(y - course.fitted, SMALLEST_EFFECT)
+
+
+def _fitted(y: Series) -> tuple[Course, NDArray[np.bool_]]:
+    """The course of ``y``, and which of its values are far from their neighbours."""
+    clean, away = _hampel(y)
+    return course_of(clean, _SMALL), away
+
+
+def _hampel(y: Series) -> tuple[Series, NDArray[np.bool_]]:
+    """``y`` with values far from the median of the five around them moved there, and which these are (Hampel 1974).
+
+    How far is told by the differences of neighbours, which neither a change of level nor a spike makes larger.
+    """
+    if y.size < 5:
+        return y, np.zeros(y.size, bool)
+    inner = np.median(np.lib.stride_tricks.sliding_window_view(y, 5), axis=1)
+    middle = np.concatenate([[inner[0]] * 2, inner, [inner[-1]] * 2])
+    away = np.abs(y - middle) > _HAMPEL * noise_of(np.diff(y))
+    return np.where(away, middle, y), away
+
+
+def _far_out(y: Series) -> int:
+    """Leading steps far above the median of the first five that are left, one normal one between them."""
+    cut, half = 0, y.size // 2
+    while cut < half and y.size - cut >= 6:
+        away = _hampel(y[cut:])[1] & (y[cut:] > np.median(y[cut:]))
+        if not away[0] and not (cut and away[1]):
+            break
+        cut += 1 if away[0] else 2
+    return min(cut, half)
+
+
+def _high_levels(course: Course, most: int) -> int:
+    """Values of leading levels that lie above most of what follows; at most ``most``."""
+    whole, begins = np.repeat(course.levels, np.diff(course.edges)), 0
+    for edge, level in zip(course.edges[1:-1], course.levels, strict=False):
+        if edge > most or level < float(np.median(whole[edge:])) + _SMALL:
+            break
+        begins = edge
+    return begins
+
+
+def _without(course: Course, begins: int) -> Course:
+    """``course`` from ``begins`` on, where a level begins."""
+    kept = course.edges.index(begins)
+    edges = tuple(edge - begins for edge in course.edges[kept:])
+    return Course(edges, course.levels[kept:], course.shape[begins:], course.decay)
