@@ -1,6 +1,6 @@
 """The instruments: they work on anybody's ``LightningModule``.
 
-``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=20))``
+``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=40))``
 
 May use Lightning, ``measure``, ``analysis`` and ``record``, and for a run's end ``report`` and ``tensorboard``. Never
 ``models`` or ``training``.

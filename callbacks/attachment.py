@@ -248,7 +248,14 @@ class Attachment:
             [
                 whatif,
                 CommunicationWatch(timeline, rank, lambda: trainer.strategy.model, STEPS * (device.type == "cuda")),
-                OwnersWatch(trainer, timeline, lambda: self._phases, self.callback, trainer.profiler),  # type: ignore[attr-defined]
+                OwnersWatch(
+                    trainer,
+                    timeline,
+                    lambda: self._phases,
+                    self.callback,
+                    trainer.profiler,  # type: ignore[attr-defined]
+                    self.options.actions.steps,
+                ),
                 FlopsWatch(timeline, lambda: trainer.lightning_module, forward),
                 *([loader_watch(trainer)] if self.options.verb == "fit" else []),
                 *watches_of(device, snapshot_file(folder, rank) if self.options.memory.history else None, sampler),

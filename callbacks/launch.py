@@ -72,7 +72,7 @@ class ProfilingOptions:
             "measure": self.stages.planned_steps,
             **({"collectives": collectives} if collectives else {}),
             **({"whatif": self.whatif.steps} if self.whatif.steps else {}),
-            "actions": self.actions.steps,
+            "actions": self.actions.steps + 1 if self.actions.steps else 0,  # the last is followed by its lines
             "memory": self.memory.steps,
             "trace": self.trace.steps + 1 if self.trace.steps else 0,  # the first is the profiler's own warm-up
         }

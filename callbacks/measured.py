@@ -13,13 +13,16 @@ from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import (
     AllocatorReading,
+    BetweenSteps,
     LoaderFacts,
     MemoryCauses,
     MemoryLevels,
     OtherByOwner,
+    PythonTime,
     StepCounters,
     Sync,
     Telemetry,
+    ThreadUse,
 )
 from lm_profiler.record.steps import Peaks, StepRow
 
@@ -31,6 +34,7 @@ class Measured:
     rows: Sequence[StepRow]
     planned: Mapping[str, int]
     between_steps_s: float | None = None
+    between: Sequence[BetweenSteps] = ()
     device_idle: float | None = None
     """Share of the measured phases at whose beginning the device had nothing left to do."""
     notes: Sequence[str] = ()
@@ -40,6 +44,9 @@ class Measured:
     levels: MemoryLevels | None = None
     traffic: StepTraffic | None = None
     other_by_owner: OtherByOwner | None = None
+    thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
+    """What the training thread did in each phase of a step of the ``actions`` stage."""
+    python_times: Sequence[PythonTime] = ()
     allocator: AllocatorReading | None = None
     graph_pools: int | None = None
     """Bytes that CUDA graphs have for themselves."""

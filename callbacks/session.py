@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lm_profiler.callbacks.instruments.instrument import Instruments
+from lm_profiler.callbacks.marks.between import CHECKPOINT, Passed, between_steps, outside_of
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
@@ -14,7 +15,7 @@ from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.clocks.stream import EventStream
 from lm_profiler.measure.clocks.timeline import StepMarks, Timeline
 from lm_profiler.record.quantities import bytes_text
-from lm_profiler.record.run import StepCounters
+from lm_profiler.record.run import BetweenSteps, StepCounters
 from lm_profiler.record.steps import UNKNOWN, Peaks, StepRow, StepTable
 
 _LAG = 4
@@ -71,6 +72,7 @@ class Session:
     _pending: deque[_Pending] = field(default_factory=deque)
     _rows: list[StepRow] = field(default_factory=list)
     _measured_ns: list[int] = field(default_factory=list)
+    _outside: list[tuple[int, int]] = field(default_factory=list)
     _asked: int = 0
     _idle: int = 0
     _finished: bool = False
@@ -165,6 +167,7 @@ class Session:
             rows=StepTable.of(self._rows),
             planned=self.schedule.planned,
             between_steps_s=self._between_steps_s(),
+            between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,
             notes=(
                 *self.notes,
@@ -227,9 +230,18 @@ class Session:
         self._rows.append(StepRow(step, stage, seconds, host, tokens, memory, self.rank))
         if stage == "measure":
             self.instruments.counters.reader.place(step, marks.host_ns[0], marks.host_ns[-1])
+            self._outside += outside_of(marks, self._measured_ns[-1] if self._measured_ns else None)
             self._measured_ns += (marks.host_ns[0], marks.host_ns[-1])
             self._asked += marks.asked
             self._idle += marks.idle
+
+    def _between(self) -> list[BetweenSteps]:
+        if not self._measured_ns:
+            return []
+        timeline = self.timeline
+        passed = [Passed(at_ns, at_ns, what) for at_ns, what in timeline.went_outside]
+        passed += [Passed(*ends, CHECKPOINT) for ends in zip(timeline.saved[::2], timeline.saved[1::2], strict=False)]
+        return between_steps(self._outside, (self._measured_ns[0], self._measured_ns[-1]), passed)
 
     def _between_steps_s(self) -> float | None:
         if not self._measured_ns:

@@ -17,7 +17,7 @@ from lm_profiler.record.run import Verb
 
 def profiling_callbacks(
     warmup_steps: int = 5,
-    measure_steps: int = 20,
+    measure_steps: int = 40,
     trace_steps: int = 2,
     memory_steps: int = 1,
     stop_when_done: bool | None = None,

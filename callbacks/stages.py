@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lm_profiler.analysis.steps.statistics import FINEST_TARGET, MINIMUM_STEPS, precise_enough, relative_half_width
-from lm_profiler.analysis.steps.steadiness import steady_from
+from lm_profiler.analysis.steps.step_model import FEWEST_STEPS, FINEST_TARGET, known_to
 from lm_profiler.record.quantities import counted
 from lm_profiler.usage_error import expect
 
@@ -19,15 +19,15 @@ class StageOptions:
     Args:
         warmup_steps: Steps before the measured ones; recorded, never summarised.
         measure_steps: Steps to measure.
-        until_ci: Instead of measure_steps, measure until the 95 % interval of the median step is within this share on
-            both sides of it, such as 0.005: after at least 10 steps, looking every 5.
+        until_ci: Instead of measure_steps, measure until the 95 % interval of the step's level is within this share on
+            both sides of it, such as 0.005: after at least 10 steps, looking again after a quarter more.
         max_steps: Most steps to measure under until_ci.
         max_seconds: Most seconds to measure under until_ci.
         stop_when_done: End the run when the stages are done. Otherwise training goes on without the instruments.
     """
 
     warmup_steps: int = 5
-    measure_steps: int = 20
+    measure_steps: int = 40
     until_ci: float | None = None
     max_steps: int = 1000
     max_seconds: float = 600.0
@@ -39,7 +39,7 @@ class StageOptions:
         if self.until_ci is not None:
             share = f"a share from {FINEST_TARGET}, the finest that one process can promise, to under 1"
             expect(FINEST_TARGET <= self.until_ci < 1, "stages.until_ci", share, self.until_ci)
-        expect(self.max_steps >= MINIMUM_STEPS, "stages.max_steps", f"{MINIMUM_STEPS} or more", self.max_steps)
+        expect(self.max_steps >= FEWEST_STEPS, "stages.max_steps", f"{FEWEST_STEPS} or more", self.max_steps)
         expect(self.max_seconds > 0, "stages.max_seconds", "a positive number", self.max_seconds)
 
     @property
@@ -48,8 +48,10 @@ class StageOptions:
         return self.measure_steps if self.until_ci is None else self.max_steps
 
 
-_EVERY = 5
-"""Steps from one look to the next, at most."""
+_MORE = 0.25
+"""Of the steps, until the next look. Each look may stop on a lucky streak: after so much more, the interval where it
+stops holds (benchmarks/statistics).
+"""
 
 
 @dataclass
@@ -78,13 +80,13 @@ class StoppingRule:
     def reached(self, steps: int, step_s: Sequence[float], elapsed_s: float) -> bool:
         """Whether ``steps`` measured ones are enough; ``step_s`` are their seconds, as far as they are known."""
         assert self.options.until_ci is not None
-        self._enough = precise_enough(step_s[steady_from(step_s) :], self.options.until_ci)
+        known = known_to(step_s) if len(step_s) >= FEWEST_STEPS else None
+        self._enough = known is not None and known <= self.options.until_ci
         left_s = self.options.max_seconds - elapsed_s
         more = 0
         if not self._enough and left_s > 0:
-            # To look costs the ranks a collective call, so not at every step; but steps may take minutes.
-            fitting = steps * left_s / max(elapsed_s, 1e-9)
-            more = max(1, int(min(fitting, _EVERY - steps % _EVERY)))
+            fitting = steps * left_s / max(elapsed_s, 1e-9)  # steps may take minutes
+            more = max(1, int(min(fitting, max(FEWEST_STEPS - steps, math.ceil(_MORE * steps)))))
         return self._hear(steps, more)
 
     def follow(self, steps: int) -> bool:
@@ -100,10 +102,10 @@ class StoppingRule:
         """The note that a cap ended the measurement of ``step_s`` before they were precise enough; else none."""
         if self._enough or self.options.until_ci is None:
             return []
-        width = relative_half_width(step_s[steady_from(step_s) :])
+        width = known_to(step_s)
         known = "unknown" if width is None else f"known to ±{width:.1%}"
         steps = counted(len(step_s), "step")
-        reached = f"after {steps} the median is {known}, the target was ±{self.options.until_ci:.1%}"
+        reached = f"after {steps} the level is {known}, the target was ±{self.options.until_ci:.1%}"
         return [f"measuring stopped at its limit: {reached}; raise stages.max_steps or stages.max_seconds"]
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -15,11 +15,13 @@ from lm_profiler.callbacks.marks.actions import candidates
 from lm_profiler.callbacks.marks.methods import bracket
 from lm_profiler.callbacks.marks.owners import Owned, Owner, Owners
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.marks.python_time import PythonTimes
 from lm_profiler.callbacks.marks.spans import NOTHING, Died, Done, Epoch, Marked, OptimizerStep
 from lm_profiler.callbacks.namespaces import is_exactly, overrides
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
+from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner
 from lm_profiler.record.steps import StepTable
 from lm_profiler.usage_error import expect
@@ -31,7 +33,8 @@ class ActionsOptions:
 
     Args:
         steps: Steps after the measured ones in which every action of the loop is timed by name; they are in no other
-            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 nobody's is known.
+            figure. What happens every 50th step, such as logging, is seen in 50 steps. With 0 nobody's is known. One
+            step more follows the program's Python by its lines.
     """
 
     steps: int = 3
@@ -40,10 +43,10 @@ class ActionsOptions:
         expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
 
 
-def beside_measured(owned: OtherByOwner | None, timed: StepTable, cut: int) -> OtherByOwner | None:
-    """``owned`` with rank 0's own ``other`` in the ``timed`` steps after the first ``cut``: other ranks log nothing."""
-    own_s = [row.time("other", "host") for row in timed.where(timed.rank == 0)][cut:]
-    return owned.model_copy(update={"measured_s": median(own_s) if own_s else None}) if owned is not None else None
+def beside_measured(owned: OtherByOwner | None, timed: StepTable, stretch: slice) -> OtherByOwner | None:
+    """``owned`` with rank 0's own ``other`` in the ``stretch`` of the ``timed`` steps: other ranks log nothing."""
+    own_s = [row.time("other", "host") for row in timed.where(timed.rank == 0)][stretch]
+    return owned.model_copy(update={"measured_s": fmean(own_s) if own_s else None}) if owned is not None else None
 
 
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)
@@ -68,6 +71,7 @@ class OwnersWatch:
         profiler: the one that stands in for the Trainer's, asked for when it does.
         callback: ours.
         user: the profiler that the Trainer had.
+        steps: that are timed by action; one more is followed by its lines.
     """
 
     trainer: Any
@@ -75,8 +79,9 @@ class OwnersWatch:
     profiler: Callable[[], PhaseProfiler | None]
     callback: Callback
     user: object
+    steps: int
     part: Guard = UNGUARDED
-    facts: dict[str, OtherByOwner | None] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
     name: str = "actions"
     _owners: Owners | None = None
     _undo: ExitStack = field(default_factory=ExitStack)
@@ -85,7 +90,10 @@ class OwnersWatch:
         profiler = self.profiler()
         if stage != "actions" or profiler is None:
             return
-        owners = self._owners = Owners(self.timeline, self.part)
+        owners = self._owners = Owners(self.timeline, self.steps, part=self.part)
+        if not is_compiled_in(self.trainer.lightning_module):  # where it is, there is hardly any
+            owners.follow = PythonTimes(lambda: owners.code, self.timeline.clock, self.part)
+            self._undo.callback(owners.follow.stop)
         observe = self.part.guard(owners.observe)
         self._undo.callback(self.timeline.unobserve, observe)
         self.timeline.observers += (observe,)
@@ -98,7 +106,10 @@ class OwnersWatch:
     def end(self, stage: str) -> None:
         if stage == "actions" and self._owners is not None:
             self.discard()
-            self.facts["other_by_owner"] = self._owners.shares()
+            owners = self._owners
+            self.facts |= {"other_by_owner": owners.shares(), "thread_use": owners.thread_use()}
+            if owners.follow is not None:
+                self.facts["python_times"] = owners.follow.shares()
 
     def discard(self) -> None:
         self._undo.close()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from lm_profiler.callbacks.marks.between import VALIDATION
 from lm_profiler.callbacks.marks.spans import (
     NOTHING,
     Action,
@@ -17,6 +18,7 @@ from lm_profiler.callbacks.marks.spans import (
     Loop,
     Marked,
     OptimizerStep,
+    Saved,
 )
 from lm_profiler.callbacks.namespaces import STEPS, overrides, verb_of
 from lm_profiler.measure.clocks import timeline as at
@@ -59,9 +61,10 @@ class Actions(dict[str, Marked]):
         if fitting:
             epoch = self._counting["run_training_epoch"] = Epoch(loop, timeline.part)
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
-            outside = Action(timeline, timeline.go_outside)
+            outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
             self._spans |= {
                 "run_training_epoch": epoch,
+                "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
                 "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, at.CLIPPED),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),

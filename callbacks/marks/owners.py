@@ -1,16 +1,23 @@
-"""Whose ``other`` is: it is cut between the timeline's own marks, so that the shares add up to it by construction."""
+"""Whose ``other`` is: it is cut between the timeline's own marks, so that the shares add up to it by construction.
+
+Beside it, what the training thread did in each phase, and whose Python ran in one step more.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from lm_profiler.callbacks.marks.python_time import PythonTimes
 from lm_profiler.callbacks.marks.spans import Loop, Marked
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime
+from lm_profiler.measure.counts.thread_times import ThreadTimes, thread_times
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner, OwnedTime, ThreadUse
 
 Owner = tuple[str, str]
 """Whose code runs, and in which action."""
@@ -26,10 +33,16 @@ class Owners:
 
     Args:
         timeline: ``observe`` is to be among its observers.
+        timed: steps that are timed by action.
+        follow: begins to follow the thread with the step after them.
+        thread: how long the thread ran and waited for a CPU, by now.
         part: answers for what fails while training is in here.
     """
 
     timeline: Timeline
+    timed: int = 1 << 30
+    follow: PythonTimes | None = None
+    thread: Callable[[], ThreadTimes | None] = thread_times
     part: Guard = UNGUARDED
     _open: list[Owner] = field(default_factory=lambda: [LOOP])
     _code: int = at.OUTSIDE
@@ -38,6 +51,13 @@ class Owners:
     _ns: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
     _calls: defaultdict[Owner, int] = field(default_factory=lambda: defaultdict(int))
     _steps: list[tuple[dict[Owner, int], dict[Owner, int]]] = field(default_factory=list)
+    _use: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0, 0]))
+    _thread: ThreadTimes | None = None
+
+    @property
+    def code(self) -> int:
+        """The part that runs now, its place among ``PARTS``."""
+        return self._code
 
     def observe(self, code: int) -> None:
         """``code`` begins at the last mark of the timeline."""
@@ -48,7 +68,16 @@ class Owners:
             self._step_begins()
         else:
             self._cut(now_ns)
+            self._add_use(step.host_ns[-2], now_ns)
         self._code, self._cut_ns, self._looked_ns = code, now_ns, timeline.clock()
+
+    def _add_use(self, began_ns: int, now_ns: int) -> None:
+        before, now = self._thread, self.thread()
+        self._thread = now
+        if before is None or now is None or len(self._steps) >= self.timed:
+            return
+        for at_, ns in enumerate((now_ns - began_ns, now.ran_ns - before.ran_ns, now.no_cpu_ns - before.no_cpu_ns)):
+            self._use[self._code][at_] += ns
 
     def enter(self, owner: Owner) -> None:
         """An action of ``owner`` begins."""
@@ -75,10 +104,21 @@ class Owners:
 
     def _step_begins(self) -> None:
         """The timeline has only whole steps behind it."""
-        if self._ns or self._calls:
+        if (self._ns or self._calls) and len(self._steps) < self.timed:
             self._steps.append((dict(self._ns), dict(self._calls)))
+            if len(self._steps) == self.timed and self.follow is not None:
+                self.follow.start()
         self._ns.clear()
         self._calls.clear()
+
+    def thread_use(self) -> dict[str, ThreadUse]:
+        """Of a mean step, by phase; empty where the system does not say."""
+        count = max(len(self._steps), 1) * 1e9
+        return {
+            PARTS[code]: ThreadUse(wall_s=wall / count, ran_s=ran / count, no_cpu_s=no_cpu / count)
+            for code, (wall, ran, no_cpu) in sorted(self._use.items())
+            if code < len(PARTS)
+        }
 
     def shares(self) -> OtherByOwner | None:
         """Of the steps that ended, a mean step; None where none did."""
@@ -94,7 +134,8 @@ class Owners:
                 action=owner[1],
                 seconds=total_ns * 1e-9 / count,
                 calls=sum(calls.get(owner, 0) for _, calls in self._steps) / count,
-                in_steps=sum(ns.get(owner, 0) > 0 for ns, _ in self._steps),
+                in_steps=len(own := [ns[owner] for ns, _ in self._steps if ns.get(owner, 0) > 0]),
+                least_s=min(own) * len(own) * 1e-9 / count,
             )
             for owner, total_ns in sorted(totals.items(), key=lambda each: (-each[1], each[0]))
             if total_ns > 0

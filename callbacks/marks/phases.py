@@ -14,6 +14,7 @@ from typing import Any
 from lightning.pytorch.profilers import Profiler
 
 from lm_profiler.callbacks.marks.actions import Actions
+from lm_profiler.callbacks.marks.between import EPOCH
 from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
 from lm_profiler.measure.clocks import timeline as at
@@ -183,6 +184,7 @@ class PhaseProfiler(Profiler):
 
     def enter_epoch(self) -> None:
         self._left_before = self._left
+        self._timeline.went_outside.append((self._timeline.clock(), EPOCH))
         if self._trainer.profiler is self and not any(c is self._callback for c in self._trainer.callbacks):
             self._trainer.profiler = self._wrapped
             self._aside = True

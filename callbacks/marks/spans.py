@@ -66,6 +66,25 @@ class Action(Nothing):
 
 
 @dataclass(eq=False)
+class Saved(Nothing):
+    """A checkpoint, wherever it is saved: ``saved`` of the timeline has when each begins and ends, in turn."""
+
+    timeline: Timeline
+
+    def __enter__(self) -> None:  # type: ignore[override]
+        self._note()
+
+    def __exit__(self, kind: object, value: object, traceback: object) -> None:  # type: ignore[override]
+        self._note()
+
+    def _note(self) -> None:
+        try:
+            self.timeline.saved.append(self.timeline.clock())
+        except BaseException as error:
+            self.timeline.part.failed(error)
+
+
+@dataclass(eq=False)
 class Died(Nothing):
     """Another callback's ``on_exception``: where that raises, ours would never be told of the run's own error."""
 

@@ -27,11 +27,12 @@ from known_loop import (
     spin,
     trainer_with,
 )
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
 
@@ -58,15 +59,15 @@ def test_each_phase_of_a_plain_loop(
         monkeypatch.setattr(known_loop, "CLOCK", clock)
     profiler = profiled_fit(KnownModule(), tmp_path)
     record = assert_times(profiler, TRUTH_S)
-    rows = measured_rows(profiler)[record.steps_left_out :]
+    rows = measured_rows(profiler)[record.stretch]
     assert record.time["forward_backward"].max == pytest.approx(
         max(row.time("forward") + row.time("backward") for row in rows), abs=2e-9
     )
     assert [row.step for row in read_steps(profiler.folder / "steps.csv")] == list(range(1, 14))
     assert record.throughput is not None
     assert record.throughput.tokens_per_step == TOKENS_IN_A_BATCH
-    assert record.time["step"].median is not None
-    assert record.throughput.tokens_per_s == pytest.approx(TOKENS_IN_A_BATCH / record.time["step"].median)
+    assert record.time["step"].mean is not None
+    assert record.throughput.tokens_per_s == pytest.approx(TOKENS_IN_A_BATCH / record.time["step"].mean)
 
 
 def test_accumulation_adds_up_the_phases_of_its_batches(tmp_path: Path) -> None:
@@ -233,6 +234,38 @@ def test_validation_amid_training_is_in_no_step(tmp_path: Path, batches_a_step: 
         waited_s = sum(WAITED_S["outside"])
         assert len(WAITED_S["outside"]) == 6 * 3 * len(EVALUATION_S)
         assert record.between_steps_s == pytest.approx(waited_s)
+        assert [(of.what, of.times) for of in record.between] == [("validation", 6)]
+        assert record.between[0].seconds == pytest.approx(waited_s)
+
+
+def test_a_checkpoint_is_told_whether_it_is_saved_amid_a_step_or_between(tmp_path: Path) -> None:
+    """Saved in the hook after every second batch, which is amid a step, and after each validation, which is in none."""
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step % 2 == 0:
+                trainer.save_checkpoint(tmp_path / "a.ckpt")
+
+        def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "b.ckpt")
+
+    class SlowToSave(Evaluated):
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            spin("other", 10e-3)
+
+    profiler = profiled_fit(
+        SlowToSave(),
+        tmp_path,
+        callbacks=[Saves()],
+        profiler=instruments(1, 12),
+        val_dataloaders=SlowLoader(3, "outside"),
+        val_check_interval=4,
+    )
+    between = {of.what: of for of in read_run(profiler.folder).between}
+    assert between["checkpoint"].times == 6 + 3
+    assert between["checkpoint"].seconds == pytest.approx(9 * 10e-3)
+    assert between["validation"].times == 3
+    assert between["validation"].seconds == pytest.approx(sum(WAITED_S["outside"]))
 
 
 def test_a_stream_without_length_is_fetched_ahead(tmp_path: Path) -> None:
@@ -252,6 +285,8 @@ def test_the_turn_of_an_epoch_is_in_no_step(tmp_path: Path) -> None:
     record = assert_times(profiler, TRUTH_S)
     # Twelve steps in epochs of three: three turns between the measured ones.
     assert record.between_steps_s == pytest.approx(3 * 50e-3)
+    assert [(of.what, of.times) for of in record.between] == [("epoch", 3)]
+    assert record.between[0].seconds == pytest.approx(3 * 50e-3)
 
 
 class SlowHooks(Callback):

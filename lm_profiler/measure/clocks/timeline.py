@@ -75,6 +75,10 @@ class Timeline:
         self._tape: list[Any] = [TapeReading()]  # first what is known of the marks before, then two entries a mark
         self._last: Any = None
         self._outside = self._stopped = False
+        self.went_outside: list[tuple[int, str]] = []
+        """When the loop left the step, and for what."""
+        self.saved: list[int] = []
+        """When each checkpoint began and ended, in turn."""
         self.observers = ()
 
     @property
@@ -157,8 +161,10 @@ class Timeline:
         """``code`` happens at this instant."""
         self.note((code, self.clock()))
 
-    def go_outside(self) -> None:
-        """What follows, until the loop is back at a step, is in no part of one, and is not marked."""
+    def go_outside(self, what: str = "") -> None:
+        """What follows, until the loop is back at a step, is in no part of one, and is not marked; ``what`` it is."""
+        if what:
+            self.went_outside.append((self.clock(), what))
         self.mark(OUTSIDE)
         self._outside = True
         self._tune()

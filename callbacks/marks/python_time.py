@@ -1,0 +1,168 @@
+"""Whose Python runs in a step: its time, shared out by the innermost line of the program's own code."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+from lm_profiler.measure.boundary import UNGUARDED, Guard
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import PythonTime
+
+MOST_EVENTS = 200_000
+"""Calls and returns that are followed: each costs a microsecond or two, so a step takes 0.4 s longer at most."""
+
+_KEPT = 16
+_TORCH, _LIGHTNING = "library", "Lightning"
+_LIBRARIES = {
+    **dict.fromkeys(("lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"), _LIGHTNING),
+    "torchmetrics": _LIGHTNING,
+    "torch": _TORCH,
+    "lm_profiler": "lm_profiler",
+    "numpy": "numpy",
+}
+_PROGRAMS = ("lm_profiler/models/", "lm_profiler/training/")
+"""Folders of ours that are the program which is profiled, not what profiles it."""
+
+_INSIDE = "torch in a library"
+Line = tuple[str, int, str]
+"""File, line and function."""
+
+
+@dataclass(eq=False)
+class PythonTimes:
+    """Follows calls and returns of one thread, from ``start`` to ``stop``.
+
+    The time between two events goes to the line of the program that is being carried out, and to what it is in:
+    ``python``, its own; ``torch``, operators that it calls itself; a ``library``, Python of torch's; another package by
+    its name; or a function of C by its name. What following costs is in nobody's time.
+
+    Args:
+        phase: the part of the step that runs now, its place among ``PARTS``.
+        clock: nanoseconds.
+        part: answers for what fails while training is in here.
+    """
+
+    phase: Callable[[], int]
+    clock: Callable[[], int]
+    part: Guard = UNGUARDED
+    cut: bool = False
+    """Whether there were more than ``MOST_EVENTS``."""
+    _ns: defaultdict[tuple[int, Line, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
+    _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
+    _left: int = MOST_EVENTS
+    _last_ns: int = 0
+    _files: dict[CodeType, str] = field(default_factory=dict)
+
+    def start(self) -> bool:
+        """Begin; False where somebody else follows this thread already."""
+        if sys.getprofile() is not None:
+            return False
+        self._last_ns = self.clock()
+        sys.setprofile(self._event)
+        return True
+
+    def stop(self) -> None:
+        """End; it may be done twice."""
+        if getattr(sys.getprofile(), "__self__", None) is self:
+            sys.setprofile(None)
+        self._stack.clear()
+
+    def _event(self, frame: FrameType, event: str, arg: Any) -> None:
+        now_ns = self.clock()
+        try:
+            self._charge(now_ns)
+            if event in ("call", "c_call"):
+                self._enter(frame, arg if event == "c_call" else None)
+            elif self._stack:  # what was entered before the start is not in here
+                self._stack.pop()
+            self._left -= 1
+            if self._left <= 0:
+                self.cut = True
+                self.stop()
+            self._last_ns = self.clock()
+        except BaseException as error:
+            self.stop()
+            self.part.failed(error)
+
+    def _enter(self, frame: FrameType, function: Any) -> None:
+        owner, inside = self._stack[-1] if self._stack else (None, "")
+        if function is not None:
+            what = _name_of(function)
+            if what == "torch" and inside != "python":
+                what = _INSIDE if inside == _TORCH else inside
+            self._stack.append((owner, what or inside))
+        elif whose := self._whose(frame.f_code):
+            self._stack.append((owner, whose))
+        elif owner is not None and frame.f_code.co_name.startswith("<"):  # a generator or lambda of that function's
+            self._stack.append((owner, "python"))
+        else:
+            self._stack.append((frame, "python"))
+        self._count()
+
+    def _count(self) -> None:
+        frame, what = self._stack[-1]
+        if frame is not None:
+            self._ns[self.phase(), _line_of(frame), what][1] += 1
+
+    def _charge(self, now_ns: int) -> None:
+        if self._stack and (frame := self._stack[-1][0]) is not None:
+            self._ns[self.phase(), _line_of(frame), self._stack[-1][1]][0] += now_ns - self._last_ns
+
+    def _whose(self, code: CodeType) -> str:
+        """The package of what is not the program's own; else empty."""
+        known = self._files.get(code)
+        if known is None:
+            known = self._files[code] = package_of(code.co_filename)
+        return known
+
+    def shares(self) -> list[PythonTime]:
+        """The lines with most of the time, without operators that torch's own modules call; the longest first."""
+        rows = [
+            PythonTime(
+                phase=PARTS[phase], file=file, line=line, function=function, what=what, seconds=ns * 1e-9, calls=n
+            )
+            for (phase, (file, line, function), what), (ns, n) in self._ns.items()
+            if phase < len(PARTS) and what != _INSIDE and ns > 0
+        ]
+        return sorted(rows, key=lambda row: -row.seconds)[:_KEPT]
+
+
+def package_of(file: str) -> str:
+    """Of Python, torch, Lightning, numpy or ours, what ``file`` belongs to; empty of the program that is profiled."""
+    path = Path(file).as_posix()
+    if any(folder in path for folder in _PROGRAMS):
+        return ""
+    if file.startswith("<"):
+        return "Python"
+    if "/site-packages/" in path:
+        return _LIBRARIES.get(path.rpartition("/site-packages/")[2].partition("/")[0], "")
+    ours = Path(__file__).resolve().parents[2].as_posix()
+    if path.startswith((f"{ours}/lm_profiler/", f"{ours}/callbacks/")):
+        return "lm_profiler"
+    standard = f"{sysconfig.get_paths()['stdlib']}/"
+    return path.removeprefix(standard).partition("/")[0].removesuffix(".py") if path.startswith(standard) else ""
+
+
+def _line_of(frame: FrameType) -> Line:
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname if _NAMED else code.co_name
+
+
+_NAMED = sys.version_info >= (3, 11)
+
+
+def _name_of(function: Any) -> str:
+    """``time.sleep``; ``torch`` of its operators and methods of tensors; empty of what Python itself brings."""
+    owner = getattr(function, "__self__", None)
+    module = getattr(function, "__module__", None) or getattr(type(owner), "__module__", "") or ""
+    if "torch" in (module.partition(".")[0], type(owner).__module__.partition(".")[0]):
+        return "torch"
+    name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", "?"))
+    return "" if module in ("builtins", "") else f"{module}.{name}"
