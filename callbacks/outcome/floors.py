@@ -56,10 +56,10 @@ def phase_work(
 
 
 def floors_of(record: RunRecord, work: Mapping[str, Work], notes: list[str]) -> dict[str, Floor]:
-    """Of the phases whose ``work`` is known, against their median times in ``record``; ``notes`` on those they beat."""
+    """Of the phases whose ``work`` is known, against their mean times in ``record``; ``notes`` on those they beat."""
     rates = record.rates or Rates()
-    notes += beaten_floors(work, rates, {phase: record.time[phase].median for phase in work})
-    return {phase: floor_of(of, rates, record.time[phase].median) for phase, of in work.items()}
+    notes += beaten_floors(work, rates, {phase: record.time[phase].mean for phase in work})
+    return {phase: floor_of(of, rates, record.time[phase].mean) for phase, of in work.items()}
 
 
 def bytes_of_batch(batch: Any) -> int:

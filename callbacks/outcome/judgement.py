@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-from lightning.pytorch import LightningModule, Trainer
-from numpy.typing import NDArray
+import torch
+from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.hardware.advice import Settings
 from lm_profiler.analysis.hardware.peaks import Dtype, matmul_dtype, peak
 from lm_profiler.analysis.hardware.rates import GIVEN
 from lm_profiler.analysis.hardware.utilisation import share_of_peak
-from lm_profiler.analysis.hardware.verdict import Evidence, what_binds
-from lm_profiler.analysis.steps.statistics import median_rank
-from lm_profiler.analysis.steps.typical import agree, resamples
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.environment import cpu_cores, matrix_units
 from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import PHASES, TIMED, counted
-from lm_profiler.record.run import Contention, Flops, Ranks, Steadiness, Utilisation, Verdict
-from lm_profiler.record.steps import StepRow
+from lm_profiler.record.run import Flops, RunRecord, Settings, Utilisation
 
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "xpu"})
 """Devices with fused optimizers since torch 2.8 (torch.utils._foreach_utils)."""
@@ -86,128 +77,36 @@ def judge_utilisation(
     )
 
 
-def judge(
-    steps: Sequence[StepRow],
-    unsure: Unsure | None,
-    has_stream: bool,
-    device_idle: float | None,
-    utilisation: Utilisation | None,
-    settings: Settings,
-    kernels: KernelTable | None = None,
-    ranks: Ranks | None = None,
-) -> Verdict | None:
-    """What binds the run whose typical ``steps`` these are; None where no step was measured.
-
-    ``kernels`` are its trace's, where there is one; ``ranks`` says who waits for whom. ``unsure`` takes the verdict
-    back to what is certain.
-    """
-    device, host = (
-        np.array([[row.time(part, clock) for part in TIMED] for row in steps]) for clock in ("device", "host")
-    )
-    median_s = float(np.median(device[:, -1])) if steps else 0.0
-    if not median_s > 0.0:
-        return None
-    reached = None
-    if utilisation is not None:
-        reached = utilisation.of_ceiling if utilisation.of_ceiling is not None else utilisation.hfu
-
-    def of(some: Sequence[int] | NDArray[np.intp]) -> Verdict:
-        """From the mean times of ``some`` steps: means add up. The utilisation goes with their median."""
-        faster = median_s / max(float(np.median(device[some, -1])), _NO_TIME)
-        evidence = Evidence(
-            step_s=max(float(device[some, -1].mean()), _NO_TIME),
-            phases_s=dict(zip(PHASES, device[some].mean(axis=0).tolist(), strict=False)),
-            host_phases_s=dict(zip(PHASES, host[some].mean(axis=0).tolist(), strict=False)),
-            has_device_stream=has_stream,
-            host_bound_fraction=device_idle,
-            utilisation=None if reached is None else reached * faster,
-            idle_share=_idle_share(kernels),
-            memory_bound_share=None if kernels is None else kernels.memory_bound_share,
-            communication_share=_exposed_share(kernels, ranks),
-            traced=kernels is not None,
-            ranks=ranks,
-            settings=settings,
-        )
-        return what_binds(evidence)
-
-    verdict = of(range(len(steps)))
-    if unsure is None:
-        return verdict
-    drawn = resamples(len(steps)) if unsure.resamples_tell else ()
-    return _certain(verdict, [of(some) for some in drawn], unsure)
-
-
-def _exposed_share(kernels: KernelTable | None, ranks: Ranks | None) -> float | None:
-    """What no compute hides: as the ranks say it, without their waiting; else as rank 0's trace has it."""
-    if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
-        return sum(ranks.exposed_s.values()) / ranks.step_s
-    return None if kernels is None else kernels.communication_share
-
-
-def _idle_share(kernels: KernelTable | None) -> float | None:
-    """Of the traced steps, on the device; None where none was traced."""
-    if kernels is None or kernels.source != "kernels" or not kernels.window_s:
-        return None
-    return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
-
-
-@dataclass(frozen=True)
-class Unsure:
-    """Why the figures carry no verdict, and what to do; ``resamples_tell`` that what all of those say is certain."""
-
-    because: str
-    remedy: str
-    resamples_tell: bool = False
-
-
-def why_unsure(steadiness: Steadiness | None, steps: int, contention: Contention | None) -> Unsure | None:
-    """None where the figures of ``steps`` steps carry what they say."""
-    if contention is not None and contention.shared:
-        # It may change what binds as well: shares are of the times that were had.
-        because = "the machine was shared while measuring"
-        return Unsure(because, "Measure again while nothing else uses this machine.")
-    if steadiness is None or steadiness.word != "noisy":
-        return None
-    if median_rank(steps) is None:
-        because = f"{counted(steps, 'step')} are too few to tell"
-        return Unsure(because, "Measure more steps (--stages.measure_steps=20).")
-    remedy = "Measure again with more steps (--stages.until_ci=0.02), and while nothing else uses this machine."
-    return Unsure("the steps differ too much to tell", remedy, resamples_tell=True)
-
-
-def _certain(verdict: Verdict, answers: Sequence[Verdict], unsure: Unsure) -> Verdict:
-    """What of ``verdict`` is the answer of nearly all resamples; and first the remedy."""
-    if not agree([answer.bound_by for answer in answers], verdict.bound_by):
-        return Verdict(bound_by=None, share=None, evidence=unsure.because, advice=unsure.remedy, certain=False)
-    advised = agree([answer.advice for answer in answers], verdict.advice)
-    advice = f"{unsure.remedy} Then: {verdict.advice}" if advised else unsure.remedy
-    return verdict.model_copy(update={"advice": advice})
-
-
-def settings_of(
-    trainer: Trainer,
-    module: LightningModule,
-    tokens_per_batch: int | None,
-    recomputes: bool | None,
-    memory_free_share: float | None,
-) -> Settings:
-    """What is switched on already, so that nobody is told to switch it on."""
+def settings_of(trainer: Trainer, record: RunRecord, batches: int) -> Settings:
+    """What is switched on already, so that nobody is told to switch it on; a step has so many ``batches``."""
     loader, device = _loader(trainer), trainer.strategy.root_device
     on_cuda = device.type == "cuda"
-    units = matrix_units(device)
+    units, use, rate = matrix_units(device), record.utilisation, record.throughput
+    peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
+    profiler = type(trainer.profiler).__name__  # type: ignore[attr-defined]
+    half = use is not None and use.dtype in ("bfloat16", "float16", "float64")
     return Settings(
-        precision=str(trainer.precision),
+        # Also by the module's own autocast.
+        precision=str(use.dtype if half and use is not None else trainer.precision),
         tf32=float32_matmul_precision() != "highest" if units.tf32 else None,
         half_precision=units.half_precision,
-        compiled=is_compiled_in(module),
+        compiled=is_compiled_in(trainer.lightning_module),
         num_workers=workers_of(trainer),
         cores=max(cpu_cores() // max(trainer.num_devices, 1), 1),
         pin_memory=getattr(loader, "pin_memory", None) if on_cuda else None,
         fused_optimizer=_are_fused(trainer),
-        checkpointing=recomputes,
-        tokens_per_batch=tokens_per_batch,
-        memory_free_share=memory_free_share,
+        checkpointing=None if use is None else use.flops.recomputation > 0,
+        tokens_per_batch=_each(None if rate is None else rate.tokens_per_step, batches),
+        samples_per_batch=_each(None if rate is None else rate.samples_per_step, batches * trainer.world_size),
+        memory_free_share=free_share(peak_bytes, record.environment.device_bytes if record.environment else None),
+        anomalies=torch.is_anomaly_enabled(),
+        profiler=None if profiler in ("PassThroughProfiler", "PhaseProfiler") else profiler,
+        tracing=bool(record.steps_planned.get("trace")),
     )
+
+
+def _each(count: int | None, batches: int) -> int | None:
+    return None if count is None else count // max(batches, 1)
 
 
 def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:

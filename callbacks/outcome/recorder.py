@@ -12,12 +12,22 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.binding import binding
+from lm_profiler.analysis.findings import findings_of
 from lm_profiler.analysis.hardware.peaks import matmul_dtype
 from lm_profiler.analysis.hardware.rates import rates_of
-from lm_profiler.analysis.steps.causes import with_causes
+from lm_profiler.analysis.steps.causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
-from lm_profiler.analysis.steps.summaries import ideal_step_s, lag, mean_over_ranks, rank_medians, scalars, step_figures
-from lm_profiler.analysis.steps.typical import typical
+from lm_profiler.analysis.steps.step_model import StepModel, plain
+from lm_profiler.analysis.steps.summaries import (
+    ideal_step_s,
+    lag,
+    mean_over_ranks,
+    model_of,
+    rank_medians,
+    scalars,
+    step_figures,
+)
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.actions import beside_measured
 from lm_profiler.callbacks.instruments.work import batches_per_step
@@ -27,13 +37,10 @@ from lm_profiler.callbacks.outcome.afterwards import LateFacts
 from lm_profiler.callbacks.outcome.facts import made_ahead_notes, memory_facts, model_facts, slack_of, telemetry_of
 from lm_profiler.callbacks.outcome.floors import floors_of
 from lm_profiler.callbacks.outcome.judgement import (
-    free_share,
-    judge,
     judge_utilisation,
     run_dtype,
     settings_of,
     torch_name,
-    why_unsure,
     workers_of,
 )
 from lm_profiler.callbacks.outcome.waiting import ranks_facts
@@ -44,7 +51,7 @@ from lm_profiler.measure.device.environment import device_name, environment
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import write_whole
-from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (
     Failure,
     Rates,
@@ -52,7 +59,6 @@ from lm_profiler.record.run import (
     Status,
     Utilisation,
     Verb,
-    Verdict,
     Waterfall,
 )
 from lm_profiler.record.step_files import begin_rows, with_rows_left, write_rows
@@ -72,6 +78,7 @@ class Recorder:
     """Of one device, where the user says it."""
     _steady: Sequence[StepRow] = ()
     _steps: Sequence[StepRow] = ()
+    _model: StepModel = field(default_factory=lambda: plain(()))
     _known: Mapping[str, Any] = field(default_factory=dict)
     """What every record has, from the beginning on."""
 
@@ -91,10 +98,12 @@ class Recorder:
         timed = rows.of_stages("measure").timed
         timed = timed if failure is None else timed.finished_by_all()
         steps = self._steps = mean_over_ranks(timed, world)
-        level = steadiness([row.time("step") for row in steps], measured.recompilations) if steps else None
-        steady = self._steady = steps if level is None else steps[level.cut :]
+        model = self._model = model_of(steps)
+        parts_s = {part: np.array([row.time(part) for row in steps]) for part in PARTS}
+        level = steadiness(model, measured.recompilations, parts_s) if steps else None
+        steady = self._steady = steps[model.first : model.end]
         rank_step_s = rank_medians(timed)
-        figures = step_figures(steady, lag=lag(self.verb, rank_step_s))
+        figures = step_figures(steps, model, lag=lag(self.verb, rank_step_s))
         causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))
         ahead = partial(made_ahead_notes, measured.loader, steps, self.trainer.accumulate_grad_batches)
         notes += try_or_note("batches made ahead", ahead, notes) or []
@@ -106,9 +115,11 @@ class Recorder:
             failure,
             **figures,
             step_counters=counters,
+            mean_counters=mean_counters(measured.counters),
             steps={stage: len(np.unique(rows.of_stages(stage).step)) for stage in measured.planned},
             first_step_s=max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
             between_steps_s=measured.between_steps_s,
+            between=list(measured.between),
             rank_step_s=rank_step_s,
             loader=measured.loader,
             memory=memory_facts(timed, measured),
@@ -117,7 +128,9 @@ class Recorder:
             contention=try_or_note("contention", lambda: contention(measured.cpu_uses), notes),
             syncs=measured.syncs,
             slack=try_or_note("slack", lambda: slack_of(measured, notes), notes),
-            other_by_owner=beside_measured(measured.other_by_owner, timed, len(steps) - len(steady)),
+            thread_use=measured.thread_use,
+            python_times=list(measured.python_times),
+            other_by_owner=beside_measured(measured.other_by_owner, timed, slice(model.first, model.end)),
         )
 
     def save(self, folder: Path, measured: Measured, record: RunRecord) -> RunRecord:
@@ -135,13 +148,13 @@ class Recorder:
     def complete(self, measured: Measured, record: RunRecord, late: LateFacts) -> RunRecord:
         """``record`` with what was determined since; written again, also for TensorBoard."""
         notes = [*record.notes, *late.notes]
-        step_s = record.time["step"].median
+        step_s = record.time["step"].mean
         trainer = self.trainer
         facts: dict[str, Any] = {
             "duration_s": self.launch.facts()["duration_s"],
             **self._model_and_machine(notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
-            **step_figures(self._steady, late.samples, lag(self.verb, record.rank_step_s)),
+            **step_figures(self._steps, self._model, late.samples, lag(self.verb, record.rank_step_s)),
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
@@ -149,13 +162,18 @@ class Recorder:
         facts["ranks"] = try_or_note("who waits for whom", waits, notes)
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)
-        record = record.model_copy(
-            update={"floors": try_or_note("floors", lambda: floors_of(record, late.work, notes), notes) or {}}
-        )
-        verdict = try_or_note("verdict", lambda: self._verdict(record, measured.device_idle, late.kernels), notes)
-        record = record.model_copy(update={"verdict": verdict})
+        details: list[str] = []
+        floors = try_or_note("floors", lambda: floors_of(record, late.work, details), notes) or {}
+        record = record.model_copy(update={"floors": floors, "details": details})
         fell = try_or_note("waterfall", lambda: self._waterfall(record, late.traced), notes)
-        record = record.model_copy(update={"waterfall": fell})
+        settings = try_or_note(
+            "settings", partial(settings_of, trainer, record, batches_per_step(trainer, self.verb)), notes
+        )
+        record = record.model_copy(update={"waterfall": fell, "settings": settings})
+        judged = partial(binding, record, self._steps, self._model, measured.device_idle, late.kernels)
+        verdict = try_or_note("verdict", judged, notes)
+        found = try_or_note("findings", lambda: findings_of(record), notes) or []
+        record = record.model_copy(update={"verdict": verdict, "findings": found})
         try_or_note("scalars in TensorBoard", lambda: self._log_scalars(record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})
@@ -201,28 +219,13 @@ class Recorder:
         float32_as = matmul_dtype("32", float32_matmul_precision(device.type))
         return rates_of(device_name(device), measured, late.copied_bytes_per_s, float32_as, given)
 
-    def _verdict(self, record: RunRecord, device_idle: float | None, kernels: KernelTable | None) -> Verdict | None:
-        trainer, steady, utilisation = self.trainer, self._steady, record.utilisation
-        per_step = record.throughput.tokens_per_step if record.throughput is not None else None
-        per_batch = None if per_step is None else per_step // batches_per_step(trainer, self.verb)
-        recomputes = None if utilisation is None else utilisation.flops.recomputation > 0
-        peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
-        free = free_share(peak_bytes, record.environment.device_bytes if record.environment is not None else None)
-        settings = settings_of(trainer, trainer.lightning_module, per_batch, recomputes, free)
-        if utilisation is not None and utilisation.dtype in ("bfloat16", "float16"):
-            settings = replace(settings, precision=utilisation.dtype)  # also by the module's own autocast
-        settings = replace(settings, tracing=bool(record.steps_planned.get("trace")))
-        unsure = why_unsure(record.steadiness, len(steady), record.contention)
-        has_stream = trainer.strategy.root_device.type != "cpu"
-        return judge(typical(steady), unsure, has_stream, device_idle, utilisation, settings, kernels, record.ranks)
-
     def _waterfall(self, record: RunRecord, traced: Traced | None) -> Waterfall | None:
         device = self.trainer.strategy.root_device
         # Ranks on the CPU share its cores: they are one device.
         devices = 1 if device.type == "cpu" else self.trainer.world_size
         lists = lists_of(p for p in self.trainer.lightning_module.parameters() if p.requires_grad)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
-        return waterfall_of(record, self._steady, traced, devices, lists, processors)
+        return waterfall_of(record, traced, devices, lists, processors)
 
     def _log_scalars(self, record: RunRecord) -> None:
         if self._steps:

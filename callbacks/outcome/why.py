@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterable
 from typing import Any
 
 from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
 from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT
-from lm_profiler.analysis.steps.typical import near_median, shares
 from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.analysis.why.waterfall import Step, waterfall
-from lm_profiler.record.quantities import PARTS, counted
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
-from lm_profiler.record.steps import StepRow
-
-_BURSTS = 0.05
-"""Of the step: by so much more of it the mean step waits for its input, to be worth a note."""
 
 
 def waterfall_of(
     record: RunRecord,
-    steps: Sequence[StepRow],
     traced: Traced | None,
     devices: int,
     lists: Lists,
     multiprocessors: int | None,
 ) -> Waterfall | None:
-    """Where the time of the median step went; None where FLOPs or peak are unknown, or nothing was traced.
+    """Where the time of the mean step went; None where FLOPs or peak are unknown, or nothing was traced.
 
     Args:
         record: of the run, with its utilisation.
-        steps: that its times are of.
         traced: what the traced steps of rank 0 went to.
         devices: that share the step's FLOPs.
         lists: what an optimizer is given in lists of tensors.
         multiprocessors: of one device.
     """
     used, times, rates = record.utilisation, record.time.get("step"), record.rates
-    if traced is None or used is None or used.dtype is None or times is None or not times.median or rates is None:
+    if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
         return None
     dtype = "float32" if used.dtype == "tf32" else used.dtype
     rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
     if rate is None:
         return None
-    near = shares(near_median(steps))
     step = Step(
-        step_s=times.median,
-        ci_low=times.ci_low,
-        ci_high=times.ci_high,
-        input_s=times.median * input_share(near),
+        step_s=times.mean,
+        ci_low=times.mean_low,
+        ci_high=times.mean_high,
+        input_s=times.mean * sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES),
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -61,35 +52,8 @@ def waterfall_of(
         lists=lists,
         multiprocessors=multiprocessors,
     )
-    fall = waterfall(step, traced)
-    phases = {part: near[part] * times.median for part in PARTS if near.get(part)}
-    return fall.model_copy(
-        update={"step_phases": phases, "notes": [*fall.notes, *in_bursts(record.shares, near, steps)]}
-    )
-
-
-def in_bursts(mean: Mapping[str, float], near: Mapping[str, float], steps: Sequence[StepRow]) -> list[str]:
-    """The note that the ``mean`` of ``steps`` waits longer for its input than those ``near`` the median one do.
-
-    It counts them, for one that was slow is no loader that gives its batches in bursts.
-    """
-    if input_share(mean) - input_share(near) < _BURSTS:
-        return []
-    limit_s = median(row.time("step") for row in steps) * (input_share(near) + _BURSTS)
-    longer = sum(sum(row.time(phase) for phase in INPUT_PHASES) > limit_s for row in steps)
-    waits = f"{input_share(mean):.0%} of its time for data and transfer, the median one {input_share(near):.0%}"
-    told = f"{longer} of {counted(len(steps), 'step')} waited longer than that by {_BURSTS:.0%} of a step or more"
-    which = "shares in the table are of the mean step, the waterfall is of the median one"
-    return [f"the mean step waits {waits}: {told}; {which}"]
-
-
-def input_share(of: Mapping[str, float]) -> float:
-    """What ``data`` and ``transfer`` take, of shares of a step.
-
-    Of the median step it is asked of the steps near it: of a loader that gives its batches in bursts, one step in a few
-    waits for all.
-    """
-    return sum(of.get(phase, 0.0) for phase in INPUT_PHASES)
+    phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
+    return waterfall(step, traced).model_copy(update={"step_phases": phases})
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:

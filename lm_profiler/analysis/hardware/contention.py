@@ -14,7 +14,8 @@ def contention_lines(contention: Contention | None) -> list[str]:
     said, whole_s = [], contention.wall_s * contention.cpus
     if (contention.not_had or 0.0) >= SHARED:
         said.append(
-            f"something else used this machine: {contention.not_had:.0%} of the CPU time this run needed was taken"
+            f"shared machine, times are upper bounds: other processes took {contention.not_had:.0%} of the CPU time "
+            "that this run needed"
         )
     elif (contention.others_s or 0.0) >= _MUCH * whole_s:
         said.append(f"something else used {(contention.others_s or 0.0) / whole_s:.0%} of this machine's CPU time")

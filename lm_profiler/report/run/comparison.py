@@ -15,7 +15,7 @@ from lm_profiler.record.quantities import MEMORY, QUANTITIES, TIMES, TOKENS_PER_
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 _SURE = f"{CONFIDENCE * 100:.0f} %"
-HEADER = ("median (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
+HEADER = ("mean (ms)", "A", "B", "B - A", "of A's step", f"B / A [{_SURE} interval]", "verdict")
 _STYLES = {"FASTER": "green", "LESS": "green", "SLOWER": "red", "MORE": "red", "UNCLEAR": "yellow"}
 _SHOWN = 3  # phases that a verdict names
 

@@ -14,7 +14,7 @@ _FLOORS = [of.heading for of in (FLOOR, TIMES_FLOOR)]
 def phase_table(record: RunRecord) -> Table:
     """A row for each phase that occurred, then forward + backward, and the step."""
     host = record.environment is not None and record.environment.device_type != "cpu"
-    titles = ["phase", "mean ± std (ms)", "CV", "median [95 % interval]", "p95", "share", *["host (ms)"] * host]
+    titles = ["phase", "mean [95 % interval] (ms)", "std", "CV", "median", "p95", "share", *["host (ms)"] * host]
     rows = []
     for part in (*PARTS, "forward_backward", "step"):
         # A phase that this verb or loop does not have; without a backward pass the sum is the forward pass once more.
@@ -34,9 +34,10 @@ def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floor
 
 
 def step_line(record: RunRecord) -> str:
-    """The measured step, its spread and its median, where a table has no columns for them."""
-    _, mean, cv, median, p95, *_ = _cells(record, "step", host=False)
-    return ", ".join([f"step: {mean} ms", *[f"CV {cv}"] * bool(cv), f"median {median}", f"p95 {p95}"])
+    """The measured step, its interval and its spread, where a table has no columns for them."""
+    _, mean, std, cv, median, p95, *_ = _cells(record, "step", host=False)
+    spread = {"std": std, "CV": cv, "median": median, "p95": p95}
+    return ", ".join([f"step: {mean} ms", *(f"{name} {value}" for name, value in spread.items() if value)])
 
 
 def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
@@ -44,23 +45,23 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
     time = record.time[part]
     mean_s, step_s = time.mean or 0.0, record.time["step"].mean
     digits = _digits(mean_s)
-    # Of the typical step; of the mean one in records that do not know it.
     share = record.shares.get(part, mean_s / step_s if step_s else None)
 
     def show(value: float | None) -> str:
         return TIMES[part].show(value, unit=False, digits=digits)
 
-    median = show(time.median)
-    if time.ci_low is not None:
-        median += f" [{show(time.ci_low)}, {show(time.ci_high)}]"
+    mean = show(time.mean)
+    if time.mean_low is not None:
+        mean += f" [{show(time.mean_low)}, {show(time.mean_high)}]"
     return [
         TIMES[part].title,
-        show(time.mean) + ("" if time.std is None else f" ± {show(time.std)}"),
+        mean,
+        "" if time.std is None else show(time.std),
         "" if time.cv is None else f"{time.cv:.1%}",
-        median,
+        show(time.median),
         show(time.p95),
         "" if share is None else f"{share:.1%}",
-        *([show(record.host_time[part].median)] if host else []),
+        *([show(record.host_time[part].mean)] if host else []),
     ]
 
 

@@ -25,20 +25,53 @@ from lm_profiler.report.run.owners import other_lines
 from lm_profiler.report.run.phases import phase_table, step_line
 from lm_profiler.report.run.ranks import own_work_table, ranks_lines
 from lm_profiler.report.run.slack import slack_lines
-from lm_profiler.report.run.verdict import odd_lines, verdict_lines
+from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall import why_lines
 from lm_profiler.report.tables.columns import device_of
 from lm_profiler.report.tables.table import Table, text_table
 
 _WAITS_SHOWN = 2
+_SAID = 0.05
+"""Of the step: less of what no phase covers is not told at a run's end."""
 
 
-def end_tables(record: RunRecord, folder: Path) -> list[Table]:
-    """At a run's end: phases, step, throughput, memory, precision, and where everything is; or how the run died."""
+def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
+    """At a run's end: what binds it and what to do, phases, throughput, memory, precision; or how the run died.
+
+    Above all what changes how these are read. With ``verbose`` all else that its page begins with, too.
+    """
     audit = Table()
     if record.numerics is not None:
         audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
-    return [time_table(record), audit, Table(above=[f"written to {from_here(folder)}"])]
+    table = time_table(record)
+    if not verbose:
+        table = replace(table, below=end_lines(record))
+    where = from_here(folder)
+    more = "" if verbose or not record.time else f"; all of it: lm_profiler report {where}"
+    return [
+        Table(above=[] if verbose else verdict_lines(record)),
+        table,
+        audit,
+        Table(above=[f"written to {where}{more}"]),
+    ]
+
+
+def end_lines(record: RunRecord) -> list[str]:
+    """What the table of a run's end needs beside it: a line each, where there is something to say."""
+    rates = [*_rates(record), *_utilisation(record.utilisation)]
+    other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
+    steps = step_lines(record) if record.ranks is None else [step_line(record), *step_lines(record)]
+    waits = ranks_lines(record)
+    return [
+        *steps,
+        *([", ".join(rates)] if rates else []),
+        *_memory(record)[:1],
+        *waits,
+        *other,
+        *odd_lines(record)[:1],
+        *(f"note: {note}" for note in record.notes),
+        *failure_lines(record),
+    ]
 
 
 def run_page(record: RunRecord, folder: Path) -> list[Table]:
@@ -46,12 +79,11 @@ def run_page(record: RunRecord, folder: Path) -> list[Table]:
     said = [
         *failure_lines(record),
         *verdict_lines(record),
+        *step_lines(record),
         *ranks_lines(record),
         *why_lines(record),
         *(f"note: {note}" for note in record.notes),
     ]
-    if record.steadiness is not None and record.steadiness.evidence:
-        said.append(f"steps: {record.steadiness.evidence}")
     rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]
     command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
     head = text_table(("", ""), rows, left=2, title=headline(record))
@@ -89,6 +121,7 @@ def summary_lines(record: RunRecord) -> list[str]:
         *_memory(record),
         *_planned(record),
         *verdict_lines(record),
+        *step_lines(record),
         *ranks_lines(record),
         *why_lines(record),
         *slack_lines(record),
@@ -99,7 +132,8 @@ def summary_lines(record: RunRecord) -> list[str]:
     if record.first_step_s is not None:
         lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
     of_why = [] if record.waterfall is None else [f"why: {note}" for note in record.waterfall.notes]
-    return [*lines, *(f"note: {note}" for note in [*record.notes, *of_why]), *failure_lines(record)]
+    notes = [*record.notes, *record.details, *of_why]
+    return [*lines, *findings_lines(record), *(f"note: {note}" for note in notes), *failure_lines(record)]
 
 
 def _memory(record: RunRecord) -> list[str]:
@@ -127,7 +161,9 @@ def _planned(record: RunRecord) -> list[str]:
     # An allocator of a device counts workspaces of other libraries than cuBLAS too, which no rehearsal knows.
     by_device = record.memory is None or record.memory.measured.allocated_peak is not None
     of = ", with workspaces of libraries," if by_device else " when forward has ended"
-    became = "; what was measured is unknown" if known is None else f"; measured{of} {known:.3f} of it"
+    became = "; what was measured is unknown"
+    if known is not None:
+        became = f"; measured{of} {'as planned' if 0.995 <= known <= 1.005 else f'{known:.3f} times as much'}"
     eager = " without torch.compile" * record.planned.compiled
     return [f"planned{eager}: peak {peak.fit(peak.get(record))}, in {record.planned.phase}{became}"]
 

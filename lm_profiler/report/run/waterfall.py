@@ -1,4 +1,4 @@
-"""The waterfall in words: why a step takes as long as it does, what there is to win, or why nobody knows."""
+"""The waterfall in words: why a step takes as long as it does, what could be saved, or why nobody knows."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _adding_up(seconds: Sequence[float], total_s: float) -> list[str]:
 
 
 def why_lines(record: RunRecord) -> list[str]:
-    """What the median step consists of, in one line that adds up; where there is most to win, in another.
+    """What the mean step consists of, in one line that adds up; where most could be saved, in another.
 
     Of a run that was to be traced and has no waterfall, why not; of others nothing.
     """
@@ -167,7 +167,7 @@ def unsure(fall: Waterfall) -> str:
 def _to_win(fall: Waterfall) -> list[str]:
     """The one or two places with the highest ceilings, each with its largest contributor: no line where all are low."""
     if reason := unsure(fall):
-        return [f"to win: {reason}"]
+        return [f"could save: {reason}"]
     ceilings = [(term.at_most_s, term) for term in fall.terms if term.at_most_s is not None]
     high = sorted((of for of in ceilings if of[0] >= _SMALL * fall.step_s), key=lambda of: -of[0])
     digits = digits_of(fall.step_s)
@@ -176,7 +176,7 @@ def _to_win(fall: Waterfall) -> list[str]:
         largest = max(term.contributors, key=lambda of: of.seconds, default=None)
         told = "" if largest is None else f" ({_told(largest, digits)})"
         places.append(f"at most {ceiling_text(fall, term)} ms in {title_in(fall, term.name)}{told}")
-    return [f"to win: {'; '.join(places)}"] if places else []
+    return [f"could save {'; '.join(places)}"] if places else []
 
 
 def _told(of: Contributor, digits: int) -> str:

@@ -36,7 +36,10 @@ def _terms(fall: Waterfall) -> Table:
         rows.append([_text(title_in(fall, term.name)), *told, ceiling, *by_phase])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
     rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))
-    below = [f"at most to win: {unsure(fall) or 'a ceiling, never a gain'}", *(f"note: {note}" for note in fall.notes)]
+    below = [
+        f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}",
+        *(f"note: {note}" for note in fall.notes),
+    ]
     return Table(headings, rows, below=below)
 
 

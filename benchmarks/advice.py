@@ -1,0 +1,190 @@
+"""Is the first advice right? Programs of three kinds, each with one slowness planted, and what is said of it.
+
+    python -m benchmarks.advice [--only vision] [--busy 2] [--json out.json]
+
+Each case is a program in a fresh process: a convolutional net, a language model or a GAN (manual optimization), with a
+plant whose cause is known. The first finding must be that cause, in that place. ``--busy`` runs so many other processes
+beside it that compute without end. Programs without a plant must not be told anything for certain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+Names = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, the plant in it, and which findings are right: their names, and what their place must hold."""
+
+    program: str
+    plant: str
+    right: Names
+    place: str = ""
+
+
+_ALL = {
+    "sleep in forward": (("sleep",), "wait"),
+    "lock in forward": (("sleep",), "locked"),
+    "Python in forward": (("python",), "comput"),
+    "numpy in forward": (("python",), "in_numpy"),
+    "small operators in forward": (("python",), "small_operators"),
+    "sleep in backward": (("sleep",), "hook"),
+    "sleep in the optimizer": (("sleep",), "step"),
+    "callback sleeps": (("owner",), "Sleeping"),
+    "callback computes": (("owner",), "Computing"),
+    "weights averaged in Python": (("owner",), "Averaging"),
+    "logs 300 values": (("logging", "owner"), ""),
+    "histograms": (("owner", "logging"), ""),
+    "checkpoint every two steps": (("checkpoint",), ""),
+    "validation every five steps": (("validation",), ""),
+    "loader sleeps": (("input",), ""),
+    "loader computes": (("input",), ""),
+    "one slow worker": (("input",), ""),
+    "short epochs": (("epoch",), ""),
+    "optimizer without foreach": (("optimizer",), ""),
+    "garbage": (("garbage", "python"), ""),
+    "every fifth step sleeps": (("pattern", "sleep"), ""),
+    "anomalies": (("anomalies",), ""),
+}
+_NOT_OF_THE_GAN = ("sleep in the optimizer", "optimizer without foreach", "anomalies")
+_ONLY = {
+    "vision": {"batch of 2": (("small_batch",), ""), "float64": (("double",), "")},
+    "language": {
+        "batch of 1": (("small_batch",), ""),
+        "recomputation": (("recomputation", "compile", "small_batch"), ""),
+    },
+    "gan": {},
+}
+
+CASES = [
+    Case(program, plant, *right)
+    for program in ("vision", "language", "gan")
+    for plant, right in {**_ALL, **_ONLY[program]}.items()
+    if program != "gan" or plant not in _NOT_OF_THE_GAN
+]
+CONTROLS = [Case(program, "", ()) for program in ("vision", "language", "gan")]
+
+
+# The program: what runs in the child process.
+
+
+def _program(case: Case, folder: str) -> None:
+    import lightning.pytorch as pl
+    import torch
+
+    from benchmarks.advice_programs import make
+
+    torch.manual_seed(0)
+    module, data, options, callbacks = make(case.program, case.plant, folder)
+    from lm_profiler.callbacks import profiling_callbacks
+
+    ours = profiling_callbacks(log_dir=folder, name="run")
+    usual = {"accelerator": "cpu", "max_epochs": -1, "enable_progress_bar": False, "enable_model_summary": False}
+    usual |= {"logger": False, "enable_checkpointing": False, "num_sanity_val_steps": 0}
+    pl.Trainer(callbacks=[*callbacks, *ours], **{**usual, **options}).fit(module, *data)
+
+
+def judged(case: Case, folder: Path) -> dict[str, object]:
+    """Run a case; what was said first, and whether it was right."""
+    began = time.perf_counter()
+    arguments = [sys.executable, "-m", "benchmarks.advice", "--program", case.program, case.plant, str(folder)]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    from lm_profiler.record.run import read_run
+
+    try:
+        record = read_run(folder / "run" / "version_0")
+    except Exception:
+        error = done.stderr[-2000:]
+        return {"program": case.program, "plant": case.plant or "nothing", "right": False, "error": error}
+    found = record.findings
+    first = found[0] if found else None
+    place = "" if first is None else f"{first.owner} {first.file} {first.what}"
+    right = first is not None and first.name in case.right and case.place in place
+    said = "" if first is None else f"{first.name} {first.share:.0%}{' may' if first.may else ''} {first.owner or ''}"
+    return {
+        "program": case.program,
+        "plant": case.plant or "nothing",
+        "said": said or "nothing stands out",
+        "right": right if case.plant else first is None or first.may,
+        "wrong_for_certain": not right and first is not None and not first.may,
+        "others": [f"{of.name} {of.share:.0%}" for of in found[1:4]],
+        "step_ms": (record.time["step"].mean or 0.0) * 1e3 if record.time else None,
+        "shared": record.contention is not None and record.contention.shared,
+        "took_s": time.perf_counter() - began,
+    }
+
+
+def _spin() -> None:
+    while True:
+        pass
+
+
+def run(
+    cases: Sequence[Case], folder: Path, busy: int, tell: Callable[[dict[str, object]], None]
+) -> list[dict[str, object]]:
+    """Judge all ``cases``, beside so many processes that compute."""
+    others = [multiprocessing.Process(target=_spin, daemon=True) for _ in range(busy)]
+    for other in others:
+        other.start()
+    try:
+        results = []
+        for number, case in enumerate(cases):
+            results.append(judged(case, folder / str(number)))
+            tell(results[-1])
+        return results
+    finally:
+        for other in others:
+            other.kill()
+
+
+def main() -> None:
+    """Print a row a case, and the shares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="of the program and the plant, something that they must hold")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside each case")
+    parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--program", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.program:
+        _program(Case(given.program[0], given.program[1], ()), given.program[2])
+        return
+    import tempfile
+
+    cases = [case for case in (*CASES, *CONTROLS) if given.only in f"{case.program}: {case.plant}"]
+    with tempfile.TemporaryDirectory() as folder:
+        results = run(cases, Path(folder), given.busy, partial(_tell))
+    planted = [of for of in results if of["plant"] != "nothing"]
+    print(f"right first advice: {sum(bool(of.get('right')) for of in planted)} of {len(planted)}")
+    print(f"wrong, and not said with may: {sum(bool(of.get('wrong_for_certain')) for of in results)} of {len(results)}")
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1), encoding="utf-8")
+
+
+def _tell(result: dict[str, object]) -> None:
+    if "error" in result:
+        print(f"FAILED {result['program']}: {result['plant']}\n{result['error']}", flush=True)
+        return
+    mark = "right" if result["right"] else "WRONG" if result["wrong_for_certain"] else "missed"
+    others = ", ".join(result["others"])  # type: ignore[arg-type]
+    print(
+        f"{mark:6} {result['program']}: {result['plant']}: {result['said']} ({others}) {result['step_ms']:.1f} ms",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

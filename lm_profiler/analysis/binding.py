@@ -1,0 +1,199 @@
+"""What binds a run: the first cause that its figures carry, with its share of the step and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lm_profiler.analysis.findings import Known
+from lm_profiler.analysis.steps.statistics import FEWEST_VALUES
+from lm_profiler.analysis.steps.step_model import StepModel
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run import Bound, RunRecord, Verdict
+from lm_profiler.record.steps import StepRow
+
+# Shares of the step from which a cause binds it: most of what follows from a remedy must follow from this one.
+INPUT, COMMUNICATION, MEMORY, OTHER = 1 / 3, 0.20, 0.50, 0.30
+STRAGGLER = 0.10  # of the step that mending it saves: what is in it for everybody, whatever else binds
+_HOST = 0.50  # of the marks at which the device had finished
+_IDLE = 0.30  # of the traced steps in which the device had nothing to do
+_BUSY = 0.40  # of the ceiling: a device that reaches this is doing arithmetic, not waiting
+_WORKING = 0.10  # the same on the CPU, which also calls the operators: below it neither calls nor memory are ruled out
+_KEEPS_UP = 0.98  # host time over device time from which launching may set the pace
+_COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run's steps and its trace show.
+
+    Attributes:
+        known: its record.
+        rows: the measured steps, each the mean over the ranks, with the device's time.
+        model: of these.
+        device_idle: share of marks at which the device had already finished when the next phase was enqueued.
+        kernels: of its trace.
+    """
+
+    known: Known
+    rows: Sequence[StepRow]
+    model: StepModel
+    device_idle: float | None = None
+    kernels: KernelTable | None = None
+
+    def share(self, *parts: str) -> float:
+        """Of the mean step."""
+        return sum(self.known.mean_s(part) for part in parts) / self.known.step_s
+
+    def half_width(self, share: float, parts: Sequence[str]) -> float:
+        """Half the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step."""
+        off = [sum(row.time(part) for part in parts) - share * row.time("step") for row in self.rows]
+        interval = self.model.interval_of(np.array(off))
+        return 1.0 if interval is None else (interval.high - interval.low) / 2.0 / self.known.step_s
+
+    @property
+    def utilisation(self) -> float | None:
+        """Of the machine's own ceiling, else of the datasheet."""
+        use = self.known.record.utilisation
+        return None if use is None else use.hfu if use.of_ceiling is None else use.of_ceiling
+
+    @property
+    def idle_share(self) -> float | None:
+        """Of the traced steps, on the device; None where none was traced."""
+        kernels = self.kernels
+        if kernels is None or kernels.source != "kernels" or not kernels.window_s:
+            return None
+        return sum(phase.idle_s for phase in kernels.phases.values()) / kernels.window_s
+
+
+def binding(
+    record: RunRecord,
+    rows: Sequence[StepRow],
+    model: StepModel,
+    device_idle: float | None = None,
+    kernels: KernelTable | None = None,
+) -> Verdict | None:
+    """What binds the run; None where no step was measured.
+
+    A device that waits for data or for the host says nothing about its arithmetic, and one that communicates or waits
+    for memory is no better off with more FLOP/s. Ranks that wait for one of them say nothing about themselves. So they
+    are asked in this order. What a busy machine distorts is not said of one.
+    """
+    known = Known(record)
+    if not rows or known.step_s <= 0.0:
+        return None
+    seen = Seen(known, rows, model, device_idle, kernels)
+    for ask in (_straggler, _input, _communication, _host, _memory, _compute):
+        verdict = ask(seen)
+        if verdict is not None:
+            return _certain(verdict, seen)
+    return _certain(_nothing(seen), seen)
+
+
+def _certain(verdict: Verdict, seen: Seen) -> Verdict:
+    """Not certain where the steps do not tell, or something else had what the machine's rates are held against."""
+    distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
+    few = seen.model.end - seen.model.first < FEWEST_VALUES
+    noisy = seen.known.record.steadiness is not None and seen.known.record.steadiness.word == "noisy"
+    open_ = verdict.or_bound_by is not None
+    unsure = few or open_ or (distorted and (seen.known.contended or noisy))
+    return verdict.model_copy(update={"certain": not unsure})
+
+
+Ask = Callable[[Seen], Verdict | None]
+
+
+def _straggler(seen: Seen) -> Verdict | None:
+    ranks = seen.known.record.ranks
+    if ranks is None or not ranks.finding.saves_s or not ranks.step_s:
+        return None
+    share = ranks.finding.saves_s / ranks.step_s
+    ends = [None if end is None else end / ranks.step_s for end in (ranks.finding.low_s, ranks.finding.high_s)]
+    if share < STRAGGLER:
+        return None
+    return Verdict(bound_by="straggler", share=share, share_low=ends[0], share_high=ends[1], because="straggler")
+
+
+def _input(seen: Seen) -> Verdict | None:
+    """Said where the share is a third at least; with what else may bind it where it may as well be less."""
+    parts = ("data", "transfer")
+    share = seen.share(*parts)
+    half = seen.half_width(share, parts)
+    if share + half < INPUT:
+        return None
+    facts = {"data": seen.share("data"), "transfer": seen.share("transfer")}
+    said = Verdict(
+        bound_by="input", share=share, share_low=share - half, share_high=share + half, because="input", facts=facts
+    )
+    if share - half >= INPUT:
+        return said
+    other = next((verdict for ask in (_host, _memory, _compute) if (verdict := ask(seen)) is not None), None)
+    or_bound_by: Bound | None = "compute" if other is None else other.bound_by
+    if share >= INPUT:
+        return said.model_copy(update={"or_bound_by": or_bound_by})
+    return said.model_copy(update={"bound_by": or_bound_by, "or_bound_by": "input"})
+
+
+def _communication(seen: Seen) -> Verdict | None:
+    """What no compute hides: as the ranks say it, without their waiting; else as rank 0's trace has it."""
+    ranks = seen.known.record.ranks
+    share = None if seen.kernels is None else seen.kernels.communication_share
+    if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
+        share = sum(ranks.exposed_s.values()) / ranks.step_s
+    if share is None or share < COMMUNICATION:
+        return None
+    return Verdict(bound_by="communication", share=share, because="communication")
+
+
+def _host(seen: Seen) -> Verdict | None:
+    """A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too."""
+    idle, used = seen.idle_share, seen.utilisation
+    if not seen.known.on_device or (idle is None and used is None):
+        return None  # host and device are one; or nothing tells waiting from working
+    if (idle is not None and idle < _IDLE) or (used is not None and used >= _BUSY):
+        return None
+    facts = {} if idle is None else {"idle": idle}
+    if seen.device_idle is not None:
+        facts["marks"] = seen.device_idle
+        launches = seen.device_idle >= _HOST
+    else:
+        times = seen.known.record.time, seen.known.record.host_time
+        facts["device_s"], facts["host_s"] = (
+            sum(of[part].mean or 0.0 for part in _COMPUTE if part in of) for of in times
+        )
+        launches = facts["device_s"] > 0.0 and facts["host_s"] >= _KEEPS_UP * facts["device_s"]
+    return Verdict(bound_by="host", share=idle, because="host", facts=facts) if launches else None
+
+
+def _memory(seen: Seen) -> Verdict | None:
+    share = None if seen.kernels is None else seen.kernels.memory_bound_share
+    if share is None or share < MEMORY:
+        return None
+    return Verdict(bound_by="memory bandwidth", share=share, because="memory bandwidth")
+
+
+def _compute(seen: Seen) -> Verdict | None:
+    share, used = seen.share(*_COMPUTE), seen.utilisation
+    if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
+        return None  # busy, but with what? Low or unknown utilisation does not say
+    half = seen.half_width(share, _COMPUTE)
+    return Verdict(
+        bound_by="compute",
+        share=share,
+        share_low=share - half,
+        share_high=min(share + half, 1.0),
+        because="compute",
+        facts={"optimizer": seen.share("optimizer"), "utilisation": used},
+    )
+
+
+def _nothing(seen: Seen) -> Verdict:
+    """What stands out though nothing binds: time outside every phase, or how little of the machine is used."""
+    outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
+    facts = {"working": seen.share(*_COMPUTE), "outside": outside, "data": seen.share("data")}
+    because = "outside" if outside >= OTHER else "unknown"
+    if because == "unknown" and used is not None:
+        because, facts["utilisation"] = "small operators", used
+    return Verdict(bound_by=None, share=None, because=because, facts=facts)

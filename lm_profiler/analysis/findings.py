@@ -1,0 +1,372 @@
+"""What takes time that could be saved: a function a finding, from a run's record to findings, the likeliest first.
+
+Each says the most that a step could be shorter by. What contention cannot fake (an owner, a sleep, an empty queue,
+validation, checkpoints) is said on a busy machine too; what it distorts is then said with "may", if at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import LIGHTNING, OURS, Finding, FindingName, PythonTime, RunRecord, Settings
+
+WORTH = 0.05
+"""Of the step: what could save less is not said."""
+
+LIKELY: dict[FindingName, float] = {
+    "ranks": 0.9,
+    "input": 0.9,
+    "transfer": 0.6,
+    "owner": 0.95,
+    "logging": 0.9,
+    "sleep": 1.0,
+    "python": 0.8,
+    "pattern": 0.7,
+    "sync": 0.7,
+    "optimizer": 0.5,
+    "clip": 0.5,
+    "small_batch": 0.35,
+    "compile": 0.3,
+    "double": 0.5,
+    "precision": 0.35,
+    "tf32": 0.35,
+    "communication": 0.4,
+    "anomalies": 0.5,
+    "profiler": 0.5,
+}
+"""How much of what is possible a remedy usually saves, to rank findings by: ceilings of what fuses or halves are loose.
+1 of those that are not here."""
+
+_DOUBTED = 0.5  # of a remedy that has to be tried, on a machine that others use
+_COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
+_FIXED = ("zero_grad", "clip", "optimizer")
+_MUCH_FIXED = 0.2  # of the step: every step has some
+_SMALL_CALL_S = 50e-6  # of torch: a shorter call costs as much to make as to carry out
+_MANY_CALLS = 200
+_LOGGERS = ("Logger", "Monitor")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run's record, with what findings ask of it often."""
+
+    record: RunRecord
+
+    @cached_property
+    def settings(self) -> Settings:
+        return self.record.settings or Settings()
+
+    @cached_property
+    def step_s(self) -> float:
+        """The mean step; on a busy machine what its parts take where they are fastest."""
+        return sum(self.mean_s(part) for part in PARTS) if self.contended else self.mean_s("step")
+
+    @cached_property
+    def steps(self) -> int:
+        """That were measured, whatever the figures are of."""
+        return self.record.steps.get("measure", 0)
+
+    @cached_property
+    def whole_s(self) -> float:
+        """The mean step with its part of what lies between steps."""
+        return self.step_s + self.scale * (self.record.between_steps_s or 0.0) / max(self.steps, 1)
+
+    @cached_property
+    def scale(self) -> float:
+        """What a busy machine's times are multiplied by where only their mean is known: fastest steps over the mean."""
+        step = self.record.time.get("step")
+        return self.step_s / step.mean if self.contended and step is not None and step.mean else 1.0
+
+    @cached_property
+    def contended(self) -> bool:
+        return self.record.contention is not None and self.record.contention.shared
+
+    @property
+    def on_device(self) -> bool:
+        """Whether work is queued to a device with a clock of its own."""
+        return self.record.environment is not None and self.record.environment.device_type != "cpu"
+
+    def mean_s(self, part: str, clock: str = "time") -> float:
+        """Of one clock; on a busy machine its 5th percentile: what nothing else made longer."""
+        time = getattr(self.record, clock).get(part)
+        return 0.0 if time is None else (time.p5 if self.contended else time.mean) or 0.0
+
+    def host_s(self, part: str) -> float:
+        return self.mean_s(part, "host_time")
+
+    def term_s(self, *names: str) -> float | None:
+        """Of the waterfall; None where there is none."""
+        fall = self.record.waterfall
+        return None if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
+
+    def found(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
+        share = saves_s / self.whole_s if self.whole_s > 0.0 else 0.0
+        return Finding.model_validate({"name": name, "saves_s": saves_s, "share": share, "may": may, **more})
+
+
+Look = Callable[[Known], Iterator[Finding]]
+
+
+def findings_of(record: RunRecord) -> list[Finding]:
+    """All that is worth a word of a run with its times, the one first that likely saves most."""
+    known = Known(record)
+    if known.whole_s <= 0.0:
+        return []
+    found = [finding for look in FINDINGS for finding in look(known) if finding.share >= WORTH]
+
+    def likely_s(finding: Finding) -> float:
+        doubted = _DOUBTED if finding.may and known.contended else 1.0
+        return finding.saves_s * LIKELY.get(finding.name, 1.0) * doubted
+
+    return sorted(found, key=lambda finding: -likely_s(finding))
+
+
+def _ranks(known: Known) -> Iterator[Finding]:
+    of = known.record.ranks.finding if known.record.ranks is not None else None
+    if of is not None and of.saves_s:
+        yield known.found("ranks", of.saves_s, low_s=of.low_s, high_s=of.high_s, phase=of.phase)
+
+
+def _input(known: Known) -> Iterator[Finding]:
+    """The batch comes late. Its making sleeps or has an empty queue, which no other program fakes."""
+    settings, data = known.settings, known.record.time.get("data")
+    waited_s, copied_s = known.mean_s("data"), known.mean_s("transfer")
+    loader = known.record.loader
+    facts = {name: float(value) for name in ("num_workers", "cores") if (value := getattr(settings, name)) is not None}
+    if data is not None and waited_s:
+        empty = loader is not None and bool(loader.workers) and not loader.ready_after
+        use = known.record.thread_use.get("data")
+        asleep = use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
+        asleep_s = 0.0 if use is None else use.asleep_s  # no other program makes a thread sleep
+        saves_s = max(waited_s, min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
+        yield known.found(
+            "input",
+            saves_s,
+            low_s=data.mean_low,
+            high_s=data.mean_high,
+            phase="data",
+            facts=facts,
+            **_line(known, "data", saves_s),
+        )
+    if copied_s:
+        pinned = {} if settings.pin_memory is None else {"pinned": float(settings.pin_memory)}
+        yield known.found("transfer", copied_s, phase="transfer", facts=pinned)
+
+
+def _between(known: Known) -> Iterator[Finding]:
+    """Validation, checkpoints, the turn of an epoch: per step, whether or not they are of a step's time."""
+    names: dict[str, FindingName] = {"validation": "validation", "checkpoint": "checkpoint", "epoch": "epoch"}
+    workers = known.settings.num_workers
+    for of in known.record.between:
+        if of.what not in names:
+            continue
+        facts = {"seconds": of.seconds, "times": float(of.times), "steps": float(known.steps)}
+        if workers is not None:
+            facts["workers"] = float(workers)
+        each_s = known.scale * of.seconds / max(known.steps, 1)
+        yield known.found(names[of.what], each_s, facts=facts)
+
+
+def _owners(known: Known) -> Iterator[Finding]:
+    """Whose ``other`` is: callbacks, loggers, hooks of the module. Checkpoints are told by themselves."""
+    owned = known.record.other_by_owner
+    if owned is None:
+        return
+    checkpoints = any(of.what == "checkpoint" for of in known.record.between)
+    by_owner: defaultdict[str, float] = defaultdict(float)
+    longest: dict[str, str] = {}
+    measured_s = known.host_s("other")
+    for of in owned.actions:
+        if of.owner == OURS or (of.owner == LIGHTNING and of.action != "logged metrics"):
+            continue
+        if checkpoints and (of.owner.endswith("Checkpoint") or of.action == "save_checkpoint"):
+            continue
+        by_owner[of.owner] += of.least_s if known.contended and of.least_s is not None else of.seconds
+        longest.setdefault(of.owner, of.name)
+    theirs_s = sum(by_owner.values())
+    # Some come every few steps: the measured steps tell how long ``other`` is, the timed ones how it divides.
+    scale = min(measured_s / theirs_s, 1.0) if theirs_s > 0.0 else 1.0
+    for owner, seconds in by_owner.items():
+        logs = owner.endswith(_LOGGERS) or owner == LIGHTNING
+        where = _line(known, "other", seconds) if not logs else {}
+        own = {key: value for key, value in where.items() if key != "owner"}
+        yield known.found(
+            "logging" if logs else "owner", seconds * scale, phase="other", **{**own, "owner": longest[owner]}
+        )
+
+
+def _python(known: Known) -> Iterator[Finding]:
+    """A function of the program that sleeps, or computes outside of torch, or calls torch too often, in its phase."""
+    if known.on_device and not _waits_for_host(known):
+        return
+    by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
+    for row in known.record.python_times:
+        if row.phase in _COMPUTE:
+            by_function[row.phase, row.file, row.function].append(row)
+    for (phase, file, function), rows in by_function.items():
+        longest, phase_s = max(rows, key=_outside_torch), known.mean_s(phase)
+        seconds = min(sum(map(_outside_torch, rows)), phase_s)
+        waits_s = sum(row.seconds for row in rows if "." in row.what)
+        use = known.record.thread_use.get(phase)
+        sleeps = use is not None and waits_s > 0.5 * seconds and use.asleep_s >= 0.5 * waits_s
+        name: FindingName = "sleep" if sleeps else "logging" if longest.what == LIGHTNING else "python"
+        place: dict[str, Any] = {
+            "phase": phase,
+            "owner": function,
+            "file": file,
+            "line": longest.line,
+            "what": longest.what,
+        }
+        yield known.found(name, seconds, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
+
+
+def _outside_torch(row: PythonTime) -> float:
+    """Seconds that are not the work of torch or a library; of calls of torch that are too short, all."""
+    if row.what == "torch":
+        return row.seconds if row.calls >= _MANY_CALLS and row.seconds / row.calls < _SMALL_CALL_S else 0.0
+    return 0.0 if row.what == "library" else row.seconds
+
+
+def _asleep(known: Known) -> Iterator[Finding]:
+    """A phase in which the thread neither runs nor is ready to, where no line of the program is known for it."""
+    told = {row.phase for row in known.record.python_times}
+    for phase, use in known.record.thread_use.items():
+        if known.on_device or phase not in _COMPUTE or phase in told or not use.wall_s:
+            continue
+        # Threads of one operator wait for each other, and longer where others have the cores.
+        yield known.found("sleep", known.mean_s(phase) * use.asleep_s / use.wall_s, may=True, phase=phase)
+
+
+def _pattern(known: Known) -> Iterator[Finding]:
+    """Every so many-th step takes longer, in a part of which nothing else is said."""
+    steady = known.record.steadiness
+    if steady is None or steady.pattern is None or not steady.pattern_s or steady.pattern_s < 0.0:
+        return
+    part = steady.pattern.part
+    told = [*_owners(known), *_between(known)] if part == "other" else []
+    if part in ("data", "transfer") or any(of.share >= WORTH for of in told):
+        return
+    facts = {"every": float(steady.pattern.every), "extra": steady.pattern.extra}
+    yield known.found("pattern", known.scale * steady.pattern_s, phase=part, facts=facts)
+
+
+def _counters(known: Known) -> Iterator[Finding]:
+    mean = known.record.mean_counters
+    if mean is not None and mean.gc_s:
+        yield known.found("garbage", mean.gc_s)
+    if mean is not None and mean.compile_s:
+        yield known.found("compilation", mean.compile_s, owner=mean.compiled)
+
+
+def _checks(known: Known) -> Iterator[Finding]:
+    """What is switched on to find errors, and costs time."""
+    compute_s = sum(known.mean_s(part) for part in ("forward", "backward"))
+    if known.settings.anomalies:
+        yield known.found("anomalies", compute_s)
+    if known.settings.profiler is not None:
+        yield known.found("profiler", known.step_s, may=True, owner=known.settings.profiler)
+
+
+def _sync(known: Known) -> Iterator[Finding]:
+    """Lines that make the host wait for the device, by the gaps that they leave."""
+    fall, syncs = known.record.waterfall, known.record.syncs
+    if fall is None or not syncs:
+        return
+    gaps = next((term for term in fall.terms if term.name == "gaps"), None)
+    waits = [] if gaps is None else [of.seconds for of in gaps.contributors if "ync" in of.what or "cpy" in of.what]
+    worst = max(syncs, key=lambda sync: sync.count)
+    where: dict[str, Any] = {"file": worst.file, "line": worst.line, "what": worst.call or worst.function}
+    facts = {"lines": float(len(syncs)), "count": float(worst.count)}
+    yield known.found("sync", sum(waits), facts=facts, **where)
+
+
+def _small_batch(known: Known) -> Iterator[Finding]:
+    """What a step costs whatever the batch: twice the batch halves it for each sample."""
+    gaps_s = max((known.term_s("gaps") or 0.0) - sum(finding.saves_s for finding in _python(known)), 0.0)
+    fixed_s = sum(known.host_s(part) for part in _FIXED) + gaps_s + _lightning_s(known)
+    free = known.settings.memory_free_share
+    if fixed_s < _MUCH_FIXED * known.step_s or (free is not None and free < 0.1):
+        return
+    facts = {"fixed_s": fixed_s}
+    for name in ("tokens_per_batch", "samples_per_batch"):
+        if (count := getattr(known.settings, name)) is not None:
+            facts[name] = float(count)
+    yield known.found("small_batch", min(fixed_s, known.step_s) / 2.0, may=True, facts=facts)
+
+
+def _lightning_s(known: Known) -> float:
+    owned = known.record.other_by_owner
+    if owned is None:
+        return 0.0
+    return sum(of.seconds for of in owned.actions if of.owner == LIGHTNING and of.action != "logged metrics")
+
+
+def _optimizer(known: Known) -> Iterator[Finding]:
+    optimizer_s = known.host_s("optimizer")
+    if known.settings.fused_optimizer is False:
+        yield known.found("optimizer", optimizer_s, may=True, phase="optimizer")
+    if known.host_s("clip") >= 2 * WORTH * known.whole_s:
+        yield known.found("clip", known.host_s("clip"), may=True, phase="clip")
+
+
+def _compile(known: Known) -> Iterator[Finding]:
+    """Gaps and memory traffic that fusing saves; nothing is said of it where neither is known."""
+    fused_s = known.term_s("gaps", "bandwidth", "beyond_bandwidth")
+    if known.settings.compiled is False and fused_s is not None:
+        told_s = sum(finding.saves_s for finding in _python(known))
+        optimizer_s = known.scale * sum(
+            term.phases.get("optimizer", 0.0) + term.phases.get("clip", 0.0)
+            for term in (known.record.waterfall.terms if known.record.waterfall is not None else ())
+            if term.name in ("gaps", "bandwidth", "beyond_bandwidth")
+        )
+        yield known.found("compile", max(fused_s - optimizer_s - told_s, 0.0), may=True)
+
+
+def _precision(known: Known) -> Iterator[Finding]:
+    products_s = known.term_s("ideal", "slow_products", "clock")
+    if products_s is None:
+        use = known.record.utilisation
+        products_s = 0.0 if use is None else (use.of_ceiling or use.hfu or 0.0) * known.step_s
+    settings = known.settings
+    if settings.precision == "float64" or str(settings.precision).startswith("64"):
+        yield known.found("double", products_s)
+    elif settings.full_precision and settings.half_precision:
+        yield known.found("precision", products_s, may=True, what=settings.half_precision)
+    if settings.full_precision and settings.tf32 is False and known.on_device:
+        yield known.found("tf32", products_s, may=True)
+
+
+def _recomputation(known: Known) -> Iterator[Finding]:
+    free = known.settings.memory_free_share
+    if known.settings.checkpointing and (free is None or free >= 0.3):
+        yield known.found("recomputation", known.term_s("recomputation") or 0.0, may=free is None)
+
+
+def _communication(known: Known) -> Iterator[Finding]:
+    exposed_s = sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
+    yield known.found("communication", exposed_s or known.term_s("communication") or 0.0, may=True)
+
+
+def _waits_for_host(known: Known) -> bool:
+    """Whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
+    return (known.term_s("gaps") or 0.0) >= 0.1 * known.step_s
+
+
+def _line(known: Known, phase: str, seconds: float) -> dict[str, Any]:
+    """The line of the program that most of ``seconds`` of a phase were spent in, if one was."""
+    rows = [row for row in known.record.python_times if row.phase == phase]
+    longest = max(rows, key=lambda row: row.seconds, default=None)
+    if longest is None or longest.seconds < 0.5 * seconds:
+        return {}
+    return {"owner": longest.function, "file": longest.file, "line": longest.line, "what": longest.what}
+
+
+FINDINGS: Sequence[Look] = (
+    *(_ranks, _input, _between, _owners, _python, _asleep, _pattern, _counters, _checks, _sync, _small_batch),
+    *(_optimizer, _compile, _precision, _recomputation, _communication),
+)

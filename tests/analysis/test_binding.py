@@ -1,0 +1,132 @@
+"""What binds a run, from made-up steps: the first cause that they carry, and how sure its share is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from made_facts import busy, made, rows_of
+
+from lm_profiler.analysis.binding import INPUT, binding
+from lm_profiler.analysis.steps.summaries import model_of
+from lm_profiler.record.kernels import KernelTable, Rest
+from lm_profiler.record.run import Flops, RankFinding, Ranks, RunRecord, Utilisation, Verdict
+
+
+def use(of_ceiling: float) -> Utilisation:
+    return Utilisation(
+        flops=Flops(forward=1, backward=2, recomputation=0), dtype="float32", peak_flops_per_s=None, peak_source=None,
+        mfu=None, hfu=None, ceiling_flops_per_s=1e11, of_ceiling=of_ceiling,
+    )  # fmt: skip
+
+
+def bound(
+    ms: dict[str, float] | None = None, noise: float = 0.01, kernels: KernelTable | None = None, **facts: Any
+) -> Verdict:
+    record = made(ms, noise=noise, **facts)
+    rows = rows_of(ms, noise=noise)
+    verdict = binding(record, rows, model_of(rows), facts.pop("device_idle", None), kernels)
+    assert verdict is not None
+    return verdict
+
+
+def ranks(saves_s: float = 0.0, exposed_s: float = 0.0) -> Ranks:
+    finding = RankFinding(
+        kind="straggler", rank=1, host="a", phase="data", saves_s=saves_s, low_s=saves_s, high_s=saves_s
+    )
+    facts = {"world": 2, "hosts": {"a": [0, 1]}, "witness": "a test", "steps": 40, "step_s": 0.1, "own": {}}
+    facts |= {"waiting": {}, "waiting_share": 0.2, "by_rank": [], "clocks": {"method": "a test"}, "finding": finding}
+    return Ranks.model_validate({**facts, "exposed_s": {"backward": exposed_s}})
+
+
+def test_a_run_that_computes_is_bound_by_compute() -> None:
+    found = bound(utilisation=use(0.5))
+    assert (found.bound_by, found.certain, found.because) == ("compute", True, "compute")
+    assert found.share == pytest.approx(95.5 / 100.0, rel=0.01)
+    assert found.share_low < found.share < found.share_high <= 1.0
+
+
+@pytest.mark.parametrize("used", [None, 0.05])
+def test_work_that_reaches_little_is_bound_by_nothing_that_is_known(used: float | None) -> None:
+    found = bound(utilisation=None if used is None else use(used))
+    assert found.bound_by is None
+    assert found.because == ("unknown" if used is None else "small operators")
+
+
+def test_a_loader_that_takes_half_binds_for_certain() -> None:
+    found = bound({"data": 100.0}, utilisation=use(0.5))
+    assert (found.bound_by, found.or_bound_by, found.certain) == ("input", None, True)
+    assert found.share == pytest.approx(0.5, rel=0.05)
+
+
+def test_near_a_third_both_causes_are_named() -> None:
+    ms = {"data": 49.0}  # of 147: a third
+    found = bound(ms, noise=0.3, utilisation=use(0.5))
+    assert {found.bound_by, found.or_bound_by} == {"input", "compute"}
+    assert not found.certain
+    assert found.share_low < INPUT < found.share_high
+
+
+def test_equal_runs_near_a_third_do_not_contradict_each_other() -> None:
+    """What 0.2 said of 29 to 50 % of such pairs: one bound by input, the other not, both for certain."""
+    said = []
+    for seed in range(40):
+        rows = rows_of({"data": 49.0}, noise=0.3, seed=seed)
+        found = binding(made({"data": 49.0}, noise=0.3, utilisation=use(0.5)), rows, model_of(rows))
+        said.append((found.bound_by, found.certain))
+    certain = {bound_by for bound_by, sure in said if sure}
+    assert len(certain) <= 1
+
+
+def test_ranks_that_wait_come_before_everything() -> None:
+    assert bound({"data": 100.0}, ranks=ranks(saves_s=0.03)).bound_by == "straggler"
+    assert bound({"data": 100.0}, ranks=ranks(saves_s=0.003)).bound_by == "input"
+
+
+def test_exposed_communication_binds_from_a_fifth_on() -> None:
+    assert bound(ranks=ranks(exposed_s=0.03), utilisation=use(0.5)).bound_by == "communication"
+    assert bound(ranks=ranks(exposed_s=0.01), utilisation=use(0.5)).bound_by == "compute"
+
+
+def kernels(**facts: Any) -> KernelTable:
+    known = {"source": "kernels", "steps": 3, "window_s": 0.3, "phases": {}, "rows": []}
+    known |= {"rest": Rest(rows=0, count=0, total_s=0.0)}
+    known |= {"memory_bound_share": None, "communication_share": None}
+    return KernelTable.model_validate({**known, **facts})
+
+
+def test_a_device_that_waits_for_launches_is_bound_by_the_host() -> None:
+    idle = {"forward": {"busy_s": 0.1, "idle_s": 0.12, "overlap_s": 0.0, "kinds": {}}}
+    record = made(device="cuda", utilisation=use(0.1))
+    rows = rows_of()
+    found = binding(record, rows, model_of(rows), 0.8, kernels(phases=idle))
+    assert (found.bound_by, found.facts["marks"]) == ("host", 0.8)
+    assert found.facts["idle"] == pytest.approx(0.4)
+    assert binding(record, rows, model_of(rows), 0.2, kernels(phases=idle)).bound_by is None
+
+
+def test_kernels_that_wait_for_memory_bind() -> None:
+    found = bound(device="cuda", kernels=kernels(memory_bound_share=0.6), utilisation=use(0.2))
+    assert found.bound_by == "memory bandwidth"
+
+
+@pytest.mark.parametrize("ms, bound_by, certain", [({"data": 100.0}, "input", True), ({}, "compute", False)])
+def test_on_a_busy_machine_only_what_it_cannot_fake_is_certain(
+    ms: dict[str, float], bound_by: str, certain: bool
+) -> None:
+    found = bound(ms, utilisation=use(0.5), contention=busy())
+    assert (found.bound_by, found.certain) == (bound_by, certain)
+
+
+def test_time_outside_every_phase_is_told() -> None:
+    found = bound({"other": 80.0}, utilisation=use(0.3))
+    assert (found.bound_by, found.because) == (None, "outside")
+    assert found.facts["outside"] == pytest.approx(80.0 / 178.0, rel=0.02)
+
+
+def test_without_steps_there_is_no_verdict() -> None:
+    record = made()
+    empty: RunRecord = record.model_copy(update={"time": {}})
+    assert binding(empty, [], model_of([])) is None
+    assert np.isfinite(bound().facts["working"])
