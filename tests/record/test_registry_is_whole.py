@@ -19,6 +19,17 @@ from lm_profiler.record.run import Part, RunRecord
 NO_FIGURES = {
     "schema_version": "of the file",
     "config": "the user's own",
+    "settings": "options of the user and what the machine has, not measured",
+    "mean_counters.step": "none: of all steps",
+    "mean_counters.rank": "always rank 0",
+    "thread_use.*.wall_s": "the three uses added up",
+    "findings[].facts": "figures of its sentence, which stand elsewhere",
+    "verdict.facts": "figures of its sentence, which stand elsewhere",
+    "verdict.share_": "an end of the interval of the share",
+    "steadiness.level_low_s": "an end of the interval of the level",
+    "steadiness.level_high_s": "an end of the interval of the level",
+    "steadiness.drift": "of version 0.2",
+    "waterfall.ci_": "an end of the interval of the step",
     "ranks.world": "environment.world_size again",
     "ranks.hosts": "which ranks a host has: names, in effect",
 }
@@ -26,8 +37,8 @@ NO_FIGURES = {
 
 OF_ALL_PARTS = {
     "n": "how many steps were measured: the same for each part, and steps.measure less those left out",
-    "ci_low": "an end of the interval of the median",
-    "ci_high": "an end of the interval of the median",
+    "mean_low": "an end of the interval of the mean",
+    "mean_high": "an end of the interval of the mean",
 }
 
 

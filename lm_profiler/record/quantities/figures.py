@@ -6,10 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lm_profiler.record.improve import ImproveRecord
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.quantities import ranks, resources, slack, slow_steps, waterfall
 from lm_profiler.record.quantities.floors import FLOORS
 from lm_profiler.record.quantities.improve import IMPROVE
-from lm_profiler.record.quantities.quantity import Quantity, computed, figure, figures_of
+from lm_profiler.record.quantities.lists import ERROR, LISTS
+from lm_profiler.record.quantities.quantity import Place, Quantity, at, computed, figure, figures_of
 from lm_profiler.record.quantities.times import HOST_TIMES, MEMORY, SHARES, SPREAD, TIMES, TOKENS_PER_S, per_step
 from lm_profiler.record.run import Part, RunRecord, Sync
 
@@ -32,7 +34,16 @@ def _of_syncs(what: Callable[[list[Sync]], int]) -> Callable[[RunRecord], int | 
     return lambda record: None if record.syncs is None else what(record.syncs)
 
 
-_ERROR = "norm of the difference to float32, over its norm"
+def _interval_of(part: str, low: str, high: str) -> Callable[[RunRecord], tuple[float, float] | None]:
+    """Of a figure whose part of the record has both ends."""
+
+    def get(record: RunRecord) -> tuple[float, float] | None:
+        ends = at(f"{part}.{low}")(record), at(f"{part}.{high}")(record)
+        return None if None in ends else ends
+
+    return get
+
+
 _SHARE = "share of the step that the bottleneck takes"
 _RATIO = "mean backward over mean forward"
 _ODD = "measured steps far from the others"
@@ -71,9 +82,10 @@ _LOADER = figures_of(
 _STEADINESS = figures_of(
     "steadiness",
     ("known_to", "level known to", "%", "half the 95 % interval of the level, over it"),
-    ("level_s", "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern"),
     ("pattern_s", "pattern", "ms", "what every so many-th step adds to the mean step"),
     ("odd_s", "cost of odd steps", "ms", "what odd steps add to the mean step"),
+    ("pattern.every", "every so many steps", "count", "after how many steps the pattern repeats", "pattern_every"),
+    ("pattern.extra", "slower by", "%", "by what share of the level the slowest steps of the pattern differ"),
     ("rise", "rise", "%", "of a trend: the last step's level over the first's, less 1"),
     ("first", "first step told", "count", "the first measured step that figures are of"),
     ("last", "last step told", "count", "the last measured step that figures are of"),
@@ -81,6 +93,11 @@ _STEADINESS = figures_of(
     ("cut", "steps left out", "count", "measured steps left out because they were not level yet"),
     ("bias_of_mean", "bias of the mean", "%", "shift of the mean if the steps left out were counted"),
     ("recompilations", "recompilations", "count", "of torch.compile, while measuring"),
+)
+
+_LEVEL = replace(
+    figure("steadiness.level_s", "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern"),
+    interval=_interval_of("steadiness", "level_low_s", "level_high_s"),
 )
 
 _THROUGHPUT = (
@@ -108,12 +125,28 @@ _OWNERS = figures_of(
     ),
 )
 
+_USES = (
+    ("ran_s", "ran", "the training thread ran"),
+    ("no_cpu_s", "no CPU", "the training thread was ready and had no CPU"),
+    ("asleep_s", "asleep", "the training thread slept, or waited for something else than a CPU"),
+)
+_THREAD_USE = tuple(
+    replace(
+        figure(f"thread_use.{part}.{name}", f"{part} {title}", "ms", f"in {part}, {meaning}", f"{part}_{name}"),
+        path="" if name == "asleep_s" else f"thread_use.{part}.{name}",  # what is left, which the file does not have
+        of=part,
+        place=Place.ASKED,
+    )
+    for part in PARTS
+    for name, title, meaning in _USES
+)
+
 _NUMERICS = figures_of(
     "numerics",
     ("loss", "loss", "loss", "loss of the first batch, in the run's precision", "audit_loss"),
     ("reference_loss", "loss in float32", "loss", "loss of the first batch, in float32", "audit_float32_loss"),
-    ("output_error", "error of the output", "error", _ERROR),
-    ("gradient_error", "error of the gradients", "error", _ERROR),
+    ("output_error", "error of the output", "error", ERROR),
+    ("gradient_error", "error of the gradients", "error", ERROR),
 )
 
 _MODEL = figures_of(
@@ -133,7 +166,10 @@ _MACHINE = figures_of(
 )
 
 _END = (
-    figure("verdict.share", "share of the bottleneck", "%", _SHARE, "bound_share"),
+    replace(
+        figure("verdict.share", "share of the bottleneck", "%", _SHARE, "bound_share"),
+        interval=_interval_of("verdict", "share_low", "share_high"),
+    ),
     figure("failure.step", "failed at step", "count", "the step in which the run died", "failed_step"),
     figure("failure.rank", "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank"),
     figure("failure.host", "failed on host", "text", "that rank's machine", "failed_host"),
@@ -147,52 +183,6 @@ _END = (
         ("allowed", "allowed", "GiB", "a limit set below the device's memory, as it reports", "oom_allowed_bytes"),
     ),
 )
-
-LISTS: dict[str, tuple[Quantity, ...]] = {
-    "odd_steps": slow_steps.ODD_STEP_ROW,
-    "step_counters": slow_steps.COUNTERS_ROW,
-    "syncs": (
-        figure("file", "file", "text", "of the line that made the host wait for the device"),
-        figure("line", "line", "count", "its number"),
-        figure("function", "function", "text", "what it is in"),
-        figure("count", "times", "count", "how often it made the host wait"),
-        figure("call", "call", "text", "what waits"),
-    ),
-    "other_by_owner.actions": (
-        figure("owner", "owner", "text", "whose code ran: a class, Lightning, or lm_profiler"),
-        figure("action", "action", "text", "hook, method, or a word for several"),
-        figure("seconds", "time", "ms", "of a mean step, without other actions inside of it"),
-        figure("calls", "calls", "number", "in a mean step"),
-        figure("in_steps", "in steps", "count", "of the steps that were timed by action, those in which it took time"),
-    ),
-    "numerics.kinds": (
-        figure("kind", "class", "text", "class of the modules"),
-        figure("modules", "modules", "count", "how many there are"),
-        figure("parameters", "parameters", "text", "dtypes of their own parameters"),
-        figure("outputs", "outputs", "text", "dtypes of their outputs"),
-        figure("gradients", "gradients", "text", "dtypes of their gradients"),
-        figure("gradient_error", "error of the gradients", "error", _ERROR),
-    ),
-    "numerics.losses": (figure("", "loss", "loss", "mean loss of each of the first steps", "numerics_losses"),),
-    "numerics.gradient_norms": (
-        figure("", "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms"),
-    ),
-    "slack.places": slack.PLACE_ROW,
-    "slack.savings": slack.SAVING_ROW,
-    "waterfall.terms": waterfall.TERM_ROW,
-    "waterfall.terms[].contributors": waterfall.CONTRIBUTOR_ROW,
-    "rates.flops": (
-        figure("dtype", "dtype", "text", "of the factors of matrix products"),
-        figure("flops_per_s", "FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against"),
-        figure("source", "source", "text", "where that figure is from"),
-    ),
-    "ranks.by_rank": ranks.RANK_ROW,
-    "ranks.by_rank[].own_by_column_s": (figure("", "own work", "ms", "of the rank in each column", "rank_own_s"),),
-    "ranks.columns": (figure("", "first step", "count", "of each column of the heat map", "ranks_column"),),
-    "rank_step_s": (figure("", "median step", "ms", "median step of each rank", "rank_step_s"),),
-}
-"""By where ``run.json`` has them: rows of a table of their own. Paths and ``get`` are of a row; ``[]``
-is each of a list."""
 
 GROUPS: dict[str, tuple[Quantity, ...]] = {
     title: tuple(replace(quantity, group=title) for quantity in of)
@@ -210,8 +200,10 @@ GROUPS: dict[str, tuple[Quantity, ...]] = {
         "Memory by phase": resources.MEMORY_BY_PHASE,
         "Memory by cause": resources.MEMORY_BY_CAUSE,
         "Other, by its owner": _OWNERS,
+        "Use of the CPU": _THREAD_USE,
+        "Counters of the mean step": slow_steps.MEAN_COUNTERS,
         "Steps": (*_STEPS, *_LOADER),
-        "Steadiness": _STEADINESS,
+        "Steadiness": (_LEVEL, *_STEADINESS),
         "Ranks": ranks.RANKS,
         "Own work and waiting by phase": ranks.RANKS_BY_PHASE,
         "GPU": resources.GPU,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from lm_profiler.record.quantities.quantity import figure
+from dataclasses import replace
+
+from lm_profiler.record.quantities.quantity import Place, at, figure
 
 ODD_STEP_ROW = (
     figure("step", "step", "count", "a step far from the others"),
@@ -37,4 +39,17 @@ COUNTERS_ROW = (
     figure("new_segments", "segments", "count", "how often the allocator asked the driver for memory"),
     figure("sm_clock_hz", "SM clock", "MHz", "of the GPU, during the step"),
     figure("throttled", "throttled", "text", "what held that clock back"),
+)
+
+MEAN_COUNTERS = tuple(
+    replace(
+        of,
+        name=f"mean_{of.name}",
+        title=f"{of.title}, on average",
+        path=f"mean_counters.{of.path}",
+        get=at(f"mean_counters.{of.path}"),
+        place=Place.ASKED,
+    )
+    for of in COUNTERS_ROW
+    if of.name not in ("step", "rank")
 )
