@@ -60,6 +60,7 @@ class ProfilingOptions:
     peak_flops_per_s: float | None
     clock: Callable[[], int]
     quiet: bool
+    verbose: bool
     numerics: NumericsOptions
     verb: Verb
     log_dir: Path

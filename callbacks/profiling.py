@@ -42,6 +42,7 @@ class TrainingProfiler(Callback):
         peak_flops_per_s: dense peak of one device, where the built-in table is not to be asked.
         clock: the host's clock in nanoseconds.
         quiet: print neither progress nor the table.
+        verbose: print all that is known below the table, as ``lm_profiler report`` of the run does.
         numerics: what the precision does to the numbers.
         verb: what is profiled: ``fit``, ``validate``, ``test`` or ``predict``.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
@@ -60,6 +61,7 @@ class TrainingProfiler(Callback):
         peak_flops_per_s: float | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         quiet: bool = False,
+        verbose: bool = False,
         numerics: NumericsOptions | None = None,
         verb: Verb = "fit",
         log_dir: str | Path = "logs",
@@ -75,6 +77,7 @@ class TrainingProfiler(Callback):
             peak_flops_per_s,
             clock,
             quiet,
+            verbose,
             numerics or NumericsOptions(),
             verb,
             Path(log_dir),

@@ -25,6 +25,7 @@ def profiling_callbacks(
     verb: Verb = "fit",
     log_dir: str | Path = "logs",
     action_steps: int = 3,
+    verbose: bool = False,
 ) -> list[Callback]:
     """The instruments for your own ``Trainer``: ``Trainer(callbacks=[*yours, *profiling_callbacks()])``.
 
@@ -40,6 +41,7 @@ def profiling_callbacks(
         verb: what to profile: ``fit``, ``validate``, ``test`` or ``predict``; the Trainer's others are left alone.
         log_dir: folder of all runs; this one's is ``<name>/version_<n>`` below it.
         action_steps: steps in which each action of the loop is timed by its name; 0 for none.
+        verbose: print all that is known at the end, not only what matters most.
 
     Raises:
         ValueError: a number of steps is negative, or nothing is to be measured.
@@ -52,6 +54,7 @@ def profiling_callbacks(
             TraceOptions(steps=trace_steps),
             Launch(name=name),
             verb=verb,
+            verbose=verbose,
             log_dir=log_dir,
             actions=ActionsOptions(steps=action_steps),
         )

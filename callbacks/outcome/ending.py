@@ -238,7 +238,8 @@ class Ending:
     def _show(self) -> None:
         """Print the table in one go."""
         assert self.record is not None
-        put(sys.stdout, render(end_tables(self.record, self._a_recorder().folder), "terminal", sys.stdout))
+        tables = end_tables(self.record, self._a_recorder().folder, self.options.verbose)
+        put(sys.stdout, render(tables, "terminal", sys.stdout))
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any, cast
 
+from jsonargparse import ActionYesNo
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -93,6 +94,8 @@ class OptionsCLI(LightningCLI):
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""
         parser.add_class_arguments(_RunOptions, as_group=False)
+        text = "Print all that is known at the end, as lm_profiler report of the run does."
+        parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
         for key, kind in (INSTRUMENTS | _OFFERED).items():
             parser.add_class_arguments(kind, key)
         super().add_core_arguments_to_parser(parser)

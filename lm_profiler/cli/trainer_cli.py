@@ -154,6 +154,7 @@ class ProfilerCLI(OptionsCLI):
         attempt.profiler = TrainingProfiler(
             launch=attempt.launch,
             peak_flops_per_s=None if peak is None else peak * 1e12,
+            verbose=self._get(self.config, "verbose"),
             verb=self.verb,
             log_dir=log_dir,
             **{key: self._get(self.config_init, key) for key in INSTRUMENTS},
