@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from lm_profiler.callbacks import profiling_callbacks
 
-POINTS, NOISE, HIDDEN, BATCH = 8192, 8, 128, 256
+POINTS, NOISE, HIDDEN, BATCH = 8704, 8, 128, 256
 
 
 def mlp(inputs: int, outputs: int) -> nn.Module:

@@ -40,7 +40,7 @@ def test_plain_module(run: Any) -> None:
     record = run("plain_module")
     first, second = mm(64, 784, 256), mm(64, 256, 10)
     assert record["model"]["parameters"] == 784 * 256 + 256 + 256 * 10 + 10
-    assert record["steps"] == {"warmup": 5, "measure": 20, "actions": 3, "memory": 1, "trace": 3}
+    assert record["steps"] == {"warmup": 5, "measure": 20, "actions": 4, "memory": 1, "trace": 3}
     assert record["throughput"]["samples_per_step"] == 64
     flops = record["utilisation"]["flops"]
     assert (flops["forward"], flops["backward"]) == (first + second, first + 2 * second)

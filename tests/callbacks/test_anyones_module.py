@@ -32,7 +32,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
-STEPS = {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}  # the trace's own warm-up included
+STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}  # with the lines' step, the trace's warm-up
 
 
 def short(**options: Any) -> TrainingProfiler:
@@ -424,7 +424,7 @@ def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     assert (record.name, record.steps) == ("mine", STEPS)
     printed = capsys.readouterr()
     assert "forward" in printed.out
-    assert printed.out.endswith("written to logs/mine/version_0\n")
+    assert "\nwritten to logs/mine/version_0; " in printed.out
     assert "measuring: 3 steps" in printed.err
 
 

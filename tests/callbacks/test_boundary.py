@@ -224,7 +224,7 @@ def test_an_instrument_that_fails_takes_itself_out_alone(tmp_path: Path, monkeyp
     assert not ours.record.memory.causes
     assert "memory failed and was taken out: OSError: no such probe" in ours.record.notes
     assert list(ours.folder.rglob("*.json.gz"))
-    assert len(read_steps(ours.folder / "steps.csv")) == 8
+    assert len(read_steps(ours.folder / "steps.csv")) == 9
 
 
 def _leaves(number: int, frame: FrameType | None) -> None:

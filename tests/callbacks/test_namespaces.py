@@ -20,7 +20,7 @@ from lm_profiler.record.run import read_run
 from lm_profiler.record.steps import read_steps
 
 NAMES = ["lightning.pytorch", "pytorch_lightning"]
-STEPS = {"warmup": 1, "measure": 3, "actions": 3, "memory": 1, "trace": 2}
+STEPS = {"warmup": 1, "measure": 3, "actions": 4, "memory": 1, "trace": 2}
 
 
 @pytest.fixture(params=NAMES)

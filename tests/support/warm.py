@@ -18,6 +18,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
 from types import ModuleType, SimpleNamespace
@@ -32,6 +33,7 @@ from lm_profiler.measure.copies import apart
 
 _PID = os.getpid()
 CONTEXT = multiprocessing.get_context("forkserver")
+get_temp_dir()  # its socket goes there: a test that has a tempdir of its own, a long path, must not be the first to ask
 CONTEXT.set_forkserver_preload(["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.training"])
 
 

@@ -83,9 +83,9 @@ def _wide_facts(entry: Entry, types: Mapping[str | None, str], alone: bool) -> d
 def _wide_times(entry: Entry) -> dict[str, TableCell]:
     parts = {"forward": "fwd", "backward": "back", "forward_backward": "fwd & back"}
     return {
-        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}_{statistic}_s"].get(entry))
+        f"{title} {word} (sec)": six_figures(COLUMNS[f"{part}{statistic}_s"].get(entry))
         for part, title in parts.items()
-        for statistic, word in (("mean", "avg"), ("std", "std"))
+        for statistic, word in (("", "avg"), ("_std", "std"))
     }
 
 
