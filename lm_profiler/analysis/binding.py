@@ -47,11 +47,16 @@ class Seen:
         """Of the mean step."""
         return sum(self.known.mean_s(part) for part in parts) / self.known.step_s
 
-    def half_width(self, share: float, parts: Sequence[str]) -> float:
-        """Half the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step."""
-        off = [sum(row.time(part) for part in parts) - share * row.time("step") for row in self.rows]
-        interval = self.model.interval_of(np.array(off))
-        return 1.0 if interval is None else (interval.high - interval.low) / 2.0 / self.known.step_s
+    def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
+        """The 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
+
+        A mean step is added to it, because the model's intervals are of times.
+        """
+        steps = np.array([row.time("step") for row in self.rows])
+        off = np.array([sum(row.time(part) for part in parts) for row in self.rows]) - share * steps
+        interval = self.model.interval_of(off + steps.mean())
+        half = 1.0 if interval is None else (interval.high - interval.low) / 2.0 / float(steps.mean())
+        return max(share - half, 0.0), min(share + half, 1.0)
 
     @property
     def utilisation(self) -> float | None:
@@ -120,14 +125,12 @@ def _input(seen: Seen) -> Verdict | None:
     """Said where the share is a third at least; with what else may bind it where it may as well be less."""
     parts = ("data", "transfer")
     share = seen.share(*parts)
-    half = seen.half_width(share, parts)
-    if share + half < INPUT:
+    low, high = seen.interval(share, parts)
+    if high < INPUT:
         return None
     facts = {"data": seen.share("data"), "transfer": seen.share("transfer")}
-    said = Verdict(
-        bound_by="input", share=share, share_low=share - half, share_high=share + half, because="input", facts=facts
-    )
-    if share - half >= INPUT:
+    said = Verdict(bound_by="input", share=share, share_low=low, share_high=high, because="input", facts=facts)
+    if low >= INPUT:
         return said
     other = next((verdict for ask in (_host, _memory, _compute) if (verdict := ask(seen)) is not None), None)
     or_bound_by: Bound | None = "compute" if other is None else other.bound_by
@@ -178,12 +181,12 @@ def _compute(seen: Seen) -> Verdict | None:
     share, used = seen.share(*_COMPUTE), seen.utilisation
     if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
-    half = seen.half_width(share, _COMPUTE)
+    low, high = seen.interval(share, _COMPUTE)
     return Verdict(
         bound_by="compute",
         share=share,
-        share_low=share - half,
-        share_high=min(share + half, 1.0),
+        share_low=low,
+        share_high=high,
         because="compute",
         facts={"optimizer": seen.share("optimizer"), "utilisation": used},
     )

@@ -144,9 +144,12 @@ def _input(known: Known) -> Iterator[Finding]:
         asleep = use is not None and use.wall_s > 0.0 and use.asleep_s >= 0.5 * use.wall_s
         asleep_s = 0.0 if use is None else use.asleep_s  # no other program makes a thread sleep
         saves_s = max(waited_s, min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
+        steady = known.record.steadiness
+        now_and_then = (data.median or 0.0) < WORTH * known.step_s and (steady is None or steady.pattern is None)
         yield known.found(
             "input",
             saves_s,
+            now_and_then,
             low_s=data.mean_low,
             high_s=data.mean_high,
             phase="data",

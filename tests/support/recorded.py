@@ -46,10 +46,10 @@ def recorded(
     return read_run(folder)
 
 
-def lines(record: RunRecord) -> dict[str, list[str]]:
-    """What the terminal says, by the line's first word."""
+def lines(record: RunRecord, verbose: bool = False) -> dict[str, list[str]]:
+    """What the terminal says at the run's end, by the line's first word."""
     said: dict[str, list[str]] = {}
-    for line in render(end_tables(record, Path("/logs")), "terminal").splitlines():
+    for line in render(end_tables(record, Path("/logs"), verbose), "terminal").splitlines():
         first, _, rest = line.partition(" ")
         said.setdefault(first, []).append(rest)
     return said

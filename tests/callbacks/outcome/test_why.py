@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pytest
 import torch
 from known_loop import instruments, trainer_with
@@ -15,11 +13,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.analysis.steps.typical import near_median, shares
-from lm_profiler.callbacks.outcome.why import clock_share, in_bursts, input_share, lists_of, mean_rate
-from lm_profiler.record.quantities import TIMED
+from lm_profiler.callbacks.outcome.why import clock_share, lists_of, mean_rate
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, TermName, Waterfall, read_run
-from lm_profiler.record.steps import StepRow
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08
@@ -59,7 +54,7 @@ def fall(tmp_path_factory: pytest.TempPathFactory) -> Waterfall:
     data = FakeTokens(context_length=64, batch_size=2, vocab_size=500)
     record = run(model, tmp_path_factory.mktemp("lm"), data)
     assert record.waterfall is not None, record.notes
-    assert record.waterfall.step_s == record.time["step"].median
+    assert record.waterfall.step_s == record.time["step"].mean
     return record.waterfall
 
 
@@ -138,39 +133,6 @@ def test_what_an_optimizer_is_given_in_lists() -> None:
     parameters = [torch.zeros(3, 4), torch.zeros(5)]
     assert lists_of(parameters) == (17, 4)
     assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
-
-
-def steps_of(waits_ms: Sequence[float], works_ms: Sequence[float]) -> list[StepRow]:
-    """Steps that wait for data, and then are in forward."""
-    rows = []
-    for step, (wait, work) in enumerate(zip(waits_ms, works_ms, strict=True), 1):
-        parts = {"data": wait, "forward": work, "step": wait + work}
-        seconds = tuple(parts.get(part, 0.0) / 1e3 for part in TIMED)
-        rows.append(StepRow(step, "measure", seconds, seconds))
-    return rows
-
-
-def test_a_wait_in_bursts_is_not_the_median_steps() -> None:
-    """Four workers of 80 ms each feed steps of 10 ms: three in four take a batch that lies there."""
-    rng = np.random.default_rng(0)
-    works = 10 + rng.uniform(0, 0.2, 40)
-    waits = np.where(np.arange(40) % 4 == 3, 40.0, 0.58)
-    steps = steps_of(list(waits), list(works))
-    median_ms = float(np.median(waits + works))
-    assert median_ms * input_share(shares(near_median(steps))) == pytest.approx(0.58, rel=0.02)
-    assert median_ms * float(waits.mean() / (waits + works).mean()) > 5  # what the mean would have said
-    (note,) = in_bursts(shares(steps), shares(near_median(steps)), steps)
-    assert note.startswith(
-        "the mean step waits 51% of its time for data and transfer, the median one 5%: 10 of 40 steps waited longer"
-    )
-
-
-def test_a_wait_of_every_step_is_the_median_steps() -> None:
-    assert input_share(shares(near_median(steps_of([30.0] * 5, [10.0] * 5)))) == pytest.approx(0.75)
-    assert input_share(shares(near_median(steps_of([1.0, 90.0, 2.0], [9.0, 10.0, 9.0])))) == pytest.approx(2 / 11)
-    assert input_share(shares(near_median(steps_of([1.0], [3.0])))) == pytest.approx(0.25)
-    assert input_share(shares(near_median([]))) == 0.0
-    assert in_bursts({"data": 0.54}, {"data": 0.5}, []) == []
 
 
 def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
