@@ -86,9 +86,9 @@ def test_every_run_has_its_options_its_main_figures_and_how_it_ended(tmp_path: P
     assert statuses == ["STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_FAILURE"]
     assert metrics(first) == pytest.approx(
         {
-            "Summary/median_step_ms": 10.0,
-            "Summary/median_forward_ms": 3.0,
-            "Summary/median_backward_ms": 5.0,
+            "Summary/step_ms": 10.0,
+            "Summary/forward_ms": 3.0,
+            "Summary/backward_ms": 5.0,
             "Summary/tokens_per_s": 51_200.0,
             "Summary/mfu_percent": 40.0,
             "Summary/allocated_peak_gib": 2.0,
@@ -108,7 +108,7 @@ def test_beside_the_scalars_of_its_steps_a_run_is_still_one_and_its_main_figures
     write_hparams(made_entry(tmp_path / "run"))
     names = [info["name"]["tag"] for info in ask("hparams", "/experiment", {})["metricInfos"]]
     assert all(name.startswith("Summary/") for name in names[:6])
-    assert "Summary/median_step_ms" in names[:5]  # TensorBoard's page shows five until it is asked for more
+    assert "Summary/step_ms" in names[:5]  # TensorBoard's page shows five until it is asked for more
     assert set(names[6:]) == {"host_time_ms/step", "time_ms/step", "train_loss"}
     assert list(sessions(ask)) == ["run"]
 

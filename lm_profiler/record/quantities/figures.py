@@ -132,7 +132,13 @@ _USES = (
 )
 _THREAD_USE = tuple(
     replace(
-        figure(f"thread_use.{part}.{name}", f"{part} {title}", "ms", f"in {part}, {meaning}", f"{part}_{name}"),
+        figure(
+            f"thread_use.{part}.{name}",
+            f"{TIMES[part].title} {title} (ms)",
+            "ms",
+            f"in {part}, {meaning}",
+            f"{part}_{name}",
+        ),
         path="" if name == "asleep_s" else f"thread_use.{part}.{name}",  # what is left, which the file does not have
         of=part,
         place=Place.ASKED,

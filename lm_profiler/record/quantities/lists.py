@@ -17,7 +17,7 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("last", "to step", "count", "the last measured step of the level"),
         figure("seconds", "level", "ms", "mean of its regular steps"),
     ),
-    "steadiness.pattern.slow": (figure("", "place", "count", "of those steps among so many", "pattern_slow"),),
+    "steadiness.pattern.slow": (figure("", "slow step", "count", "its place among so many steps", "pattern_slow"),),
     "findings": (
         figure("name", "finding", "text", _FINDING),
         figure("phase", "phase", "text", "where in the step"),
@@ -34,7 +34,7 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("high_s", "to", "ms", "upper end of that interval"),
     ),
     "between": (
-        figure("what", "what", "text", "what passed between measured steps"),
+        figure("what", "what passed", "text", "between measured steps"),
         figure("seconds", "time", "ms", "what it took in all"),
         figure("times", "times", "count", "how often"),
     ),

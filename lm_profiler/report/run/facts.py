@@ -15,15 +15,17 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
 
 _LISTS_OF = {
     "Other, by its owner": ("other_by_owner.actions",),
-    "Steps": ("odd_steps", "step_counters"),
+    "Steps": ("odd_steps", "step_counters", "between"),
+    "Use of the CPU": ("python_times",),
+    "Steadiness": ("steadiness.levels", "steadiness.pattern.slow"),
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
     "Ranks": ("rank_step_s", "ranks.by_rank"),
     "Slack": ("slack.places", "slack.savings"),
 }
-_STEPS = _LISTS_OF["Steps"]
-_SPARSE = (*_STEPS, "ranks.by_rank")
+_STEPS = ("odd_steps", "step_counters")
+_SPARSE = (*_STEPS, "ranks.by_rank", "findings")
 """Of these no column stands where no row has anything."""
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
 """Lists of bare figures: what each is of, and the number of the first."""
@@ -43,6 +45,7 @@ def sections(record: RunRecord) -> list[Table]:
     times = [of for title in _TIMES for of in GROUPS[title]]
     device, host = ([of for of in times if of.path.startswith("host_") is on_host] for on_host in (False, True))
     tables = [_families(record, device, "Time of a step (ms)")]
+    tables.insert(0, replace(list_table(record, "findings"), title="What could be saved"))
     if record.environment is not None and record.environment.device_type != "cpu":  # elsewhere the two clocks are one
         tables.append(_families(record, host, "Time on the host's clock (ms)"))
     for title, of in GROUPS.items():
@@ -119,7 +122,7 @@ def _families(record: RunRecord, group: Sequence[Quantity], title: str = "") -> 
         part = of.of or of.path.split(".")[1]
         name = of.title.removesuffix(" (host)").removeprefix(TIMES[part].title).lstrip(": ")
         if text := _cell(record, of):
-            cells.setdefault(name or "median [95 % interval]", {})[part] = text
+            cells.setdefault(name or "mean [95 % interval]", {})[part] = text
     parts = [part for part in (*PARTS, "forward_backward", "step") if any(part in column for column in cells.values())]
     rows = [[TIMES[part].title, *(column.get(part, "") for column in cells.values())] for part in parts]
     return text_table(["phase", *cells], rows, title=title)

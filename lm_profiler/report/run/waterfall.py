@@ -176,7 +176,7 @@ def _to_win(fall: Waterfall) -> list[str]:
         largest = max(term.contributors, key=lambda of: of.seconds, default=None)
         told = "" if largest is None else f" ({_told(largest, digits)})"
         places.append(f"at most {ceiling_text(fall, term)} ms in {title_in(fall, term.name)}{told}")
-    return [f"could save {'; '.join(places)}"] if places else []
+    return [f"could save: {'; '.join(places)}"] if places else []
 
 
 def _told(of: Contributor, digits: int) -> str:

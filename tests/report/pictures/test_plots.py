@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from made_runs import WARMUP, made_entry, made_rows
 from made_waterfall import made_waterfall
@@ -60,14 +61,13 @@ def test_a_step_is_stacked_from_its_parts_in_their_colours(swept: list[Entry]) -
     assert axes.get_ylabel() == "context"
 
 
-def test_the_bar_of_error_is_the_medians_interval(tmp_path: Path) -> None:
+def test_the_bar_of_error_is_the_means_interval(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run")
-    # 20 values of 9.97, 10 and 10.03: 95 % lies between the 6th and the 15th.
-    ms = sorted(row.time("step") * 1e3 for row in made_rows() if row.stage == "measure")
+    ms = np.array([row.time("step") * 1e3 for row in made_rows() if row.stage == "measure"])
     [bar] = draw("phases", [entry]).axes[0].containers[-1].lines[2][0].get_segments()
-    assert bar[:, 0] == pytest.approx([ms[5], ms[14]])
-    assert ms[5] < 9.98
-    assert ms[14] > 10.02
+    student = 2.093 * ms.std(ddof=1) / ms.size**0.5  # of independent steps
+    assert bar[:, 0].mean() == pytest.approx(ms.mean(), rel=1e-4)
+    assert student * 0.9 < (bar[1, 0] - bar[0, 0]) / 2 < student * 1.6
 
 
 def test_memory_stands_against_the_context_length_and_oom_is_said(swept: list[Entry]) -> None:
@@ -99,11 +99,11 @@ def test_mfu_has_the_steps_interval_turned_over(tmp_path: Path) -> None:
     entry = made_entry(tmp_path / "run")
     assert entry.record is not None
     step = entry.record.time["step"]
-    assert step.ci_low is not None
-    assert step.ci_high is not None
+    assert step.mean_low is not None
+    assert step.mean_high is not None
     [bar] = draw("mfu", [entry]).axes[0].containers[0].lines[2][0].get_segments()
     ideal_s = 0.4 * 10e-3
-    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.ci_high, 100 * ideal_s / step.ci_low])
+    assert bar[:, 1] == pytest.approx([100 * ideal_s / step.mean_high, 100 * ideal_s / step.mean_low])
 
 
 def test_the_warm_up_is_shaded_and_what_was_found_to_belong_to_it(tmp_path: Path) -> None:
@@ -192,18 +192,19 @@ def test_labels_say_what_differs_and_not_bare_values(tmp_path: Path) -> None:
     assert [text.get_text() for text in legend.get_texts()][-1] == "bf16-mixed, compiled"
 
 
-def test_stacked_phases_end_at_the_median_step_that_is_printed(tmp_path: Path) -> None:
+def test_stacked_phases_end_at_the_mean_step_that_is_printed(tmp_path: Path) -> None:
     rows = []
-    for step, (forward_s, backward_s) in enumerate([(1e-3, 9e-3), (9e-3, 1e-3), (3e-3, 3e-3)], 1):  # medians: 3, 3, 10
+    for step, (forward_s, backward_s) in enumerate(
+        [(1e-3, 9e-3), (9e-3, 1e-3), (3e-3, 3e-3)], 1
+    ):  # means: 13/3, 13/3, 26/3
         parts = dict.fromkeys(PARTS, 0.0) | {"forward": forward_s, "backward": backward_s}
         rows.append(StepRow(step, "measure", (*parts.values(), sum(parts.values())), (0.0,) * len(TIMED)))
     entry = made_entry(tmp_path / "run")
     record = entry.record.model_copy(update={"time": summaries(rows, "device", model_of(rows, as_they_are=True))})
     figure = draw("phases", [replace(entry, record=record)])
-    assert sum(bars(figure, 0).values()) == pytest.approx(10.0)
-    assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(5.0)
-    assert texts(figure) == ["10.0 ms"]
-    assert "scaled to add up to the median step" in figure.axes[0].get_xlabel()
+    assert sum(bars(figure, 0).values()) == pytest.approx(26 / 3)
+    assert bars(figure, 0)[PART_COLOURS["forward"]] == pytest.approx(13 / 3)
+    assert texts(figure) == ["8.7 ms"]
 
 
 @pytest.mark.parametrize("kind", ["steps", "phases", "mfu"])
@@ -241,8 +242,8 @@ def test_repeats_share_a_bar_and_a_failed_one_is_counted(tmp_path: Path) -> None
     assert texts(figure) == ["11.0 ms 3 ok, 1 failed"]
     [bar] = figure.axes[0].containers[-1].lines[2][0].get_segments()
     assert bar[:, 0] == pytest.approx([10.0, 12.0])
-    assert figure.axes[0].get_xlabel().endswith("the median step, of repeats, the extremes")
-    assert draw("phases", repeats[:1]).axes[0].get_xlabel().endswith("the median step, with 95 % interval")
+    assert figure.axes[0].get_xlabel().endswith("the mean step, of repeats, the extremes")
+    assert draw("phases", repeats[:1]).axes[0].get_xlabel().endswith("the mean step, with 95 % interval")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

@@ -51,7 +51,7 @@ def test_bars_lead_from_nought_to_the_measured_step(tmp_path: Path) -> None:
 
 def test_each_bar_is_cut_into_its_phases(tmp_path: Path) -> None:
     [axes] = draw("waterfall", [entry(tmp_path)]).axes
-    (left, middle, forward), (_, right, backward) = spans(axes)["slow products"]
+    (left, middle, forward), (_, right, backward) = spans(axes)["slow matmuls"]
     assert (middle - left, right - middle) == pytest.approx((41.0 / 3, 41.0 * 2 / 3))
     assert (forward, backward) == (PART_COLOURS["forward"], PART_COLOURS["backward"])
     assert [colour for *_, colour in spans(axes)["input"]] == [PART_COLOURS["data"]]
@@ -94,7 +94,7 @@ def test_several_runs_share_their_terms_and_the_scale_and_the_others_are_told(tm
     assert one.get_xlim() == other.get_xlim()
     assert one.get_ylim() == other.get_ylim()
     rows = [tick.get_text() for tick in one.get_yticklabels()]
-    assert rows.index("slow products") < rows.index("recomputation") < rows.index("memory traffic")
+    assert rows.index("slow matmuls") < rows.index("recomputation") < rows.index("memory traffic")
     told = figure.get_supxlabel()
     assert "xl: No waterfall: the run ended" in told
     assert "medium: No waterfall: no step was traced. Run it again with --trace.steps=2." in told

@@ -62,7 +62,11 @@ def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: Run
     for of in GROUPS[group]:
         assert of.get(full) is not None, of.name
         times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time", "floors")
-        in_ms = times or group in ("Terms of the waterfall", "Own work and waiting by phase")  # the titles say so
+        in_ms = times or group in (
+            "Terms of the waterfall",
+            "Own work and waiting by phase",
+            "Use of the CPU",
+        )  # the titles say so
         text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
         assert text in cells, of.name
 
@@ -81,15 +85,7 @@ def test_so_is_every_row_of_its_lists(full: RunRecord, path: str) -> None:
 @pytest.mark.parametrize("kind", ["terminal", "markdown"])
 def test_the_page_says_what_is_no_figure_too(full: RunRecord, kind: str, tmp_path: Any) -> None:
     page = render(run_page(full, tmp_path), kind)
-    assert full.verdict is not None
-    assert full.steadiness is not None
-    for said in (
-        full.verdict.evidence,
-        full.verdict.advice,
-        full.steadiness.evidence,
-        full.command,
-    ):
-        assert said in page
+    assert full.command in page
     assert all(note in page for note in full.notes)
 
 
@@ -162,4 +158,4 @@ def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> N
     record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
     assert len(list_table(record, "odd_steps").headings) == 5
     assert not list_table(record, "step_counters").rows
-    assert odd_text(record.odd_steps[0]) == "step 9: 1.1 s, 11 x the median, +1.0 s in other"
+    assert odd_text(record.odd_steps[0]) == "step 9: 1.1 s, 11 x what others take, +1.0 s in other"

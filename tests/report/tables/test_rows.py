@@ -38,9 +38,9 @@ def test_facts_that_differ_are_columns_and_the_others_are_said_once():
         "optimizer adamw\n"
         "unknown in all rows: tokens/s, MFU, planned peak, peak resident\n"
         "run  size   batch             step (ms)  forward (ms)  backward (ms)  status\n"
-        "a    small      4  30.00 [30.00, 30.00]         10.00          20.00  ok\n"
-        "b    xl         8  70.00 [70.00, 70.00]         20.00          50.00  ok\n"
-        "[ ]: 95 % interval of the median\n"
+        "a    small      4  30.00 [29.98, 30.02]         10.00          20.00  ok\n"
+        "b    xl         8  70.00 [69.95, 70.05]         20.00          50.00  ok\n"
+        "[ ]: 95 % interval of the mean\n"
     )
 
 
@@ -61,7 +61,7 @@ def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
     assert row["status"] == "3 ok, 1 failed"
     shown = terminal(rows(repeats_together([*entries, failed])))
     assert "32.00 [30.00, 50.00]" in shown
-    assert "n > 1: the median of n runs' medians [the lowest, the highest]" in shown
+    assert "n > 1: the median of n runs' means [the lowest, the highest]" in shown
     assert "failed: Error: it broke" in shown
 
 
@@ -90,7 +90,7 @@ def test_chosen_columns_are_shown_as_chosen_with_options_by_their_path():
     chosen = columns_named(["data.batch_size", "backward_s", "verb"], [run("a", FAST)])
     table = rows([[run("a", FAST)]], chosen)
     assert titles(table) == ["batch", "backward (ms)", "verb"]
-    assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [20.00, 20.00]", "fit"]
+    assert [cell.text for cell in table.rows[0]] == ["4", "20.00 [19.99, 20.01]", "fit"]
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
     ]
     table = pivot(entries, [column("size")], [column("precision")], column("step_s"))
     assert terminal(table) == (
-        "step (ms): median [95 % interval]\n"
+        "step (ms): mean [95 % interval]\n"
         "size                32-true            bf16-mixed\n"
-        "small  30.00 [30.00, 30.00]  70.00 [70.00, 70.00]\n"
+        "small  30.00 [29.98, 30.02]  70.00 [69.95, 70.05]\n"
         "xl                      OOM\n"
         "2.7B                                      refused\n"
         "xl 32-true: OOM: Error: no memory left\n"
@@ -142,7 +142,7 @@ def test_a_cell_without_a_run_stands_beside_those_that_have_one():
     cell = Cell(id="b", overrides={"data.batch_size": "16", "trainer.precision": "32"}, repeat=0, arguments=["fit"])
     killed = replace(ran, record=None, cell=cell, sibling=ran, folder=Path("b"))
     table = pivot([killed, ran], [column("batch_size")], [column("precision"), column("device")], column("step_s"))
-    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [30.00, 30.00]"], ["16", "not run"]]
+    assert [[cell.text for cell in row] for row in table.rows] == [["8", "30.00 [29.98, 30.02]"], ["16", "not run"]]
     assert titles(table) == ["batch", "32-true H100"]
 
 
