@@ -47,5 +47,5 @@ def between_steps(
     if saved:
         seconds[CHECKPOINT] = sum(of.end_ns - of.begin_ns for of in saved) * 1e-9
         times[CHECKPOINT] = len(saved)
-    found = [BetweenSteps(what=what, seconds=s, times=times[what]) for what, s in seconds.items() if s > 0.0]
-    return sorted(found, key=lambda of: -of.seconds)
+    between = [BetweenSteps(what=what, seconds=s, times=times[what]) for what, s in seconds.items() if s > 0.0]
+    return sorted(between, key=lambda of: -of.seconds)

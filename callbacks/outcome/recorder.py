@@ -172,8 +172,8 @@ class Recorder:
         record = record.model_copy(update={"waterfall": fell, "settings": settings})
         judged = partial(binding, record, self._steps, self._model, measured.device_idle, late.kernels)
         verdict = try_or_note("verdict", judged, notes)
-        found = try_or_note("findings", lambda: findings_of(record), notes) or []
-        record = record.model_copy(update={"verdict": verdict, "findings": found})
+        findings = try_or_note("findings", lambda: findings_of(record), notes) or []
+        record = record.model_copy(update={"verdict": verdict, "findings": findings})
         try_or_note("scalars in TensorBoard", lambda: self._log_scalars(record), notes)
         try_or_note("HPARAMS in TensorBoard", lambda: write_hparams(Entry(self.folder, record)), notes)
         record = record.model_copy(update={"notes": notes})

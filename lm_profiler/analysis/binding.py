@@ -26,7 +26,7 @@ _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunFacts:
     """What a run's steps and its trace show.
 
     Attributes:
@@ -89,7 +89,7 @@ def binding(
     known = Known(record)
     if not rows or known.step_s <= 0.0:
         return None
-    seen = Seen(known, rows, model, device_idle, kernels)
+    seen = RunFacts(known, rows, model, device_idle, kernels)
     for ask in (_straggler, _input, _communication, _host, _memory, _compute):
         verdict = ask(seen)
         if verdict is not None:
@@ -97,7 +97,7 @@ def binding(
     return _certain(_nothing(seen), seen)
 
 
-def _certain(verdict: Verdict, seen: Seen) -> Verdict:
+def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
     """Not certain where the steps do not tell, or something else had what the machine's rates are held against."""
     distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     few = seen.model.end - seen.model.first < FEWEST_VALUES
@@ -107,10 +107,10 @@ def _certain(verdict: Verdict, seen: Seen) -> Verdict:
     return verdict.model_copy(update={"certain": not unsure})
 
 
-Ask = Callable[[Seen], Verdict | None]
+Ask = Callable[[RunFacts], Verdict | None]
 
 
-def _straggler(seen: Seen) -> Verdict | None:
+def _straggler(seen: RunFacts) -> Verdict | None:
     ranks = seen.known.record.ranks
     if ranks is None or not ranks.finding.saves_s or not ranks.step_s:
         return None
@@ -121,7 +121,7 @@ def _straggler(seen: Seen) -> Verdict | None:
     return Verdict(bound_by="straggler", share=share, share_low=ends[0], share_high=ends[1], because="straggler")
 
 
-def _input(seen: Seen) -> Verdict | None:
+def _input(seen: RunFacts) -> Verdict | None:
     """Said where the share is a third at least; with what else may bind it where it may as well be less."""
     parts = ("data", "transfer")
     share = seen.share(*parts)
@@ -139,7 +139,7 @@ def _input(seen: Seen) -> Verdict | None:
     return said.model_copy(update={"bound_by": or_bound_by, "or_bound_by": "input"})
 
 
-def _communication(seen: Seen) -> Verdict | None:
+def _communication(seen: RunFacts) -> Verdict | None:
     """What no compute hides: as the ranks say it, without their waiting; else as rank 0's trace has it."""
     ranks = seen.known.record.ranks
     share = None if seen.kernels is None else seen.kernels.communication_share
@@ -150,7 +150,7 @@ def _communication(seen: Seen) -> Verdict | None:
     return Verdict(bound_by="communication", share=share, because="communication")
 
 
-def _host(seen: Seen) -> Verdict | None:
+def _host(seen: RunFacts) -> Verdict | None:
     """A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too."""
     idle, used = seen.idle_share, seen.utilisation
     if not seen.known.on_device or (idle is None and used is None):
@@ -170,14 +170,14 @@ def _host(seen: Seen) -> Verdict | None:
     return Verdict(bound_by="host", share=idle, because="host", facts=facts) if launches else None
 
 
-def _memory(seen: Seen) -> Verdict | None:
+def _memory(seen: RunFacts) -> Verdict | None:
     share = None if seen.kernels is None else seen.kernels.memory_bound_share
     if share is None or share < MEMORY:
         return None
     return Verdict(bound_by="memory bandwidth", share=share, because="memory bandwidth")
 
 
-def _compute(seen: Seen) -> Verdict | None:
+def _compute(seen: RunFacts) -> Verdict | None:
     share, used = seen.share(*_COMPUTE), seen.utilisation
     if share < 1.0 - OTHER or used is None or used < (_BUSY if seen.known.on_device else _WORKING):
         return None  # busy, but with what? Low or unknown utilisation does not say
@@ -192,7 +192,7 @@ def _compute(seen: Seen) -> Verdict | None:
     )
 
 
-def _nothing(seen: Seen) -> Verdict:
+def _nothing(seen: RunFacts) -> Verdict:
     """What stands out though nothing binds: time outside every phase, or how little of the machine is used."""
     outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
     facts = {"working": seen.share(*_COMPUTE), "outside": outside, "data": seen.share("data")}

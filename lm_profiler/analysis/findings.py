@@ -104,7 +104,7 @@ class Known:
         fall = self.record.waterfall
         return None if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
 
-    def found(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
+    def finding(self, name: FindingName, saves_s: float, may: bool = False, **more: Any) -> Finding:
         share = saves_s / self.whole_s if self.whole_s > 0.0 else 0.0
         return Finding.model_validate({"name": name, "saves_s": saves_s, "share": share, "may": may, **more})
 
@@ -117,19 +117,19 @@ def findings_of(record: RunRecord) -> list[Finding]:
     known = Known(record)
     if known.whole_s <= 0.0:
         return []
-    found = [finding for look in FINDINGS for finding in look(known) if finding.share >= WORTH]
+    worth = [finding for look in FINDINGS for finding in look(known) if finding.share >= WORTH]
 
     def likely_s(finding: Finding) -> float:
         doubted = _DOUBTED if finding.may and known.contended else 1.0
         return finding.saves_s * LIKELY.get(finding.name, 1.0) * doubted
 
-    return sorted(found, key=lambda finding: -likely_s(finding))
+    return sorted(worth, key=lambda finding: -likely_s(finding))
 
 
 def _ranks(known: Known) -> Iterator[Finding]:
     of = known.record.ranks.finding if known.record.ranks is not None else None
     if of is not None and of.saves_s:
-        yield known.found("ranks", of.saves_s, low_s=of.low_s, high_s=of.high_s, phase=of.phase)
+        yield known.finding("ranks", of.saves_s, low_s=of.low_s, high_s=of.high_s, phase=of.phase)
 
 
 def _input(known: Known) -> Iterator[Finding]:
@@ -146,7 +146,7 @@ def _input(known: Known) -> Iterator[Finding]:
         saves_s = max(waited_s, min(asleep_s, data.mean or 0.0)) if empty or asleep else waited_s
         steady = known.record.steadiness
         now_and_then = (data.median or 0.0) < WORTH * known.step_s and (steady is None or steady.pattern is None)
-        yield known.found(
+        yield known.finding(
             "input",
             saves_s,
             now_and_then,
@@ -158,7 +158,7 @@ def _input(known: Known) -> Iterator[Finding]:
         )
     if copied_s:
         pinned = {} if settings.pin_memory is None else {"pinned": float(settings.pin_memory)}
-        yield known.found("transfer", copied_s, phase="transfer", facts=pinned)
+        yield known.finding("transfer", copied_s, phase="transfer", facts=pinned)
 
 
 def _between(known: Known) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _between(known: Known) -> Iterator[Finding]:
         if workers is not None:
             facts["workers"] = float(workers)
         each_s = known.scale * of.seconds / max(known.steps, 1)
-        yield known.found(names[of.what], each_s, facts=facts)
+        yield known.finding(names[of.what], each_s, facts=facts)
 
 
 def _owners(known: Known) -> Iterator[Finding]:
@@ -198,7 +198,7 @@ def _owners(known: Known) -> Iterator[Finding]:
         logs = owner.endswith(_LOGGERS) or owner == LIGHTNING
         where = _line(known, "other", seconds) if not logs else {}
         own = {key: value for key, value in where.items() if key != "owner"}
-        yield known.found(
+        yield known.finding(
             "logging" if logs else "owner", seconds * scale, phase="other", **{**own, "owner": longest[owner]}
         )
 
@@ -225,7 +225,7 @@ def _python(known: Known) -> Iterator[Finding]:
             "line": longest.line,
             "what": longest.what,
         }
-        yield known.found(name, seconds, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
+        yield known.finding(name, seconds, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
 
 
 def _outside_torch(row: PythonTime) -> float:
@@ -242,7 +242,7 @@ def _asleep(known: Known) -> Iterator[Finding]:
         if known.on_device or phase not in _COMPUTE or phase in told or not use.wall_s:
             continue
         # Threads of one operator wait for each other, and longer where others have the cores.
-        yield known.found("sleep", known.mean_s(phase) * use.asleep_s / use.wall_s, may=True, phase=phase)
+        yield known.finding("sleep", known.mean_s(phase) * use.asleep_s / use.wall_s, may=True, phase=phase)
 
 
 def _pattern(known: Known) -> Iterator[Finding]:
@@ -255,24 +255,24 @@ def _pattern(known: Known) -> Iterator[Finding]:
     if part in ("data", "transfer") or any(of.share >= WORTH for of in told):
         return
     facts = {"every": float(steady.pattern.every), "extra": steady.pattern.extra}
-    yield known.found("pattern", known.scale * steady.pattern_s, phase=part, facts=facts)
+    yield known.finding("pattern", known.scale * steady.pattern_s, phase=part, facts=facts)
 
 
 def _counters(known: Known) -> Iterator[Finding]:
     mean = known.record.mean_counters
     if mean is not None and mean.gc_s:
-        yield known.found("garbage", mean.gc_s)
+        yield known.finding("garbage", mean.gc_s)
     if mean is not None and mean.compile_s:
-        yield known.found("compilation", mean.compile_s, owner=mean.compiled)
+        yield known.finding("compilation", mean.compile_s, owner=mean.compiled)
 
 
 def _checks(known: Known) -> Iterator[Finding]:
     """What is switched on to find errors, and costs time."""
     compute_s = sum(known.mean_s(part) for part in ("forward", "backward"))
     if known.settings.anomalies:
-        yield known.found("anomalies", compute_s)
+        yield known.finding("anomalies", compute_s)
     if known.settings.profiler is not None:
-        yield known.found("profiler", known.step_s, may=True, owner=known.settings.profiler)
+        yield known.finding("profiler", known.step_s, may=True, owner=known.settings.profiler)
 
 
 def _sync(known: Known) -> Iterator[Finding]:
@@ -285,7 +285,7 @@ def _sync(known: Known) -> Iterator[Finding]:
     worst = max(syncs, key=lambda sync: sync.count)
     where: dict[str, Any] = {"file": worst.file, "line": worst.line, "what": worst.call or worst.function}
     facts = {"lines": float(len(syncs)), "count": float(worst.count)}
-    yield known.found("sync", sum(waits), facts=facts, **where)
+    yield known.finding("sync", sum(waits), facts=facts, **where)
 
 
 def _small_batch(known: Known) -> Iterator[Finding]:
@@ -299,7 +299,7 @@ def _small_batch(known: Known) -> Iterator[Finding]:
     for name in ("tokens_per_batch", "samples_per_batch"):
         if (count := getattr(known.settings, name)) is not None:
             facts[name] = float(count)
-    yield known.found("small_batch", min(fixed_s, known.step_s) / 2.0, may=True, facts=facts)
+    yield known.finding("small_batch", min(fixed_s, known.step_s) / 2.0, may=True, facts=facts)
 
 
 def _lightning_s(known: Known) -> float:
@@ -312,9 +312,9 @@ def _lightning_s(known: Known) -> float:
 def _optimizer(known: Known) -> Iterator[Finding]:
     optimizer_s = known.host_s("optimizer")
     if known.settings.fused_optimizer is False:
-        yield known.found("optimizer", optimizer_s, may=True, phase="optimizer")
+        yield known.finding("optimizer", optimizer_s, may=True, phase="optimizer")
     if known.host_s("clip") >= 2 * WORTH * known.whole_s:
-        yield known.found("clip", known.host_s("clip"), may=True, phase="clip")
+        yield known.finding("clip", known.host_s("clip"), may=True, phase="clip")
 
 
 def _compile(known: Known) -> Iterator[Finding]:
@@ -327,7 +327,7 @@ def _compile(known: Known) -> Iterator[Finding]:
             for term in (known.record.waterfall.terms if known.record.waterfall is not None else ())
             if term.name in ("gaps", "bandwidth", "beyond_bandwidth")
         )
-        yield known.found("compile", max(fused_s - optimizer_s - told_s, 0.0), may=True)
+        yield known.finding("compile", max(fused_s - optimizer_s - told_s, 0.0), may=True)
 
 
 def _precision(known: Known) -> Iterator[Finding]:
@@ -337,22 +337,22 @@ def _precision(known: Known) -> Iterator[Finding]:
         products_s = 0.0 if use is None else (use.of_ceiling or use.hfu or 0.0) * known.step_s
     settings = known.settings
     if settings.precision == "float64" or str(settings.precision).startswith("64"):
-        yield known.found("double", products_s)
+        yield known.finding("double", products_s)
     elif settings.full_precision and settings.half_precision:
-        yield known.found("precision", products_s, may=True, what=settings.half_precision)
+        yield known.finding("precision", products_s, may=True, what=settings.half_precision)
     if settings.full_precision and settings.tf32 is False and known.on_device:
-        yield known.found("tf32", products_s, may=True)
+        yield known.finding("tf32", products_s, may=True)
 
 
 def _recomputation(known: Known) -> Iterator[Finding]:
     free = known.settings.memory_free_share
     if known.settings.checkpointing and (free is None or free >= 0.3):
-        yield known.found("recomputation", known.term_s("recomputation") or 0.0, may=free is None)
+        yield known.finding("recomputation", known.term_s("recomputation") or 0.0, may=free is None)
 
 
 def _communication(known: Known) -> Iterator[Finding]:
     exposed_s = sum(known.record.ranks.exposed_s.values()) if known.record.ranks is not None else 0.0
-    yield known.found("communication", exposed_s or known.term_s("communication") or 0.0, may=True)
+    yield known.finding("communication", exposed_s or known.term_s("communication") or 0.0, may=True)
 
 
 def _waits_for_host(known: Known) -> bool:

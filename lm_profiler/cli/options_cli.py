@@ -89,7 +89,7 @@ class OptionsCLI(LightningCLI):
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # which here depends on the call
         """The verb of the call, and which of its arguments are no options here: a parser of each takes 0.05 s."""
         verb = self.call.arguments[0]
-        return {verb: LightningCLI.subcommands()[verb] | {"return_predictions"}}  # see run_verb
+        return {verb: LightningCLI.subcommands()[verb] | {"return_predictions", "verbose"}}  # see run_verb; ours
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""

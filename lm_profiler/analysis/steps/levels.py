@@ -32,7 +32,7 @@ _LONGEST = 400  # of more values, means of a few at once are searched: the searc
 
 
 @dataclass(frozen=True)
-class Course:
+class Levels:
     """The fitted course of a series of n values.
 
     Attributes:
@@ -58,7 +58,7 @@ class Course:
         return float(self.shape[-1] - self.shape[0])
 
 
-def course_of(y: Series, smallest: float) -> Course:
+def course_of(y: Series, smallest: float) -> Levels:
     """The course of ``y``, a logarithm without odd values; a trend smaller than ``smallest`` counts as none."""
     n = y.size
     few = -(-n // _LONGEST)
@@ -71,7 +71,7 @@ def course_of(y: Series, smallest: float) -> Course:
         cuts, shape, tau = [], np.interp(np.arange(n), at, short - short.mean()), decay * few
     edges = (0, *(few * cut for cut in cuts), n)
     rest = y - shape
-    return Course(edges, tuple(float(rest[a:b].mean()) for a, b in pairwise(edges)), shape, tau)
+    return Levels(edges, tuple(float(rest[a:b].mean()) for a, b in pairwise(edges)), shape, tau)
 
 
 def change_costs(n: int, changes: int) -> float:
@@ -93,19 +93,19 @@ def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
     n = y.size
     most = min(_MOST_CHANGES, n // 10)
     y = y - np.median(y)
-    scores, found = [], []
+    scores, ways_of = [], []
     for phi in _PHI:
         costs = _Costs.of(y, float(phi))
         score, ways = costs.segmentations(most)
         burst_score, burst = costs.burst()
         scores.append([*score, burst_score])
-        found.append([*ways, burst])
+        ways_of.append([*ways, burst])
     total, weight = _marginal(np.array(scores))
     needed = [change_costs(n, changes) for changes in range(most + 1)] + [change_costs(n, 2) - _BURST_BONUS]
     margin = total[0] - total - np.array(needed)
     margin[0] = 0.0
     best = int(margin.argmax())
-    cuts = _clear(y, found[int(weight[:, best].argmax())][best], smallest)
+    cuts = _clear(y, ways_of[int(weight[:, best].argmax())][best], smallest)
     return cuts, float(margin[best]) if cuts else 0.0
 
 
@@ -177,7 +177,7 @@ class _Costs:
         n, left, log_weights = self.n, self._left, np.log(self.weights)
         best, log_weight = left[0], log_weights[0].copy()
         back: list[NDArray[np.intp]] = []
-        scores, found = [], []
+        scores, ways_of = [], []
         ends = np.arange(n + 1)
         for changes in range(most + 1):
             cuts: list[int] = []
@@ -191,9 +191,9 @@ class _Costs:
                 for step in reversed(back):
                     at = int(step[at])
                     cuts.insert(0, at)
-            found.append(cuts)
+            ways_of.append(cuts)
             scores.append(self._score(float(best[n]), changes + 1, float(log_weight[n])))
-        return scores, found
+        return scores, ways_of
 
     def burst(self) -> tuple[float, list[int]]:
         """The score of the best segment that has one level before and after it, and where it is."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lm_profiler.analysis.steps.levels import Course, course_of
+from lm_profiler.analysis.steps.levels import Levels, course_of
 from lm_profiler.analysis.steps.patterns import Phases, noise_of, pattern_of
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, Interval, Series, finite, mean_interval
 
@@ -26,6 +26,9 @@ SMALLEST_EFFECT = 0.01
 
 ODD = 0.10
 """Of its level: a step that is off by less moves no figure by anything to speak of."""
+
+_ODD_OF_FEW = 0.5
+"""The same of fewer than ten steps, whose noise is hardly known."""
 
 FEWEST_STEPS = 10
 """Below ten steps no course and no pattern is looked for."""
@@ -197,7 +200,7 @@ def fit(step_s: ArrayLike) -> StepModel:
     x = finite(step_s)
     n = x.size
     if n < FEWEST_STEPS or not x.min() > 0.0:
-        return StepModel(x, 0, (0, n), np.zeros(n), True, None, np.zeros(n, bool), 0, n)
+        return plain(x)
     y = np.log(x)
     phases = _phases(y)
     pattern = np.zeros(n) if phases is None else phases.repeated(n)
@@ -243,9 +246,9 @@ def plain(step_s: ArrayLike) -> StepModel:
     x = finite(step_s)
     n = x.size
     odd = np.zeros(n, bool)
-    if n >= FEWEST_STEPS and x.min() > 0.0:
+    if n and x.min() > 0.0:
         near, away = _hampel(np.log(x))
-        odd = away & (np.abs(x / np.exp(near) - 1.0) >= ODD)
+        odd = away & (np.abs(x / np.exp(near) - 1.0) >= (ODD if n >= FEWEST_STEPS else _ODD_OF_FEW))
     return StepModel(x, 0, (0, n), np.zeros(n), True, None, odd, 0, n)
 
 
@@ -259,7 +262,7 @@ def _phases(y: Series) -> Phases | None:
     return pattern_of(y - course.fitted, SMALLEST_EFFECT)
 
 
-def _fitted(y: Series) -> tuple[Course, NDArray[np.bool_]]:
+def _fitted(y: Series) -> tuple[Levels, NDArray[np.bool_]]:
     """The course of ``y``, and which of its values are far from their neighbours."""
     clean, away = _hampel(y)
     return course_of(clean, _SMALL), away
@@ -289,7 +292,7 @@ def _far_out(y: Series) -> int:
     return min(cut, half)
 
 
-def _high_levels(course: Course, most: int) -> int:
+def _high_levels(course: Levels, most: int) -> int:
     """Values of leading levels that lie above most of what follows; at most ``most``."""
     whole, begins = np.repeat(course.levels, np.diff(course.edges)), 0
     for edge, level in zip(course.edges[1:-1], course.levels, strict=False):
@@ -299,8 +302,8 @@ def _high_levels(course: Course, most: int) -> int:
     return begins
 
 
-def _without(course: Course, begins: int) -> Course:
+def _without(course: Levels, begins: int) -> Levels:
     """``course`` from ``begins`` on, where a level begins."""
     kept = course.edges.index(begins)
     edges = tuple(edge - begins for edge in course.edges[kept:])
-    return Course(edges, course.levels[kept:], course.shape[begins:], course.decay)
+    return Levels(edges, course.levels[kept:], course.shape[begins:], course.decay)

@@ -123,12 +123,12 @@ def shares(times: Mapping[str, TimeSummary]) -> dict[str, float]:
 
 def odd_steps(rows: Sequence[StepRow], model: StepModel) -> list[OddStep]:
     """Steps far from what the others would let expect, the farthest first, each with the part that differs most."""
-    found = np.flatnonzero(model.odd)
-    expected = model.expected if found.size else model.seconds
-    ratios = model.seconds[found] / expected[found]
-    usual = {part: model.parts_of(np.array([row.time(part) for row in rows])).level for part in PARTS if found.size}
+    at_odd = np.flatnonzero(model.odd)
+    expected = model.expected if at_odd.size else model.seconds
+    ratios = model.seconds[at_odd] / expected[at_odd]
+    usual = {part: model.parts_of(np.array([row.time(part) for row in rows])).level for part in PARTS if at_odd.size}
     order = np.argsort(-np.abs(ratios - 1.0), kind="stable")
-    return [_odd(rows[int(found[at])], float(ratios[at]), usual) for at in order]
+    return [_odd(rows[int(at_odd[at])], float(ratios[at]), usual) for at in order]
 
 
 def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:

@@ -37,7 +37,7 @@ class Beside:
 
 def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[StepCounters]:
     """One for each reading but the first."""
-    garbage = [_Interval(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
+    garbage = [_Stretch(one.began_ns * 1e-9, one.ended_ns * 1e-9, one.generation) for one in beside.collections]
     compiled = None if beside.compilations is None else _apart(beside.compilations)
     figures = []
     for before, after in pairwise(raw):
@@ -96,13 +96,13 @@ def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
     return max(faults * cost.small_s, min(faults * cost.dearest_s, system_s))
 
 
-class _Interval(NamedTuple):
+class _Stretch(NamedTuple):
     began_s: float
     ended_s: float
     what: Any
 
 
-def _overlap(spans: Sequence[_Interval], began_s: float, ended_s: float) -> tuple[float, Any]:
+def _overlap(spans: Sequence[_Stretch], began_s: float, ended_s: float) -> tuple[float, Any]:
     """Seconds of ``spans``, which are in order and apart, within the two instants; and what the longest of them is."""
     inside = []
     for at in range(bisect_left(spans, began_s, key=lambda span: span.ended_s), len(spans)):
@@ -114,10 +114,10 @@ def _overlap(spans: Sequence[_Interval], began_s: float, ended_s: float) -> tupl
     return sum(each[0] for each in inside), max(named, key=lambda each: each[0])[1] if named else None
 
 
-def _apart(compilations: Sequence[TimedCompilation]) -> list[_Interval]:
+def _apart(compilations: Sequence[TimedCompilation]) -> list[_Stretch]:
     """In order; of what lies within another the part that does not."""
-    spans, last_s = list[_Interval](), 0.0
+    spans, last_s = list[_Stretch](), 0.0
     for one in sorted(compilations, key=lambda each: each.began_s):
-        spans.append(_Interval(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
+        spans.append(_Stretch(max(one.began_s, last_s), max(one.ended_s, last_s), one.what))
         last_s = max(last_s, one.ended_s)
     return spans

@@ -68,6 +68,7 @@ def end_lines(record: RunRecord) -> list[str]:
         *_memory(record)[:1],
         *waits,
         *other,
+        *slack_lines(record),  # asked for
         *odd_lines(record)[:1],
         *(f"note: {note}" for note in record.notes),
         *failure_lines(record),

@@ -157,6 +157,8 @@ def _words(steadiness: Steadiness) -> str:
         return text
     if (share := steadiness.known_to) is None:
         return f"{text}: too few steps to know the level"
+    if share > 1.0:
+        return f"{text}: they differ too much to know the level"
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
     return f"{text}: the level is only known to within ±{known}"
 

@@ -212,7 +212,8 @@ def test_as_they_are_no_step_is_left_out() -> None:
     x = np.append([9.0], np.full(19, 1.0))
     model = plain(x)
     assert (model.first, model.end, model.cut) == (0, 20, 0)
-    assert model.parts_of(x).level == pytest.approx(x.mean())
+    assert model.parts_of(x).level == pytest.approx(1.0)
+    assert model.parts_of(x).odd == pytest.approx(8.0 / 20)
 
 
 def test_what_is_not_known_to_five_percent_is_noisy() -> None:

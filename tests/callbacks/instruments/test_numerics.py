@@ -135,7 +135,7 @@ def test_the_audit_logs_nothing_even_through_what_holds_the_real_module(tmp_path
     module = Logging()
     record = run(module, tmp_path)
     assert found(record).loss is not None
-    steps = 1 + 2 + 3
+    steps = 1 + 2 + 4
     assert module.logged == [True] * steps + [False] * 2
     assert module._trainer is not None
 

@@ -232,7 +232,7 @@ def no(*args: Any, **kwargs: Any) -> Any:
         ("outcome.afterwards.known_ceiling", "ceiling unknown: OSError: no such driver"),
         ("outcome.afterwards.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
         ("outcome.recorder.rates_of", "rates unknown: OSError: no such driver"),
-        ("outcome.recorder.judge", "verdict unknown: OSError: no such driver"),
+        ("outcome.recorder.binding", "verdict unknown: OSError: no such driver"),
         ("outcome.recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
         ("outcome.recorder.model_facts", "model unknown: OSError: no such driver"),
         ("outcome.recorder.environment", "environment unknown: OSError: no such driver"),
@@ -344,5 +344,5 @@ def test_samples_are_the_rows_of_a_step(tmp_path: Path) -> None:
     rate = read_run(profiler.folder).throughput
     assert rate is not None
     assert (rate.tokens_per_step, rate.samples_per_step) == (None, 8)
-    step_s = read_run(profiler.folder).time["step"].median
+    step_s = read_run(profiler.folder).time["step"].mean
     assert rate.samples_per_s == pytest.approx(8 / step_s)

@@ -52,7 +52,7 @@ def test_runs_and_sweeps_share_a_table(logs: Path, capsys: pytest.CaptureFixture
     out, err = capsys.readouterr()
     rows = [line.split() for line in out.splitlines()]
     assert ["alone", "medium", "32-true", "70.00", "[69.95,", "70.05]", "20.00", "50.00", "ok", "1"] in rows
-    assert ["cell0,", "cell2", "small", "32-true", "30.00", "[29.98,", "30.02]", "10.00", "20.00", "ok", "2"] in rows
+    assert ["cell0,", "cell2", "small", "32-true", "30.00", "[30.00,", "30.00]", "10.00", "20.00", "ok", "2"] in rows
     assert ["cell1,", "cell3", "small", "bf16-mixed", "1", "OOM,", "1", "not", "run", "0"] in rows
     assert err == ""
 

@@ -532,7 +532,7 @@ def test_only_the_user_speaks_beside_us(here: Path) -> None:
     assert done.returncode == 0
     said = [line for line in done.stderr.splitlines() if line.strip() and not PROGRESS.match(line.strip("\r\x1b[K"))]
     assert [line.rpartition(": ")[2] for line in said] == ["the user's warning"]
-    assert done.stdout.startswith("the user's print\nmine: 3 steps of fit")
+    assert done.stdout.startswith("the user's print\nverdict: ")
     assert done.stdout.splitlines()[-1].startswith("written to logs/mine/version_0")
 
 
