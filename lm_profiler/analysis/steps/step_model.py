@@ -27,6 +27,7 @@ SMALLEST_EFFECT = 0.01
 ODD = 0.10
 """Of its level: a step that is off by less moves no figure by anything to speak of."""
 
+_FEWEST_BESIDE = 5
 _ODD_OF_FEW = 0.5
 """The same of fewer than ten steps, whose noise is hardly known."""
 
@@ -246,9 +247,12 @@ def plain(step_s: ArrayLike) -> StepModel:
     x = finite(step_s)
     n = x.size
     odd = np.zeros(n, bool)
-    if n and x.min() > 0.0:
+    if n >= FEWEST_STEPS and x.min() > 0.0:
         near, away = _hampel(np.log(x))
-        odd = away & (np.abs(x / np.exp(near) - 1.0) >= (ODD if n >= FEWEST_STEPS else _ODD_OF_FEW))
+        odd = away & (np.abs(x / np.exp(near) - 1.0) >= ODD)
+    elif n >= _FEWEST_BESIDE:
+        off = np.abs(x - np.median(x))
+        odd = (off > _HAMPEL * 1.4826 * float(np.median(off))) & (off >= _ODD_OF_FEW * float(np.median(x)))
     return StepModel(x, 0, (0, n), np.zeros(n), True, None, odd, 0, n)
 
 
