@@ -78,7 +78,7 @@ def largest(run: RunRecord) -> list[str]:
     lines = []
     for term in terms[:_NAMED]:
         parts = [f"{part.module or part.what} {_ms(part.seconds)} ms" for part in term.contributors[:_NAMED]]
-        lines.append(f"- {term_title(term.name)}, at most {_ms(term.at_most_s)} ms to win: {', '.join(parts)}")
+        lines.append(f"- {term_title(term.name)}, at most {_ms(term.at_most_s)} ms could be saved: {', '.join(parts)}")
     return lines + [f"- note: {note}" for note in run.waterfall.notes]
 
 
