@@ -242,7 +242,7 @@ class Ending:
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""
-        return self.recorder or self.recorder_in(second_place(self.launch.name))
+        return self.recorder or self.recorder_in(second_place(self.launch.name, self.tell))
 
     def recorder_in(self, folder: Path) -> Recorder:
         """The run's, which writes its files into ``folder``."""
@@ -256,8 +256,8 @@ class Ending:
         try:
             self.record = recorder.save(recorder.folder, measured, record)
         except OSError as error:
-            second = second_place(record.name)
-            text = f"the record is in {second}: {recorder.folder} cannot be written to: {said(error)}"
-            record = record.model_copy(update={"notes": [*record.notes, text]})
-            self.record = recorder.save(second, measured, record)
+            text = f"{recorder.folder} cannot be written to: {said(error)}"
             self.tell(text)
+            second = second_place(record.name, self.tell)
+            record = record.model_copy(update={"notes": [*record.notes, f"the record is in {second}: {text}"]})
+            self.record = recorder.save(second, measured, record)

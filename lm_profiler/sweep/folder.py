@@ -13,6 +13,7 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
+from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
 from lm_profiler.sweep.part import SweepPart
@@ -62,7 +63,7 @@ class SweepFolder:
             raise
         for name, text in plan.configs.items():  # of an earlier try: the same
             (path / CONFIGS).mkdir(exist_ok=True)
-            write_whole(path / CONFIGS / name, text)
+            write_whole(path / CONFIGS / name, text, private=holds_secret([text]))
 
     def __enter__(self) -> SweepFolder:
         return self
@@ -86,8 +87,10 @@ class SweepFolder:
         return not (self.path / PLAN_FILE).exists()
 
     def begin(self) -> None:
-        """Write the plan."""
-        self.plan.write(self.path / PLAN_FILE)
+        """Write the plan, whose cells need the secrets that they were given."""
+        words = [word for cell in self.plan.cells for word in cell.arguments]
+        private = holds_secret([*words, *self.plan.configs.values()])
+        self.plan.write(self.path / PLAN_FILE, private)
 
     def forget(self) -> None:
         """Nothing has begun here after all: nothing of it is left where it is given back."""

@@ -32,9 +32,9 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
-    def write(self, path: Path) -> None:
-        """Write it to ``path``, as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+    def write(self, path: Path, private: bool = False) -> None:
+        """Write it to ``path``, as JSON; what is ``private`` for its owner only."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n", private)
 
 
 P = TypeVar("P", bound=Part)

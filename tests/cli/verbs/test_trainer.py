@@ -80,6 +80,14 @@ class Bare(LightningModule):
     def configure_optimizers(self):
         return None
 """
+KEEPER = """
+class Keeper(BoringModel):
+    given = []
+
+    def __init__(self, hf_token: str = "", headers: dict = {}, password: str = "", where: str = "", more: dict = {}):
+        super().__init__()
+        self.given[:] = [hf_token, headers["api_key"], password, more["client_secret"], where]
+"""
 ALIKE = """
 import inspect
 from lightning.pytorch import LightningDataModule
@@ -308,6 +316,24 @@ def test_another_module_can_be_named_in_the_file(here: Path) -> None:
     assert record.model.class_path == "users_module.Users"
     assert record.config is not None
     assert record.config["model"]["init_args"]["at"] == ""
+
+
+def test_no_file_of_a_run_holds_a_secret_that_it_was_given(here: Path) -> None:
+    """From a file, from the line in either form, and nested; the module itself gets them as they are."""
+    secret, address = "correct-horse-battery", "https://ann:correct-horse-battery@host/data"
+    config = {"class_path": "users_module.Keeper", "init_args": {"hf_token": secret, "headers": {"api_key": secret}}}
+    (here / "mine.yaml").write_text(yaml.safe_dump({**TINY, "model": config, "data": None}))
+    (here / "users_module.py").write_text(USERS + KEEPER)
+    line = ["--model.password", secret, f"--model.where={address}", f"--model.more={{client_secret: {secret}}}"]
+    assert main(["fit", "--config=mine.yaml", *line]) == 0
+    from users_module import Keeper  # type: ignore[import-not-found]
+
+    assert Keeper.given == [secret, secret, secret, secret, address]
+    folder = here / "logs" / "mine" / "version_0"
+    assert read_run(folder).status == "ok"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 4  # the record, the config, steps and event files
+    assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
 
 
 def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
