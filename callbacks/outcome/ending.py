@@ -90,7 +90,7 @@ class Ending:
         self.leaving = True
         device, status = self.trainer.strategy.root_device, status_of(exception)
         failure = self.roll.mine(failure_of(exception, phase, step, device))
-        followed = not self.roll.alone and is_of_the_group(exception)
+        followed = not self.roll.alone and (is_of_the_group(exception) or self.roll.has_lost)
         self.end = RankEnd(status=status, failure=failure, at=self.roll.clock(), followed=followed)
         if status == "oom" and self.recorder is not None:
             keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
@@ -222,6 +222,7 @@ class Ending:
         self.over = self.leaving = True
         there = place_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
+        followed = followed or self.roll.has_lost
         self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)
         session.keep()
         measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
