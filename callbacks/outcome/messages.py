@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.record.run import json_of
 from lm_profiler.record.steps import StepTable
 
 MOST_BYTES = 256 * 1024**2
@@ -37,7 +38,7 @@ class _Measurements(_Message):
 def packed(measured: Measured) -> bytes:
     """``measured``, for ``unpacked``; empty where it is too large to be sent."""
     message = _Measurements(rows=StepTable.of(measured.rows), rest=replace(measured, rows=()))
-    content = message.model_dump_json().encode()
+    content = json_of(message).encode()
     return content if len(content) <= MOST_BYTES else b""
 
 

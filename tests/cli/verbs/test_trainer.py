@@ -62,6 +62,7 @@ class Users(BoringModel):
     def training_step(self, batch, i):
         warnings.warn("the user's warning", stacklevel=2)
         if i == 3:
+            self.here("surrogate", RuntimeError("no file \\udcff"))
             self.here("step", RuntimeError("boom\\nsecond line"))
             self.here("interrupt", KeyboardInterrupt())
             self.here("exit", SystemExit(7))
@@ -469,6 +470,7 @@ MINE = ["--config=tiny.yaml", "--model=users_module.Users", "--data=null", "--na
         ("prepare", "failed", "setup", "RuntimeError", 1),
         ("value", "failed", "setup", "ValueError", 1),
         ("step", "failed", "forward", "RuntimeError", 1),
+        ("surrogate", "failed", "forward", "RuntimeError", 1),  # as a file's name has that is no UTF-8
         ("interrupt", "interrupted", "forward", "KeyboardInterrupt", 130),
         ("exit", "failed", "forward", "SystemExit", 7),
     ],
