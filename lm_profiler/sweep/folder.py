@@ -27,8 +27,9 @@ _PATIENCE_S = 5.0
 class SweepFolder:
     """The folder at ``path``, taken for ``plan``, or for a ``part`` of it beside others, until it is closed.
 
-    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever still writes into the
-    folder must have it. ``cells`` are those that are this process's own, in the order in which they are run.
+    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever starts what writes into
+    the folder must have it until that has ended; what that leaves behind must not. ``cells`` are those that are this
+    process's own, in the order in which they are run.
 
     Raises:
         UsageError: it is another sweep's, another process has it, or it cannot be made.
@@ -48,7 +49,7 @@ class SweepFolder:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
             self._whole = self.lock = _opened(path / LOCK_FILE)
-            if part is not None:  # what its cells have open is their part's
+            if part is not None:  # its server keeps its part's open
                 self.lock = _opened(path / f"{LOCK_FILE}{_suffix(part)}")
         except OSError as error:
             raise UsageError(
