@@ -168,8 +168,12 @@ class OptionsReader(Generic[T]):
                 nested[name] = value
         typed = {}
         for name, value in nested.items():
+            kind = self._fields[name]
+            if _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping)):
+                typed[name] = value  # texts already; jsonargparse copies all values for each of them
+                continue
             parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument(f"--{name}", type=self._fields[name])
+            parser.add_argument(f"--{name}", type=kind)
             try:
                 typed[name] = parser.parse_object({name: value})[name]
             except ArgumentError as error:
