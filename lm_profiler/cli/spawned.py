@@ -43,11 +43,12 @@ class Launcher(_MultiProcessingLauncher):
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks of this node that had ended badly when the others were asked to; on all of them."""
-        first = self._strategy.node_rank * self._strategy.num_processes
+        strategy: Any = self._strategy
+        first = strategy.node_rank * strategy.num_processes
         return {first + index: code for index, code in enumerate(self._codes) if code}
 
     @property
-    def procs(self) -> list[Any]:  # type: ignore[override]  # Lightning sets it once all have begun
+    def procs(self) -> list[Any]:  # Lightning sets it once all have begun
         """The processes of the ranks that this one has started."""
         return self._procs
 
