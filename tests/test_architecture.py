@@ -151,3 +151,49 @@ def test_version_is_the_one_of_pyproject() -> None:
     # Read as text: Python 3.10 has no tomllib.
     (version,) = re.findall(r'^version = "(.+?)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
     assert version in python(WITHOUT_TORCH, "--version").stdout
+
+
+RUNS_CODE = {
+    **dict.fromkeys(
+        ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"), "load loads Unpickler open"
+    ),
+    "torch": "load",
+    "yaml": "load load_all full_load unsafe_load",
+    "connection": "Listener Client",
+    "distributed": "broadcast_object_list all_gather_object gather_object scatter_object_list recv_object_list",
+}
+"""What runs code of whoever wrote what it reads, by the last name of its module."""
+
+OF_THIS_PROCESS = {
+    ("lm_profiler/measure/collectives/recorder.py", "pickle.loads"): "torch makes it in this process, of its own ring",
+    ("lm_profiler/measure/copies/apart.py", "pickle.Unpickler"): "over a pipe from the process that started this one",
+}
+
+
+def readers(path: Path) -> set[tuple[str, str]]:
+    """Where ``path`` names a reader that runs code, however it was imported."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Attribute):
+            module = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            module, names = (node.module or "").rpartition(".")[2], [each.name for each in node.names]
+        else:
+            continue
+        found |= {(module, name) for name in names if name in RUNS_CODE.get(module, "").split()}
+    return {(path.relative_to(ROOT).as_posix(), f"{module}.{name}") for module, name in found}
+
+
+def test_nothing_is_read_that_could_be_code() -> None:
+    """No pickle from a network or a folder that others may write to; nor what may hold one, or another language."""
+    files = [path for top in ("lm_profiler", "callbacks") for path in (ROOT / top).rglob("*.py")]
+    assert len(files) > 200
+    assert set[tuple[str, str]]().union(*map(readers, files)) == set(OF_THIS_PROCESS)
+    allowed = [
+        word
+        for path in files
+        for word in ("weights_only=False", "allow_pickle=True")
+        if word in path.read_text("utf-8")
+    ]
+    assert not allowed

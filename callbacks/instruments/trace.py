@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -174,17 +175,15 @@ class Tracer:
         if running is None:
             return
         self._path.parent.mkdir(exist_ok=True)
-        aside = self._path.with_name(f".writing-{self._path.name}")
-        plain = aside.with_suffix("")
-        try:
+        # In a folder of its own, which goes with all that is in it: torch has a file beside the one that it is told,
+        # and leaves it where the disk is full.
+        with TemporaryDirectory(dir=self._path.parent, prefix=".writing-", ignore_cleanup_errors=True) as own:
+            plain, aside = Path(own, "trace.json"), Path(own, self._path.name)
             running.export_chrome_trace(str(plain))
             # By torch itself it is compressed line by line, as well as can be: a tenth smaller, in six times the time.
             with plain.open("rb") as source, gzip.open(aside, "wb", compresslevel=6) as target:
                 shutil.copyfileobj(source, target)
             aside.replace(self._path)
-        finally:
-            for file in (plain, aside):
-                file.unlink(missing_ok=True)
 
     def packed(self) -> Packed | None:
         """What of the trace counts; None without one.

@@ -90,7 +90,7 @@ class Ending:
         self.leaving = True
         device, status = self.trainer.strategy.root_device, status_of(exception)
         failure = self.roll.mine(failure_of(exception, phase, step, device))
-        followed = not self.roll.alone and is_of_the_group(exception)
+        followed = not self.roll.alone and (is_of_the_group(exception) or self.roll.has_lost)
         self.end = RankEnd(status=status, failure=failure, at=self.roll.clock(), followed=followed)
         if status == "oom" and self.recorder is not None:
             keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
@@ -222,6 +222,7 @@ class Ending:
         self.over = self.leaving = True
         there = place_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
+        followed = followed or self.roll.has_lost
         self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)
         session.keep()
         measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
@@ -243,7 +244,7 @@ class Ending:
 
     def _a_recorder(self) -> Recorder:
         """The run's, or where there is none one at the second place."""
-        return self.recorder or self.recorder_in(second_place(self.launch.name))
+        return self.recorder or self.recorder_in(second_place(self.launch.name, self.tell))
 
     def recorder_in(self, folder: Path) -> Recorder:
         """The run's, which writes its files into ``folder``."""
@@ -257,8 +258,8 @@ class Ending:
         try:
             self.record = recorder.save(recorder.folder, measured, record)
         except OSError as error:
-            second = second_place(record.name)
-            text = f"the record is in {second}: {recorder.folder} cannot be written to: {said(error)}"
-            record = record.model_copy(update={"notes": [*record.notes, text]})
-            self.record = recorder.save(second, measured, record)
+            text = f"{recorder.folder} cannot be written to: {said(error)}"
             self.tell(text)
+            second = second_place(record.name, self.tell)
+            record = record.model_copy(update={"notes": [*record.notes, f"the record is in {second}: {text}"]})
+            self.record = recorder.save(second, measured, record)

@@ -31,7 +31,7 @@ def run_folder(parent: Path, claimed: Path | None, exchange: Exchange, tell: Cal
 
     def claim() -> str:
         first = Guard("the run's folder", tell, outcome="cannot be made").run(_first_place, parent, claimed)
-        return str((second_place(parent.name) if first is None else first).absolute())
+        return str((second_place(parent.name, tell) if first is None else first).absolute())
 
     return Path(exchange.of_first("folder", claim))
 
@@ -40,13 +40,18 @@ def _first_place(parent: Path, claimed: Path | None) -> Path:
     return claim_run_dir(parent) if claimed is None or (claimed / "run.json").exists() else claimed
 
 
-def second_place(name: str) -> Path:
-    """Where the files of a run go whose folder cannot be written to any more.
+def second_place(name: str, tell: Callable[[str], object]) -> Path:
+    """Where the files of a run go whose folder cannot be written to any more: a new folder for its owner alone.
+
+    Its name cannot be guessed, so ``tell`` is told it: in a folder that others may write to, they could own one with a
+    known name, or lay links in its place.
 
     Raises:
         OSError: there is no other place either.
     """
-    return claim_run_dir(Path(tempfile.gettempdir()) / "lm_profiler" / name)
+    folder = Path(tempfile.mkdtemp(prefix=f"lm_profiler-{Path(name).name[:50]}-"))
+    tell(f"the run's files are in {folder}")
+    return folder
 
 
 def without_steps(ranks: Iterable[int], folder: Path, host_of: Callable[[int], str | None]) -> list[str]:

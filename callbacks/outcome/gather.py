@@ -7,7 +7,6 @@ order, and every wait has an end.
 
 from __future__ import annotations
 
-import pickle
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +21,7 @@ from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.clocks import with_clocks
+from lm_profiler.callbacks.outcome.messages import MOST_BYTES, Answer, packed, unpacked
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.collectives.alignment import ClockComparison
 from lm_profiler.measure.device.telemetry import together
@@ -42,7 +42,7 @@ _OF_RANK = re.compile(r"rank (\d+): (.*)", re.DOTALL)
 _RUNS = count()
 """Of this process. Every rank begins the same runs in the same order, so that a number names the same run on all."""
 
-Value = TypeVar("Value")
+Value = TypeVar("Value", str, int)
 
 
 @dataclass(eq=False)
@@ -95,22 +95,23 @@ class Exchange:
 
         Raises:
             RuntimeError: it raised there, or rank 0 never said anything.
+            ValueError: something else than rank 0 answered.
             Exception: on rank 0, what ``find`` raises.
         """
         if self.store is None:
             return find()
         key = self.key(what, next(self._asked))
         if self.rank > 0:
-            known, value = pickle.loads(self._get(key, self.patience_s))
-            if not known:
-                raise RuntimeError(f"rank 0 has no {what}: {value}")
-            return value  # type: ignore[no-any-return]
+            answer = Answer.model_validate_json(self._get(key, self.patience_s))
+            if answer.value is None:
+                raise RuntimeError(f"rank 0 has no {what}: {answer.error}")
+            return answer.value  # type: ignore[return-value]  # all ranks ask for the same
         try:
             value = find()
         except BaseException as error:
-            self.store.set(key, pickle.dumps((False, said(error))))
+            self.store.set(key, Answer(error=said(error)).model_dump_json())
             raise
-        self.store.set(key, pickle.dumps((True, value)))
+        self.store.set(key, Answer(value=value).model_dump_json())
         return value
 
     def gather(self, measured: Measured) -> Measured:
@@ -118,16 +119,20 @@ class Exchange:
         if self.store is None:
             return measured
         if self.rank > 0:
-            self._send(self.key(_MEASURED, self.rank), pickle.dumps(measured))
+            self._send(self.key(_MEASURED, self.rank), packed(measured))
             return measured
-        everyone, missing, until = [measured], [], time.monotonic() + self.patience_s
+        everyone, missing, unread, until = [measured], [], [], time.monotonic() + self.patience_s
         for rank in range(1, self.ranks):
             try:
-                everyone.append(pickle.loads(self._receive(self.key(_MEASURED, rank), until - time.monotonic())))
+                content = self._receive(self.key(_MEASURED, rank), until - time.monotonic())
+                everyone.append(unpacked(content, rank))
             except RuntimeError:
                 missing.append(rank)
+            except ValueError as error:  # not of ours: whoever knows the port can write there
+                unread.append(f"what came as measurements of rank {rank} is not used: {said(error)}")
         merged = merge(everyone)
-        notes = [*merged.notes, *([f"{ranks_text(missing)} sent no measurements in time"] if missing else [])]
+        silent = [f"{ranks_text(missing)} sent no measurements in time"] if missing else []
+        notes = [*merged.notes, *silent, *unread]
         if self.clocks is None:
             return replace(merged, notes=notes)
         timelines, unlike = with_clocks(merged.timelines, self.clocks)
@@ -149,14 +154,20 @@ class Exchange:
 
         Raises:
             RuntimeError: it did not come in time.
+            ValueError: it is larger than what ranks send.
         """
         if patience_s <= 0 and not self.store.check([key]):
             raise RuntimeError(f"{key} did not come in time")
-        keys = [f"{key}/{number}" for number in range(int(self._get(key, max(patience_s, 0.01))))]
-        content = b"".join(self.store.get(piece) for piece in keys)
-        for piece in keys:
+        count = int(self._get(key, max(patience_s, 0.01)))
+        if not 0 <= count <= MOST_BYTES // _PIECE_BYTES:
+            raise ValueError(f"expected {MOST_BYTES // _PIECE_BYTES} pieces at most, given {count}")
+        content = bytearray()
+        for piece in (f"{key}/{number}" for number in range(count)):
+            content += self._get(piece, max(patience_s, 0.01))
             self.store.delete_key(piece)
-        return content
+            if len(content) > MOST_BYTES:
+                raise ValueError(f"expected {MOST_BYTES} bytes at most")
+        return bytes(content)
 
     def _get(self, key: str, patience_s: float) -> bytes:
         self.store.wait([key], timedelta(seconds=patience_s))

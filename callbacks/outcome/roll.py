@@ -125,6 +125,11 @@ class Roll:
                 self.pause(_LOOK_S)
         return ends, sorted(waiting)
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether a rank is known to have ended badly: who is interrupted then, follows it."""
+        return any(self.codes().values())
+
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
         """What the run ended of: the earliest end that followed from no other; else who is gone; else who is late."""
         first = cause_of([own, *ends.values()])
@@ -180,7 +185,7 @@ class Roll:
             rank=rank,
             host=self.host_of(rank),
         )
-        return own.model_copy(update={"failure": failure, "followed": False})
+        return own.model_copy(update={"status": "failed", "failure": failure, "followed": False})
 
     def _end_of(self, rank: int, folder: Path | None) -> RankEnd | None:
         with suppress(Exception):
@@ -209,8 +214,12 @@ class Roll:
 
 
 def codes_of(trainer: Any) -> dict[int, int]:
-    """Exit codes of the ranks that this process started as commands of their own, and that have ended."""
-    processes = getattr(trainer.strategy.launcher, "procs", [])
+    """Exit codes of ranks that have ended: of those that this process started as commands of their own, or, in a rank
+    that was started by multiprocessing, of those beside it that ended badly."""
+    launcher = trainer.strategy.launcher
+    if (known := getattr(launcher, "codes", None)) is not None:
+        return dict(known)
+    processes = getattr(launcher, "procs", [])
     ended = (
         (trainer.global_rank + n, process.poll()) for n, process in enumerate(processes, 1) if hasattr(process, "poll")
     )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from pydantic import TypeAdapter
+
 from lm_profiler.callbacks.session import Session
 from lm_profiler.record.quantities import PARTS
 
@@ -32,8 +34,12 @@ class Whereabouts(NamedTuple):
 
     @staticmethod
     def unpacked(text: str | bytes) -> Whereabouts:
-        """What was ``packed``."""
-        return Whereabouts(**json.loads(text))
+        """What was ``packed``.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        return TypeAdapter(Whereabouts).validate_json(text)
 
     @property
     def said_since(self) -> str:

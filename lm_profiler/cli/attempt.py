@@ -23,6 +23,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, ModelFacts, RecordError, RunRecord, Status, Verb, read_run
+from lm_profiler.record.text import well_formed
 from lm_profiler.report.run.terminal import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
@@ -152,7 +153,7 @@ class Attempt:
         folder = getattr(self.profiler, "folder", None) or self.folder
         if folder is not None and folder.is_dir():  # a node that shares no disk may have none
             path = folder / (f"traceback.rank{self.rank}.txt" if self.rank else "traceback.txt")
-            path.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            path.write_text(well_formed("".join(traceback.format_exception(error))), encoding="utf-8")
             say(f"traceback in {from_here(path)}")
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 

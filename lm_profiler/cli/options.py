@@ -24,6 +24,7 @@ from lm_profiler.cli.line import MANY, options_in
 from lm_profiler.cli.prose import explain
 from lm_profiler.cli.usage import UnknownOption, nearest
 from lm_profiler.record.command import command_line
+from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
 from lm_profiler.usage_error import UsageError
 
@@ -62,7 +63,7 @@ class OptionsReader(Generic[T]):
         given, rest = self._on_line(arguments)
         file = given.get(self._file)
         settings = {**(self._in_file(file) if file is not None else {}), **given}
-        aside = {_REST: rest, _COMMAND: command_line((self._verb, *arguments))}
+        aside = {_REST: rest, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
         typed = {self._named[option]: value for option, value in self._typed(settings).items()}
         return self._kind(**typed, **{name: aside[name] for name in self._has})
 
@@ -167,8 +168,12 @@ class OptionsReader(Generic[T]):
                 nested[name] = value
         typed = {}
         for name, value in nested.items():
+            kind = self._fields[name]
+            if _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping)):
+                typed[name] = value  # texts already; jsonargparse copies all values for each of them
+                continue
             parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument(f"--{name}", type=self._fields[name])
+            parser.add_argument(f"--{name}", type=kind)
             try:
                 typed[name] = parser.parse_object({name: value})[name]
             except ArgumentError as error:

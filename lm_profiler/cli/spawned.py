@@ -5,6 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
@@ -33,8 +36,33 @@ class Launcher(_MultiProcessingLauncher):
     def __init__(
         self, strategy: Any, start_method: Literal["spawn", "fork", "forkserver"], attempt: Attempt | None = None
     ) -> None:
+        self._codes: Any = ()
         super().__init__(strategy, start_method)
         self._attempt = attempt
+
+    @property
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks of this node that had ended badly when the others were asked to; on all of them."""
+        strategy: Any = self._strategy
+        first = strategy.node_rank * strategy.num_processes
+        return {first + index: code for index, code in enumerate(self._codes) if code}
+
+    @property
+    def procs(self) -> list[Any]:  # Lightning sets it once all have begun
+        """The processes of the ranks that this one has started."""
+        return self._procs
+
+    @procs.setter
+    def procs(self, processes: list[Any]) -> None:
+        self._procs = processes
+        for process in processes:  # torch terminates those that are left once it has seen one fail
+            process.terminate = partial(self._terminate, process.terminate)
+
+    def _terminate(self, terminate: Callable[[], None]) -> None:
+        """Let a rank know first of what it is to end: SIGTERM alone reads as if somebody had stopped the run."""
+        for index, process in enumerate(self._procs):
+            self._codes[index] = process.exitcode or 0
+        terminate()
 
     def launch(self, *args: Any, **kwargs: Any) -> Any:
         """Run the ranks.
@@ -45,6 +73,8 @@ class Launcher(_MultiProcessingLauncher):
             SystemExit: a rank has ended, and told why.
             ProcessException: a rank has ended without a word.
         """
+        count = getattr(self._strategy, "num_processes", 1)
+        self._codes = get_context(self._start_method).RawArray("i", count)  # which its ranks inherit
         try:
             return super().launch(*args, **kwargs)
         except KeyboardInterrupt:

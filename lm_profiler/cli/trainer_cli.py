@@ -31,6 +31,7 @@ from lm_profiler.cli.options_cli import INSTRUMENTS, OptionsCLI
 from lm_profiler.cli.spawned import take_over
 from lm_profiler.cli.stay import leave_in_place
 from lm_profiler.record.command import command_line
+from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
 
@@ -60,10 +61,11 @@ class ProfilerCLI(OptionsCLI):
                 raise UsageError(f"{option}: expected text that can be printed, given {str(text)[:100]!r}")
         if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
             raise UsageError(f"name: expected the name of a folder below {config['log_dir']}, given {name!r}")
+        config = masked(config)
         return Launch(
             name=name,
-            command=command_line(self.call.arguments),
-            overrides=self.call.overrides,
+            command=command_line(masked_line(self.call.arguments)),
+            overrides={option: masked_option(option, value) for option, value in self.call.overrides.items()},
             config=config,
             config_yaml=yaml.safe_dump(config, sort_keys=False),
             kept=True,

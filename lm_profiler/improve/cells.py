@@ -32,7 +32,7 @@ _SHORTEST_S = 1.0
 
 
 class Interrupted(Exception):
-    """Somebody does not want to wait for the rest."""
+    """Somebody does not want to wait for the rest; or a run was ended from outside, and the message says how."""
 
 
 class Cells:
@@ -122,7 +122,8 @@ class Cells:
 
     def _ended(self, cell: Cell) -> RanCell:
         if (done := self._read(cell)) is None:
-            raise Interrupted
+            outcome = read_outcome(self.folder.path, cell.id)
+            raise Interrupted(*[outcome.reason] if outcome is not None and outcome.reason else [])
         return done
 
     @property

@@ -12,6 +12,9 @@ from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.sweep.request import check_folder_name
 from lm_profiler.usage_error import UsageError
 
+MOST_VALUES = 100
+"""Each is a candidate with runs of its own, and is read by a process before anything runs: 100 take half a minute."""
+
 _OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|m|min|h)?\s*")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -66,6 +69,9 @@ class ImproveRequest:
         _ = self.budget_s
         if self.only and not self.try_:
             raise UsageError("only: expected with changes to try, given without; add, say, --try.data.num_workers 0,2")
+        count = sum(map(len, self.try_.values()))
+        if count > MOST_VALUES:
+            raise UsageError(f"try: expected at most {MOST_VALUES} values of all options together, given {count:,}")
         for name, values in self.try_.items():
             if not _OPTION.fullmatch(name):
                 raise UsageError(f"try: expected an option such as data.num_workers, given {name[:100]!r}")

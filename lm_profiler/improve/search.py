@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
@@ -51,7 +52,9 @@ def search(
     except StopIteration as done:
         state = done.value
         return write(state.ended or "done")
-    except Interrupted:
+    except Interrupted as why:
+        if why.args:
+            account = replace(account, notes=[*account.notes, f"interrupted: {why}"])
         return write("interrupted")
 
 

@@ -18,7 +18,7 @@ from traceback import walk_tb
 from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
 
-from lm_profiler.record.text import printable
+from lm_profiler.record.text import printable, well_formed
 
 Result = TypeVar("Result")
 
@@ -158,9 +158,9 @@ def _handles_a_signal(frame: FrameType) -> bool:
 
 
 def message_of(error: BaseException) -> str:
-    """The exception's message, also where somebody's own class cannot say it."""
+    """The exception's message as text that any file takes, also where somebody's own class cannot say it."""
     try:
-        return str(error)
+        return well_formed(str(error))
     except BaseException as another:
         if comes_from_outside(another):
             raise

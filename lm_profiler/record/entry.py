@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.record.run import Environment, RunRecord
+from lm_profiler.record.secrets import masked_option
 from lm_profiler.record.step_files import read_rows
 from lm_profiler.record.steps import StepTable
 from lm_profiler.record.sweep import Cell, CellOutcome
@@ -83,7 +84,7 @@ class Entry:
     def overrides(self) -> Mapping[str, str]:
         """The swept options of a cell; of a run without a sweep, what its command line gave."""
         if self.cell is not None:
-            return self.cell.overrides
+            return {name: masked_option(name, value) for name, value in self.cell.overrides.items()}
         return self.record.overrides if self.record is not None else {}
 
     def option(self, path: str) -> Any:

@@ -8,11 +8,11 @@ from pathlib import Path
 from secrets import token_hex
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
     """Write ``content`` (text as UTF-8) aside and rename it to ``path``, so that no reader ever sees half a file.
 
     A link stays one: what it points to is written. What is there and no plain file, a pipe or a device, is written
-    into, and never replaced.
+    into, and never replaced. What is ``private`` can be read by its owner only.
 
     Raises:
         OSError: the folder cannot be written to.
@@ -24,6 +24,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         return
     aside = target.with_name(f".{target.name}.{token_hex(4)}")
     try:
+        aside.touch(0o600 if private else 0o666, exist_ok=False)
         aside.write_bytes(data)
         aside.replace(target)
     except BaseException:

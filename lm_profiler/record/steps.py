@@ -10,11 +10,12 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.record.columns import Column, Counts, Reals, Words
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 from lm_profiler.record.reading import BEYOND, RecordError, read_plain
@@ -74,13 +75,13 @@ class StepTable(Sequence[StepRow]):
     ``MEMORY``, and NaN where a value is unknown.
     """
 
-    step: NDArray[np.int64]
-    stage: NDArray[np.str_]
-    seconds: NDArray[np.float64]
-    host_seconds: NDArray[np.float64]
-    tokens: NDArray[np.float64]
-    memory: NDArray[np.float64]
-    rank: NDArray[np.int64]
+    step: Counts
+    stage: Words
+    seconds: Annotated[NDArray[np.float64], Column(np.float64, len(TIMED))]
+    host_seconds: Annotated[NDArray[np.float64], Column(np.float64, len(TIMED))]
+    tokens: Reals
+    memory: Annotated[NDArray[np.float64], Column(np.float64, len(MEMORY))]
+    rank: Counts
 
     @staticmethod
     def of(rows: Iterable[StepRow]) -> StepTable:

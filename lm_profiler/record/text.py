@@ -16,6 +16,11 @@ def printable(text: str, keep: str = "\n\t") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
+def well_formed(text: str) -> str:
+    """``text`` with lone surrogates spelled out, as names of files have them: no file takes them, nor JSON."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def shortened(name: str, most: int = 48) -> str:
     """Labels of any length would leave no room for a picture; its end tells most of one."""
     return name if len(name) <= most else f"{name[: most // 3]}…{name[1 - most + most // 3 :]}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
+from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
 from lm_profiler.sweep.part import SweepPart
@@ -26,8 +27,9 @@ _PATIENCE_S = 5.0
 class SweepFolder:
     """The folder at ``path``, taken for ``plan``, or for a ``part`` of it beside others, until it is closed.
 
-    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever still writes into the
-    folder must have it. ``cells`` are those that are this process's own, in the order in which they are run.
+    ``lock`` is a descriptor: the folder is taken as long as any process has it open. Whoever starts what writes into
+    the folder must have it until that has ended; what that leaves behind must not. ``cells`` are those that are this
+    process's own, in the order in which they are run.
 
     Raises:
         UsageError: it is another sweep's, another process has it, or it cannot be made.
@@ -47,7 +49,7 @@ class SweepFolder:
             self._made = [folder for folder in (path, *path.parents) if not folder.exists()]
             path.mkdir(parents=True, exist_ok=True)
             self._whole = self.lock = _opened(path / LOCK_FILE)
-            if part is not None:  # what its cells have open is their part's
+            if part is not None:  # its server keeps its part's open
                 self.lock = _opened(path / f"{LOCK_FILE}{_suffix(part)}")
         except OSError as error:
             raise UsageError(
@@ -62,7 +64,7 @@ class SweepFolder:
             raise
         for name, text in plan.configs.items():  # of an earlier try: the same
             (path / CONFIGS).mkdir(exist_ok=True)
-            write_whole(path / CONFIGS / name, text)
+            write_whole(path / CONFIGS / name, text, private=holds_secret([text]))
 
     def __enter__(self) -> SweepFolder:
         return self
@@ -86,8 +88,10 @@ class SweepFolder:
         return not (self.path / PLAN_FILE).exists()
 
     def begin(self) -> None:
-        """Write the plan."""
-        self.plan.write(self.path / PLAN_FILE)
+        """Write the plan, whose cells need the secrets that they were given."""
+        words = [word for cell in self.plan.cells for word in cell.arguments]
+        private = holds_secret([*words, *self.plan.configs.values()])
+        self.plan.write(self.path / PLAN_FILE, private)
 
     def forget(self) -> None:
         """Nothing has begun here after all: nothing of it is left where it is given back."""

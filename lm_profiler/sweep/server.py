@@ -61,7 +61,7 @@ class CellServer:
 
     Args:
         command: The program with its arguments; requests come to the socket that is its stdin, and answers from there.
-        lock: A descriptor that it keeps open for as long as any cell runs.
+        lock: A descriptor that it keeps open for as long as any cell runs, and that no cell has.
     """
 
     _link: Connection

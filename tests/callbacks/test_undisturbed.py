@@ -135,7 +135,7 @@ def test_a_folder_that_goes_away_has_a_second_place(
     ours = profiler()
     module = train(tmp_path, [Spoils(ours, spoil), ours])
     assert ours.folder.is_relative_to(second_place)
-    assert f"the record is in {ours.folder}" in capsys.readouterr().err
+    assert str(ours.folder) in capsys.readouterr().err
     assert read_run(ours.folder) == ours.record
     assert len(read_steps(ours.folder / "steps.csv")) == 9
     assert_same_weights(module, train(tmp_path / "plain", [], max_steps=module.steps))

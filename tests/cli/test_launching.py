@@ -242,3 +242,28 @@ def test_a_forked_rank_that_fails_is_recorded_and_leaves_nobody(here: Path) -> N
     assert record.failure.where.startswith("forward of step 4 on rank 1")
     assert len(record.rank_step_s) == 2
     assert "RuntimeError: boom" in (folder / "traceback.rank1.txt").read_text()
+
+
+KILLED = """
+import os, signal, time
+from toy import Toy
+
+class Killed(Toy):
+    def training_step(self, batch, i):
+        if i == 3 and self.only == self.global_rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, i)
+"""
+
+
+@pytest.mark.parametrize("strategy, rank", [("ddp_fork", 1), ("ddp_spawn", 1), ("ddp_fork", 0), ("ddp", 1)])
+def test_a_rank_that_is_killed_is_a_failure_however_it_was_started(strategy: str, rank: int, here: Path) -> None:
+    """As the kernel does where memory runs out: nobody interrupted the run."""
+    (here / "killed.py").write_text(KILLED)
+    two, out = Started([f"--trainer.strategy={strategy}", "--trainer.devices=2"]), here / "said.txt"
+    fork = launched(two, out, "--model=killed.Killed", f"--model.rank={rank}")
+    assert end(fork) == 1, out.read_text()
+    record = read_run(Path("logs/toy/version_0"))
+    assert record.failure is not None
+    assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", rank)
+    assert record.failure.message == "killed by SIGKILL"

@@ -152,3 +152,12 @@ def test_no_record_and_no_text_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_record_is_never_changed() -> None:
     with pytest.raises(ValidationError):
         MINIMAL.status = "ok"  # type: ignore[misc]
+
+
+def test_a_record_with_a_lone_surrogate_is_written_and_read(tmp_path: Path) -> None:
+    """As a command line has one whose words are no UTF-8."""
+    record = FULL.model_copy(update={"command": "fit --data.path=\udcff\U0001f600", "notes": ["\ud800 and µ"]})
+    record.write(tmp_path / "run.json")
+    assert read_run(tmp_path) == record.model_copy(
+        update={"command": "fit --data.path=?\U0001f600", "notes": ["? and µ"]}
+    )

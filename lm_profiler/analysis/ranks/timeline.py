@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Instants = NDArray[np.int64]
+from lm_profiler.record.columns import Codes, Counts
+
+Instants = Counts
 
 
 class Collective(NamedTuple):
@@ -72,7 +73,7 @@ class RankTimeline:
     host: str
     steps: Instants
     first: Instants
-    codes: NDArray[np.uint8]
+    codes: Codes
     host_ns: Instants
     arrivals_ns: Instants
     collectives: list[Collective]

@@ -100,8 +100,8 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
                 look = cells.look()
                 cells.longest_s = max(request.budget_s / _SHARE, _PATIENCE * look.took_s)
                 record = _improved(request, cells, look, display)
-            except Interrupted:  # in the first setting's own run
-                say("interrupted; run the same command again to go on")
+            except Interrupted as why:  # in the first setting's own run
+                say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
     return _ending(folder, record, call)
 

@@ -33,6 +33,8 @@ from lm_profiler.record.files import write_whole
 from lm_profiler.sweep.outcome import ENDED_FILE
 from lm_profiler.sweep.server import CellEnded, CellStarted, SignalCell, StartCell
 
+_MOST_GIVEN = 1024
+
 
 @dataclass
 class _RunningCell:
@@ -43,10 +45,10 @@ class _RunningCell:
 
 
 class Server:
-    """Starts cells, hands signals on, and tells when cells end."""
+    """Starts cells, hands signals on, and tells when cells end. It keeps what it was given open, and they do not."""
 
-    def __init__(self, client: Connection) -> None:
-        self._client = client
+    def __init__(self, client: Connection, kept: Sequence[int] = ()) -> None:
+        self._client, self._kept = client, kept
         self._running: dict[str, _RunningCell] = {}
         self._ended, self._wake = os.pipe()
         for end in (self._ended, self._wake):
@@ -72,11 +74,11 @@ class Server:
             self._kill_all()
 
     def leave(self) -> None:
-        """Be no server any more, in a forked child."""
+        """Be no server any more, in a forked child: what it leaves running must not keep the folder's lock."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._client.close()
-        for end in (self._ended, self._wake):
+        for end in (self._ended, self._wake, *self._kept):
             os.close(end)
 
     def _follow(self, request: StartCell | SignalCell) -> StartCell | None:
@@ -119,6 +121,16 @@ class Server:
             self._signal(cell, signal.SIGKILL)
         for running in self._running.values():
             os.waitpid(running.pid, 0)
+
+
+def _given() -> list[int]:
+    """Descriptors that whoever started this process gave it, beside the first three: Python's own are not inherited."""
+    given = []
+    for each in range(3, _MOST_GIVEN):
+        with suppress(OSError):
+            if os.get_inheritable(each):
+                given.append(each)
+    return given
 
 
 def _fork(output: int) -> int:
@@ -185,12 +197,13 @@ def _end(code: int) -> NoReturn:
 def main() -> int:
     """Serve; in a forked child, run its cell."""
     program, *modules = sys.argv[1:]
+    kept = _given()
     client, nothing = Connection(os.dup(0)), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     if modules:
         _import(modules, client)
-    server, pid = Server(client), os.getpid()
+    server, pid = Server(client, kept), os.getpid()
     cell = server.serve()
     if cell is not None:
         server.leave()

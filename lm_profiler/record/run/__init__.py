@@ -19,7 +19,7 @@ from lm_profiler.record.run.loader import LoaderFacts
 from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
 from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
 from lm_profiler.record.run.owners import LIGHTNING, OURS, BetweenSteps, OtherByOwner, OwnedTime, PythonTime, ThreadUse
-from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, read_as
+from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, json_of, read_as
 from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.rank_ends import RankEnd, cause_of, end_file
 from lm_profiler.record.run.ranks import ClockAlignment, FindingKind, RankFinding, Ranks, RankSpread, RankTimes
@@ -39,5 +39,6 @@ __all__ = [
     "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime", "RankEnd", "RankFinding", "RankSpread", "RankTimes",
     "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "Status", "Steadiness", "StepCounters",
     "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary",
-    "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "read_as", "read_run", "worst_first",
+    "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as", "read_run",
+    "worst_first",
 ]  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticSerializationError
 
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import RecordError, read_json
@@ -32,9 +34,18 @@ class Part(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
 
-    def write(self, path: Path) -> None:
-        """Write it to ``path``, as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+    def write(self, path: Path, private: bool = False) -> None:
+        """Write it to ``path``, as JSON; what is ``private`` for its owner only."""
+        write_whole(path, json_of(self, indent=1) + "\n", private)
+
+
+def json_of(model: BaseModel, indent: int | None = None) -> str:
+    """``model`` as JSON; a lone surrogate, as a command line or a message may have, is a question mark there."""
+    try:
+        return model.model_dump_json(indent=indent)
+    except PydanticSerializationError:
+        text = json.dumps(model.model_dump(mode="json"), ensure_ascii=False, indent=indent)
+        return text.encode("utf-8", "replace").decode()
 
 
 P = TypeVar("P", bound=Part)

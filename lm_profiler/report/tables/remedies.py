@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from lm_profiler.record.command import command_line
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.secrets import masked_line
 
 _MOST = 5
 """Runs that a table ends with advice for."""
@@ -42,4 +43,4 @@ def _command(entry: Entry) -> str:
     if entry.cell is None:
         return entry.record.command if entry.record is not None else ""
     own = [given for given in entry.cell.arguments if not given.startswith(("--log_dir=", "--name="))]
-    return command_line(own)
+    return command_line(masked_line(own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import resource
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
+from lm_profiler.callbacks.instruments.trace import Tracer
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
 
@@ -126,3 +128,29 @@ def test_nvtx_is_refused_without_cuda() -> None:
 def test_negative_steps_are_refused() -> None:
     with pytest.raises(ValueError, match=r"trace\.steps: expected 0 or more, given -2"):
         TraceOptions(steps=-2)
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the traced steps are over, torch can write a part of the trace only."""
+    end = Tracer.end
+
+    def full(own: Tracer, stage: str) -> None:
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000 if stage == "trace" else before[0], before[1]))
+        try:
+            end(own, stage)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    monkeypatch.setattr(Tracer, "end", full)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Path) -> None:
+    profiler = instruments(1, 3, trace=TRACED)
+    trainer_with([profiler], tmp_path).fit(BoringModel())
+    assert profiler.record is not None
+    assert profiler.record.status == "ok"
+    assert any(note.startswith("trace failed") for note in profiler.record.notes)
+    assert [*(profiler.folder / "trace").iterdir()] == []

@@ -10,7 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.folder import without_steps
+from lm_profiler.callbacks.outcome.folder import second_place, without_steps
 from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.step_files import begin_rows, rank_file
@@ -26,6 +26,26 @@ def test_of_nodes_without_a_common_folder_the_ranks_are_named_by_host(tmp_path: 
         f"no steps of ranks 8–15 (b){there}",
         f"no steps of rank 16{there}",
     ]
+
+
+def test_the_second_place_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user has made the folder that could be guessed, and a link in it to a file of ours."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    precious, guessed = tmp_path / "precious", tmp_path / "lm_profiler" / "group" / "fit"
+    precious.mkdir()
+    (precious / "run.json").write_text("mine")
+    guessed.mkdir(parents=True)
+    (guessed / "version_0").symlink_to(precious)
+    told: list[str] = []
+    places = [second_place(name, told.append) for name in ("group/fit", "group/fit", "x" * 300)]
+    assert len(set(places)) == 3
+    for place in places:
+        assert place.parent == tmp_path
+        assert place.stat().st_mode & 0o777 == 0o700
+        assert [*place.iterdir()] == []
+        assert str(place) in " ".join(told)
+    assert [path.name for path in guessed.iterdir()] == ["version_0"]
+    assert (precious / "run.json").read_text() == "mine"
 
 
 def rows(rank: int, step_s: float) -> list[StepRow]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
+import warnings
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +24,10 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import plan
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.measured import Measured
+from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.facts import telemetry_of
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
+from lm_profiler.callbacks.outcome.messages import packed, unpacked
 from lm_profiler.record.collection import collect
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import Telemetry, read_run
@@ -217,6 +222,75 @@ def test_more_steps_than_fit_into_one_value_of_the_store_come_in_pieces() -> Non
     assert merged.ranks == 2
     assert np.array_equal(StepTable.of(merged.rows).seconds, times)
     assert store.num_keys() < keys - 5  # it does not hold them any more
+
+
+class Intruder:
+    """Unpickled, it makes a file: what another process could have this one do."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+def intruded(tmp_path: Path) -> tuple[bytes, Path]:
+    return pickle.dumps(Intruder(tmp_path / "ran")), tmp_path / "ran"
+
+
+def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path) -> None:
+    store = torch.distributed.HashStore()
+    first, second = (Exchange(store, rank, 2, patience_s=2.0) for rank in (0, 1))
+    second._run = first._run
+    code, trace = intruded(tmp_path)
+    first._send(first.key("measured", 1), code)
+    merged = first.gather(measured(0, 5))
+    store.set(second.key("folder", 0), code)
+    with pytest.raises(ValueError, match="JSON"):
+        second.of_first("folder", str)
+    assert not trace.exists()
+    assert merged.ranks == 1
+    assert len(merged.notes) == len(measured(0, 5).notes) + 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rows": StepTable.of([StepRow(1, "measure", None, (0.0,) * len(TIMED), rank=2)])},
+        {"ranks": 7},
+        {"planned": {"measure": "many"}},
+        {"recompilations": 0.5},
+        {"notes": [3]},
+    ],
+)
+def test_measurements_are_refused_whose_types_or_rank_are_wrong(change: dict[str, Any]) -> None:
+    assert unpacked(packed(measured(1, 7)), 1).part_peaks == measured(1, 7).part_peaks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of pydantic, that it writes what is no such thing
+        content = packed(replace(measured(1, 7), **change))
+    with pytest.raises(ValueError, match=r"rank 1|valid"):
+        unpacked(content, 1)
+
+
+@pytest.mark.parametrize("pieces", ["-1", "99999999999", "many"])
+def test_no_more_is_read_than_ranks_send(pieces: str) -> None:
+    store = torch.distributed.HashStore()
+    first = Exchange(store, 0, 2, patience_s=2.0)
+    store.set(first.key("measured", 1), pieces)
+    merged = first.gather(measured(0, 5))
+    assert merged.ranks == 1
+    assert "rank 1" in merged.notes[-1]
+
+
+def test_measurements_too_large_to_be_sent_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MOST_BYTES", 100)
+    store = torch.distributed.HashStore()
+    first, second = (Exchange(store, rank, 2, patience_s=60.0) for rank in (0, 1))
+    second._run = first._run
+    second.gather(measured(1, 7))
+    merged = first.gather(measured(0, 5))
+    assert merged.ranks == 1
+    assert "rank 1" in merged.notes[-1]
 
 
 def test_what_the_first_rank_never_says_is_an_error_elsewhere() -> None:

@@ -43,6 +43,13 @@ class Own(LightningModule):
         (["--only"], "only: expected with changes to try, given without"),
         (["--try.trace.steps=1,2"], "try.trace.steps: expected an option of the training, given one of how it is "),
         (["--try.data.num_workers=2,2"], "try.data.num_workers: expected each value once, given 2, 2"),
+        (
+            [
+                f"--try.data.num_workers={','.join(map(str, range(20_000)))}",
+                f"--try.seed={','.join(map(str, range(20)))}",
+            ],
+            "try: expected at most 100 values of all options together, given 20,020",
+        ),
         (["--try=2"], "try: expected a key with it, as in --try.KEY VALUE, given none"),
         (["--global_batch=any"], "global_batch: expected"),
         (["--only", "true"], "only: expected with changes to try, given without"),

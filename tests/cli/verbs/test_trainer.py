@@ -62,6 +62,7 @@ class Users(BoringModel):
     def training_step(self, batch, i):
         warnings.warn("the user's warning", stacklevel=2)
         if i == 3:
+            self.here("surrogate", RuntimeError("no file \\udcff"))
             self.here("step", RuntimeError("boom\\nsecond line"))
             self.here("interrupt", KeyboardInterrupt())
             self.here("exit", SystemExit(7))
@@ -79,6 +80,14 @@ class Bare(LightningModule):
 
     def configure_optimizers(self):
         return None
+"""
+KEEPER = """
+class Keeper(BoringModel):
+    given = []
+
+    def __init__(self, hf_token: str = "", headers: dict = {}, password: str = "", where: str = "", more: dict = {}):
+        super().__init__()
+        self.given[:] = [hf_token, headers["api_key"], password, more["client_secret"], where]
 """
 ALIKE = """
 import inspect
@@ -310,6 +319,24 @@ def test_another_module_can_be_named_in_the_file(here: Path) -> None:
     assert record.config["model"]["init_args"]["at"] == ""
 
 
+def test_no_file_of_a_run_holds_a_secret_that_it_was_given(here: Path) -> None:
+    """From a file, from the line in either form, and nested; the module itself gets them as they are."""
+    secret, address = "correct-horse-battery", "https://ann:correct-horse-battery@host/data"
+    config = {"class_path": "users_module.Keeper", "init_args": {"hf_token": secret, "headers": {"api_key": secret}}}
+    (here / "mine.yaml").write_text(yaml.safe_dump({**TINY, "model": config, "data": None}))
+    (here / "users_module.py").write_text(USERS + KEEPER)
+    line = ["--model.password", secret, f"--model.where={address}", f"--model.more={{client_secret: {secret}}}"]
+    assert main(["fit", "--config=mine.yaml", *line]) == 0
+    from users_module import Keeper  # type: ignore[import-not-found]
+
+    assert Keeper.given == [secret, secret, secret, secret, address]
+    folder = here / "logs" / "mine" / "version_0"
+    assert read_run(folder).status == "ok"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 4  # the record, the config, steps and event files
+    assert [path.name for path in files if secret.encode() in path.read_bytes()] == []
+
+
 def test_predictions_are_not_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
     monkeypatch.setattr(Trainer, "predict", lambda self, **given: asked.update(given))
@@ -443,6 +470,7 @@ MINE = ["--config=tiny.yaml", "--model=users_module.Users", "--data=null", "--na
         ("prepare", "failed", "setup", "RuntimeError", 1),
         ("value", "failed", "setup", "ValueError", 1),
         ("step", "failed", "forward", "RuntimeError", 1),
+        ("surrogate", "failed", "forward", "RuntimeError", 1),  # as a file's name has that is no UTF-8
         ("interrupt", "interrupted", "forward", "KeyboardInterrupt", 130),
         ("exit", "failed", "forward", "SystemExit", 7),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -269,3 +271,38 @@ def test_a_client_does_not_wait_for_imports_that_nobody_needs(small: tuple[str, 
         server.start("cell", [], tmp_path / "out.txt", {})
         program = program_of(server)
     assert not program.is_running()
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("modules", [["loaded"], []], ids=["forked", "fresh"])
+def test_a_daemon_that_a_cell_leaves_does_not_keep_the_folder(
+    modules: list[str], small: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "daemon.py").write_text(DAEMON)
+    lock = os.open(tmp_path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    output = tmp_path / "out.txt"
+    with CellServer((*SPAWNING[:-1], "daemon", *modules), lock) as server:
+        server.start("cell", [], output, {})
+        assert its_end(server) == CellEnded("cell", 0)
+        while not output.read_text().endswith("\n"):
+            time.sleep(0.05)
+        daemon = psutil.Process(int(output.read_text()))
+        os.close(lock)
+        lock = os.open(tmp_path / "lock", os.O_RDWR)
+        with pytest.raises(BlockingIOError):  # for as long as the server could start more
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        assert daemon.is_running()
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(lock)
+        daemon.kill()

@@ -1,0 +1,59 @@
+"""What ranks send each other, as JSON of declared types: whoever reaches their store can send figures, but no code.
+
+The store of torch's process group listens without a password. So everything that comes from it is checked as a file of
+a stranger's would be: its size first, then the type of each value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.record.run import json_of
+from lm_profiler.record.steps import StepTable
+
+MOST_BYTES = 256 * 1024**2
+"""Of what one rank measured: a million steps. The steps of a rank that has more are read from its file."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants", defer_build=True)
+
+
+class Answer(_Message):
+    """What rank 0 found out for all, or why it has not."""
+
+    value: str | int | None = None
+    error: str | None = None
+
+
+class _Measurements(_Message):
+    rows: StepTable
+    rest: Measured
+
+
+def packed(measured: Measured) -> bytes:
+    """``measured``, for ``unpacked``; empty where it is too large to be sent."""
+    message = _Measurements(rows=StepTable.of(measured.rows), rest=replace(measured, rows=()))
+    content = json_of(message).encode()
+    return content if len(content) <= MOST_BYTES else b""
+
+
+def unpacked(content: bytes, rank: int) -> Measured:
+    """What ``rank`` ``packed``.
+
+    Raises:
+        ValueError: it was too large, or is something else.
+    """
+    if not content:
+        raise ValueError(f"they have more than {MOST_BYTES >> 20} MiB")
+    message = _Measurements.model_validate_json(content)
+    rows, rest = message.rows, message.rest
+    lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
+    others = {*(each.rank for each in rest.timelines), *(each.rank for each in rest.reducers)} - {rank}
+    if len(lengths) > 1 or others or rest.rows or rest.ranks != 1 or np.any(rows.rank != rank):
+        raise ValueError(f"its columns differ in length, or are not of rank {rank}")
+    return replace(rest, rows=rows)

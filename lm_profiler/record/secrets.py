@@ -1,0 +1,106 @@
+"""What looks like a secret among a call's options, spelled out as stars before anything is written.
+
+An option is one by its name (``hf_token``, ``apiKey``, ``db.password``), or its value by its form: credentials within
+an address, or a token whose issuer marks it (GitHub, GitLab, Hugging Face, OpenAI, Slack, AWS, Google, JSON Web Token).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import yaml
+
+MASK = "***"
+
+_NAME = re.compile(
+    r"(^|[_.-])(key|keys|apikeys?|token|passwords?|passwd|pwd|passphrase|secrets?|credentials?|authorization|cookie)$"
+)
+_NO_NAME = re.compile(r"(^|[_.-])((bos|eos|pad|unk|mask|sep|cls|image|special|next|per)_token|(sort|batch)_key)$")
+"""What a tokenizer or a loader has."""
+
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s@'\"]+(?=@)")
+_IN_QUERY = re.compile(r"(?i)([?&][\w.-]*(?:token|key|secret|password|signature|sig|credential)=)[^&\s'\"#]+")
+_MARKED = re.compile(
+    r"\b(?:gh[opsu]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{20,}|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}"
+    r"|(?:AKIA|ASIA)[0-9A-Z]{16}|AIza[\w-]{35}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
+)
+
+
+_NO_SECRETS = ("", "null", "~", "true", "false")
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name holds a secret.
+
+    >>> [is_secret(name) for name in ("data.hf_token", "apiKey", "data.tokens", "eos_token", "num_key_value_heads")]
+    [True, True, False, False, False]
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return _NAME.search(words) is not None and _NO_NAME.search(words) is None
+
+
+def masked(value: Any, name: str = "") -> Any:
+    """``value`` of the option ``name`` without secrets: a text, a number, or what is nested in lists and mappings."""
+    if isinstance(value, Mapping):
+        return {key: masked(below, name if is_secret(name) else str(key)) for key, below in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [masked(below, name) for below in value]
+    if value is None or isinstance(value, bool) or value == "":
+        return value
+    if is_secret(name):
+        return MASK
+    return _masked_text(value) if isinstance(value, str) else value
+
+
+def masked_line(words: Iterable[str]) -> list[str]:
+    """The ``words`` of a command line without secrets, also those nested in YAML."""
+    shown, last = [], ""
+    for word in words:
+        if not word.startswith("--"):
+            shown.append(masked_option(last, word))
+            continue
+        name, equals, value = word.partition("=")
+        shown.append(name + equals + masked_option(name, value))
+        last = "" if equals else name
+    return shown
+
+
+def masked_option(name: str, value: str) -> str:
+    """The text ``value`` of an option without secrets, also those nested in YAML."""
+    for secret in sorted(set(_secrets(name, value)), key=len, reverse=True):
+        value = value.replace(secret, MASK)
+    return _masked_text(value)
+
+
+def holds_secret(words: Iterable[str]) -> bool:
+    """Whether one of ``words`` of a command line, or texts of a config, has one."""
+    words = list(words)
+    return masked_line(words) != words
+
+
+def _secrets(name: str, value: str) -> Iterator[str]:
+    """The texts in ``value`` that are secrets by their names."""
+    if is_secret(name):
+        yield from [value] * (value not in _NO_SECRETS)
+        return
+    if ":" in value:
+        with suppress(yaml.YAMLError, ValueError, RecursionError):
+            yield from _below(yaml.BaseLoader(value).get_single_data(), name)  # scalars as they are written
+
+
+def _below(value: Any, name: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _below(below, name if is_secret(name) else str(key))
+    elif isinstance(value, list):
+        for below in value:
+            yield from _below(below, name)
+    elif is_secret(name) and value not in _NO_SECRETS:
+        yield value
+
+
+def _masked_text(text: str) -> str:
+    return _MARKED.sub(MASK, _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(MASK, text)))
