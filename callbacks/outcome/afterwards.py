@@ -99,11 +99,14 @@ class Afterwards:
         work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
         by_dtype = {} if work is None else _by_dtype(work)
         phases = try_or_note("floors", lambda: self._phases(trainer, measured, work), notes) or {}
+        timed = not trainer.fast_dev_run and "measure" in {row.stage for row in measured.rows}
         ceilings: dict[str, float | None] = {}
-        for name in _multiplied(run_dtype(trainer, by_dtype), phases):
+        for name in _multiplied(run_dtype(trainer, by_dtype), phases) if timed else ():
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
-        copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
+        copied = None
+        if timed and (phases or traced is not None):  # else nothing is held against it
+            copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         samples = try_or_note("samples", self._samples, notes)
         if samples is not None:
             samples *= batches_per_step(trainer, verb)
