@@ -92,9 +92,9 @@ class Afterwards:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
-        packed = try_or_note("trace", tracer.packed, notes)
-        kernels = try_or_note("kernels", lambda: tracer.kernels(packed), notes)
-        traced = None if packed is None else try_or_note("waterfall", lambda: traced_of(packed), notes)
+        ran = try_or_note("trace", tracer.work, notes)
+        kernels = try_or_note("kernels", lambda: tracer.kernels(ran), notes)
+        traced = None if ran is None else try_or_note("waterfall", lambda: traced_of(ran), notes)
         notes += without_kernels(device, kernels)
         work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
         by_dtype = {} if work is None else _by_dtype(work)

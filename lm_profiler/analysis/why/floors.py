@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from lm_profiler.analysis.why.pieces import Piece
+from lm_profiler.analysis.trace.pieces import Piece
 from lm_profiler.analysis.why.traced import Weighed
 
 Floor = Callable[[Piece], float | None]
