@@ -38,7 +38,7 @@ _PLAIN = torch._C._disabled_torch_dispatch_impl
 _AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
 
 
-class _Call(NamedTuple):
+class _Handling(NamedTuple):
     """How an operator is called: by default as it came, and without being counted."""
 
     passed_on: bool = False
@@ -103,7 +103,7 @@ class FlopCounter(TorchDispatchMode):
             call = self._call_of(func, types)
         except BaseException as error:
             self._lose(func, error)
-            call = _Call()
+            call = _Handling()
         if call.passed_on:
             return NotImplemented
         if call.composite:
@@ -112,17 +112,20 @@ class FlopCounter(TorchDispatchMode):
         with call.around:
             result = func(*args, **kwargs)
         if call.counted:
-            self._see(func, args, kwargs, result)
+            try:
+                self._see(func, args, kwargs, result)
+            except BaseException as error:
+                self._lose(func, error)
         return result
 
-    def _call_of(self, func: Any, types: Any) -> _Call:
+    def _call_of(self, func: Any, types: Any) -> _Handling:
         """How ``func`` is to be called. Tensors of the user's own classes answer here, and may answer anything."""
         own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
         shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
         if own and not shapes_alone:
-            return _Call(passed_on=True)
+            return _Handling(passed_on=True)
         asks = func.namespace == "prim"  # of a fake tensor, where it is
-        return _Call(
+        return _Handling(
             composite=not shapes_alone and self._is_composite(func),
             counted=self.counting and not asks and shapes_alone <= self._on_shapes,
             around=nullcontext() if func.namespace in TORCHS_OWN else _autocast_of_caller(),

@@ -61,17 +61,13 @@ class StepFlops:
         if wanted:
             self._constructor.enter_context(_constructed_without(self._counter))
             self._counter.__enter__()  # type: ignore[no-untyped-call]
-        elif _is_innermost(self._counter):
+        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
             self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._constructor.close()
         else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
             self._counter.counting = False
             return
         self._entered = wanted
-
-
-def _is_innermost(mode: TorchDispatchMode) -> bool:
-    return _get_current_dispatch_mode_stack()[-1:] == [mode]
 
 
 @contextmanager
@@ -85,7 +81,8 @@ def _constructed_without(mode: TorchDispatchMode) -> Iterator[None]:
     replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
 
     def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        with _pop_mode_temporarily() if _is_innermost(mode) else nullcontext():
+        # Its own steps are torch's: nothing in here that could fail is ours.
+        with _pop_mode_temporarily() if _get_current_dispatch_mode_stack()[-1:] == [mode] else nullcontext():
             return construct(kind, *args, **kwargs)
 
     type.__setattr__(Tensor, "__new__", staticmethod(new))
