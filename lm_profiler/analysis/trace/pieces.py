@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from lm_profiler.analysis.trace.intervals import phase_at
+from lm_profiler.analysis.trace.intervals import phase_finder
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
 from lm_profiler.analysis.trace.walk import Inputs, LaunchCall, Operator, Packed, Range, walk
 from lm_profiler.record.kernels import Kind
@@ -89,14 +89,14 @@ def traced_work(packed: Packed) -> TracedWork:
 
 def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
     """What was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one launch."""
-    launches = {call.correlation: call for call in calls}
+    launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
         launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
-        kind, phase = kernel_kind(called, operator), phase_at(packed.phases, launch.start)
+        kind, phase = kernel_kind(called, operator), phase_at(launch.start)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
         asked = (launch.start + launch.length, _use(kind, phase))
         of = (kind, called, operator, module, phase, launch.call, inputs, length, operator)
@@ -104,11 +104,11 @@ def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) 
 
 
 def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
-    names = packed.names
+    names, phase_at = packed.names, phase_finder(packed.phases)
     for number, call in enumerate(walk(packed)):
         if isinstance(call, Operator) and begin <= call.start <= end:
             name = names[call.name] or ""
-            kind, phase = operator_kind(name), phase_at(packed.phases, call.start)
+            kind, phase = operator_kind(name), phase_at(call.start)
             use = "dispatch" if _calls_only(name, kind, call.own < call.length) else _use(kind, phase)
             of = (kind, name, name, names[call.module], phase, number, packed.inputs[call.inputs])
             calls = (call.own, names[call.caller], call.again)

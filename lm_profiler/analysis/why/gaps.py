@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_at
+from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_finder
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece, TracedWork
 
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
@@ -52,13 +52,13 @@ def gaps_of(
         for begin, end in idle:
             yield from _python(work, begin, end)
         return
-    calls = _calls(work)
+    calls, phase_at = _calls(work), phase_finder(work.phases)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
     starts = [piece.start for piece in following]
     for begin, end in idle:
         at = bisect_left(starts, end)
         next_ = following[at] if at < len(following) else None
-        phase = phase_at(work.phases, end - 1) if next_ is None else next_.phase
+        phase = phase_at(end - 1) if next_ is None else next_.phase
         if next_ is not None and next_.asked <= begin:
             yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
         else:
