@@ -99,7 +99,8 @@ class Afterwards:
         work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
         by_dtype = {} if work is None else _by_dtype(work)
         phases = try_or_note("floors", lambda: self._phases(trainer, measured, work), notes) or {}
-        timed = not trainer.fast_dev_run and "measure" in {row.stage for row in measured.rows}
+        stages = {row.stage for row in measured.rows}
+        timed = "measure" in stages and not trainer.fast_dev_run  # type: ignore[attr-defined]
         ceilings: dict[str, float | None] = {}
         for name in _multiplied(run_dtype(trainer, by_dtype), phases) if timed else ():
             factors = getattr(torch, name)

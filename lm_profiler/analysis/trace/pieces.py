@@ -98,9 +98,9 @@ def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) 
         called, operator = packed.names[name] or "", packed.names[launch.operator]
         kind, phase = kernel_kind(called, operator), phase_at(launch.start)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
-        asked = (launch.start + launch.length, _use(kind, phase))
-        of = (kind, called, operator, module, phase, launch.call, inputs, length, operator)
-        yield Piece(start, start + length, *asked, *of)
+        use, asked = _use(kind, phase), launch.start + launch.length
+        inside = (phase, launch.call, inputs, length, operator)
+        yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
 def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
