@@ -11,24 +11,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lm_profiler.callbacks.attachment import Attachment
 from lm_profiler.callbacks.instruments.actions import ActionsOptions
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.numerics import NumericsOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
-from lm_profiler.callbacks.instruments.watches import history_watch
 from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
-from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
+
+if TYPE_CHECKING:
+    from lm_profiler.callbacks.attachment import Attachment
+    from lm_profiler.callbacks.outcome.ending import Ending
 
 
 class TrainingProfiler(Callback):
@@ -139,6 +140,11 @@ class TrainingProfiler(Callback):
         return self._last is not None and self._last.last_words(status, why, followed)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # What a run needs is loaded when there is one: whoever only imports the callback pays for its options.
+        from lm_profiler.callbacks.attachment import Attachment
+        from lm_profiler.callbacks.instruments.watches import history_watch
+        from lm_profiler.callbacks.outcome.ending import Ending
+
         options = self._options
         if trainer.barebones:
             raise MisconfigurationException("lm_profiler cannot profile under Trainer(barebones=True): leave it out")

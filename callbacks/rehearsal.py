@@ -28,7 +28,7 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import StepFlops
+from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.measure.fake.live import Uncounted

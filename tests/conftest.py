@@ -66,8 +66,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     if "lm_profiler.callbacks.outcome.afterwards" in sys.modules:
         monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda device, dtype, say: None)
         monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device: None)
-    if "lm_profiler.measure.device.fault_cost" in sys.modules:  # 30 ms of each run, for 16 MiB
-        monkeypatch.setattr("lm_profiler.measure.device.fault_cost._BYTES", 1 << 21)
     if "lm_profiler.cli.verbs.trainer" in sys.modules:  # nor is each rehearsed
         monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
     if "lm_profiler.callbacks.instruments.work" in sys.modules:

@@ -9,7 +9,6 @@ from typing import Any
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import StepReader
-from lm_profiler.measure.device.fault_cost import fault_cost
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.record.run import StepCounters
 
@@ -32,14 +31,14 @@ class StepWatch:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Made when they are asked for: what a page fault costs is measured then, which nothing else may count."""
+        """Made when they are asked for, after everything that is timed."""
         return self.part.run(self._facts, otherwise={})
 
     def _facts(self) -> Mapping[str, Sequence[StepCounters]]:
         reader, sampler = self.reader, self.sampler
         if not reader.raw:
             return {}
-        beside = Beside(reader.collections, reader.compilations, fault_cost())
+        beside = Beside(reader.collections, reader.compilations)
         if sampler is not None:
             beside = replace(beside, gpu=sampler.during)
         return {"counters": step_counters(reader.raw, beside, self.rank)}

@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from lm_profiler.analysis.trace.events import trace_events
 from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -185,25 +186,24 @@ class Tracer:
                 shutil.copyfileobj(source, target)
             aside.replace(self._path)
 
-    def packed(self) -> Packed | None:
-        """What of the trace counts; None without one.
+    def work(self) -> TracedWork | None:
+        """What ran in the traced steps; None without a trace.
 
         Raises:
-            ValueError: it is not whole.
+            ValueError: the trace is not whole, or has no whole step.
             OSError: it cannot be read.
         """
-        return Packed(trace_events(self._path)) if self._path.exists() else None
+        return traced_work(Packed(trace_events(self._path))) if self._path.exists() else None
 
-    def kernels(self, packed: Packed | None) -> KernelTable | None:
+    def kernels(self, work: TracedWork | None) -> KernelTable | None:
         """Where the traced steps' time went, as it is kept beside the trace; None without a trace.
 
         Raises:
-            ValueError: the trace has no whole step.
             OSError: the table cannot be written.
         """
-        if packed is None:
+        if work is None:
             return None
-        table = kernel_table(packed)
+        table = kernel_table(work)
         table.write(kernels_file(self._path))
         return table
 

@@ -18,8 +18,8 @@ from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.copies.apart import count_apart, on_meta
 from lm_profiler.measure.copies.step_loop import MethodStep, OptimizerShapes, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import StepFlops
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
+from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, Verb

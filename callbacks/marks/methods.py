@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial, update_wrapper
+from functools import update_wrapper
 from typing import Any
 
 from lm_profiler.measure.boundary import Guard
@@ -15,9 +15,13 @@ def bracket(owner: Any, name: str, context: AbstractContextManager[None], part: 
     Raises:
         AttributeError: ``owner`` has no such method, or takes no other.
     """
-    replaced = getattr(owner, "__dict__", {}).get(name)
+    own = getattr(owner, "__dict__", {})
+    replaced = own.get(name)
     setattr(owner, name, _Bracketed(owner, name, context, part))
-    undo.callback(partial(delattr, owner, name) if replaced is None else partial(setattr, owner, name, replaced))
+    if replaced is not None:
+        undo.callback(setattr, owner, name, replaced)
+    else:  # past the owner's own way to delete: a Mock would have no such method any more
+        undo.callback(own.pop, name, None) if name in own else undo.callback(delattr, owner, name)
 
 
 class _Bracketed:

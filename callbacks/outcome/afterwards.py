@@ -92,18 +92,22 @@ class Afterwards:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
-        packed = try_or_note("trace", tracer.packed, notes)
-        kernels = try_or_note("kernels", lambda: tracer.kernels(packed), notes)
-        traced = None if packed is None else try_or_note("waterfall", lambda: traced_of(packed), notes)
+        ran = try_or_note("trace", tracer.work, notes)
+        kernels = try_or_note("kernels", lambda: tracer.kernels(ran), notes)
+        traced = None if ran is None else try_or_note("waterfall", lambda: traced_of(ran), notes)
         notes += without_kernels(device, kernels)
         work = try_or_note("FLOPs", lambda: self._work(trainer, measured, notes), notes)
         by_dtype = {} if work is None else _by_dtype(work)
         phases = try_or_note("floors", lambda: self._phases(trainer, measured, work), notes) or {}
+        stages = {row.stage for row in measured.rows}
+        timed = "measure" in stages and not trainer.fast_dev_run  # type: ignore[attr-defined]
         ceilings: dict[str, float | None] = {}
-        for name in _multiplied(run_dtype(trainer, by_dtype), phases):
+        for name in _multiplied(run_dtype(trainer, by_dtype), phases) if timed else ():
             factors = getattr(torch, name)
             ceilings[name] = try_or_note("ceiling", lambda: known_ceiling(device, factors, notes.append), notes)  # noqa: B023
-        copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
+        copied = None
+        if timed and (phases or traced is not None):  # else nothing is held against it
+            copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
         samples = try_or_note("samples", self._samples, notes)
         if samples is not None:
             samples *= batches_per_step(trainer, verb)

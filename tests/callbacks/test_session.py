@@ -33,6 +33,7 @@ class CountingProbe:
 
     def __init__(self) -> None:
         self.resets = self.readings = 0
+        self.resettable = True
 
     def reset(self) -> None:
         self.resets += 1

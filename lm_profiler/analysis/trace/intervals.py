@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +36,15 @@ class Busy:
             self.reached = end
 
 
-def phase_at(phases: Sequence[Range], moment: int) -> str:
-    """Whose host code runs at ``moment``."""
-    last = bisect_right(phases, moment, key=attrgetter("start")) - 1
-    return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
+def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
+    """What tells whose host code runs at a moment; ``phases`` come by their start."""
+    starts = [phase.start for phase in phases]
+
+    def phase_at(moment: int) -> str:
+        last = bisect_right(starts, moment) - 1
+        return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
+
+    return phase_at
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, by_phase, phase_at, union_of
-from lm_profiler.analysis.trace.kinds import MEMORY_BOUND, kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import MODULE_PREFIX, LaunchCall, Operator, Packed, walk
+from lm_profiler.analysis.trace.intervals import NO_PHASE, Busy, by_phase, union_of
+from lm_profiler.analysis.trace.kinds import MEMORY_BOUND
+from lm_profiler.analysis.trace.pieces import Piece, TracedWork
+from lm_profiler.analysis.trace.walk import MODULE_PREFIX
 from lm_profiler.record.kernels import KernelRow, KernelTable, Kind, KindTime, PhaseKernels, Rest
 from lm_profiler.record.quantities import PARTS
 
@@ -24,8 +24,8 @@ _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 _MODULE = re.compile(rf"{MODULE_PREFIX}(?P<path>.*?)(?: \((?P<type>\w+)\))?$")
 
 
-_Row = tuple[str, Kind, int, int, int]
-"""Phase, kind, and the numbers of name, operator and module."""
+_Row = tuple[str, Kind, str, str | None, str | None]
+"""Phase, kind, name, operator and module."""
 
 
 _Key = TypeVar("_Key")
@@ -51,20 +51,17 @@ class _Totals(Generic[_Key]):
         return merged
 
 
-def kernel_table(packed: Packed) -> KernelTable:
-    """The table of a trace.
-
-    Raises:
-        ValueError: there is no whole step in it.
-    """
-    return (_of_device if packed.has_device else _of_operators)(packed, *packed.window())
+def kernel_table(work: TracedWork) -> KernelTable:
+    """The table of a trace."""
+    return (_of_device if work.on_device else _of_operators)(work)
 
 
-def _of_device(packed: Packed, begin: int, end: int) -> KernelTable:
+def _of_device(work: TracedWork) -> KernelTable:
+    begin, end = work.begin, work.end
     totals, all_, computing, local = _Totals[_Row](), Busy(begin), Busy(begin), Busy(begin)
-    for start, stop, row in _device_work(packed, begin, end):
-        phase, kind, *_ = row
-        totals.add(row, 1, stop - start)
+    for piece in work.pieces:
+        start, stop, phase, kind = piece.start, piece.end, piece.phase, piece.kind
+        totals.add(_row(piece), 1, piece.own)
         end = max(end, stop)
         all_.add(start, stop, phase)
         if kind not in MEMORY_BOUND:
@@ -73,41 +70,28 @@ def _of_device(packed: Packed, begin: int, end: int) -> KernelTable:
             local.add(start, stop, phase)
     all_.add(end, end, NO_PHASE)
     waiting, talking = ((all_.busy.total() - other.busy.total()) / (end - begin) for other in (computing, local))
-    return _table(packed, totals, all_, memory_bound_share=waiting, communication_share=talking)
+    return _table(work, totals, all_, memory_bound_share=waiting, communication_share=talking)
 
 
-def _device_work(packed: Packed, begin: int, end: int) -> Iterator[tuple[int, int, _Row]]:
-    """What was launched while the steps lasted, from when to when (ns) it ran on the device, by its start there."""
-    launches = {event.correlation: event for event in walk(packed) if isinstance(event, LaunchCall)}
-    for start, length, name, correlation in packed.device():
-        # Without its launch there is only the work itself to tell when it was wanted.
-        launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
-        if not begin <= launch.start <= end:
-            continue
-        kind = kernel_kind(packed.names[name] or "", packed.names[launch.operator])
-        row = (phase_at(packed.phases, launch.start), kind, name, launch.operator, launch.module)
-        yield start, start + length, row
-
-
-def _of_operators(packed: Packed, begin: int, end: int) -> KernelTable:
+def _of_operators(work: TracedWork) -> KernelTable:
+    begin, end = work.begin, work.end
     totals = _Totals[_Row]()
-    starts, ends = array("q"), array("q")  # of the outermost operators
-    for call in walk(packed):
-        if isinstance(call, Operator) and begin <= call.start <= end:
-            kind = operator_kind(packed.names[call.name] or "")
-            phase, calls = phase_at(packed.phases, call.start), 0 if call.again else 1
-            totals.add((phase, kind, call.name, call.caller, call.module), calls, call.own)
-            if call.caller < 0:
-                starts.append(call.start)
-                ends.append(call.start + call.length)
-    covered = by_phase(*union_of(starts, ends, begin, end), packed.phases)
-    idle = by_phase(np.array([begin]), np.array([end]), packed.phases)
+    for piece in work.pieces:
+        totals.add(_row(piece), 0 if piece.again else 1, piece.own)
+    outermost = [piece for piece in work.pieces if piece.caller is None]
+    starts, ends = [piece.start for piece in outermost], [piece.end for piece in outermost]
+    covered = by_phase(*union_of(starts, ends, begin, end), work.phases)
+    idle = by_phase(np.array([begin]), np.array([end]), work.phases)
     idle.subtract(covered)
-    return _table(packed, totals, Busy(end, covered, idle), memory_bound_share=None, communication_share=None)
+    return _table(work, totals, Busy(end, covered, idle), memory_bound_share=None, communication_share=None)
 
 
-def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> KernelTable:
-    rows, rest = _rows(packed, totals)
+def _row(piece: Piece) -> _Row:
+    return piece.phase, piece.kind, piece.name, piece.caller, piece.module
+
+
+def _table(work: TracedWork, totals: _Totals[_Row], time: Busy, **shares: Any) -> KernelTable:
+    rows, rest = _rows(totals)
     by_kind = totals.by(lambda row: row[:2])
     phases = {}
     for phase in PARTS:
@@ -121,8 +105,8 @@ def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> 
             overlap_s = _seconds(max(sum(by_kind.ns[phase, kind] for kind in kinds) - time.busy[phase], 0))
             phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
     return KernelTable(
-        source="kernels" if packed.has_device else "operators",
-        steps=len(packed.steps),
+        source="kernels" if work.on_device else "operators",
+        steps=len(work.steps),
         window_s=_seconds(time.busy.total() + time.idle.total()),
         phases=phases,
         rows=rows,
@@ -131,16 +115,16 @@ def _table(packed: Packed, totals: _Totals[_Row], time: Busy, **shares: Any) -> 
     )
 
 
-def _rows(packed: Packed, totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
+def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
     """The largest rows, equal layers merged, and what is left."""
-    merged = totals.by(lambda row: (*row[:4], *module_of(packed.names[row[4]])))
+    merged = totals.by(lambda row: (*row[:4], *module_of(row[4])))
     largest = [(*key, merged.calls[key], _seconds(ns)) for key, ns in merged.ns.most_common()]
     rows = [
         KernelRow(
             phase=phase,
             kind=kind,
-            name=_cut(packed.names[name]) or "",
-            operator=_cut(packed.names[operator]),
+            name=_cut(name) or "",
+            operator=_cut(operator),
             module=path,
             module_type=type_,
             count=count,

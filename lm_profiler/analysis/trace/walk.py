@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
 
 
 class Packed:
-    """What of a trace's events counts, in some thirty bytes an event.
+    """What of a trace's events counts, in some fifty bytes an event.
 
     ``names`` and ``inputs`` are by their number; -1, which stands for none, finds the None at their end.
 
@@ -77,8 +77,8 @@ class Packed:
         self._threads: defaultdict[tuple[Any, Any], int] = defaultdict(count().__next__)
         self._shapes: dict[str, int] = {}
         self._inputs: list[Inputs | None] = []
-        self._host = [array(code) for code in "qqibqi"]  # start, length, thread, what, value, inputs or name of a call
-        self._device = [array(code) for code in "qqiq"]  # start, length, name, correlation
+        self._host = array("q")  # start, length, thread, what, value, inputs or name of a call; the next event's
+        self._device = array("q")  # start, length, name, correlation; the next one's
         for event in events:
             self._take(event)
         self.steps.sort()
@@ -88,7 +88,7 @@ class Packed:
 
     @property
     def has_device(self) -> bool:
-        return len(self._device[0]) > 0
+        return len(self._device) > 0
 
     def window(self) -> tuple[int, int]:
         """From where the first step begins to where the last one ends.
@@ -100,26 +100,25 @@ class Packed:
             raise ValueError("the trace has no whole step")
         return self.steps[0].start, max(step.end for step in self.steps)
 
-    def device(self) -> Iterator[tuple[int, int, int, int]]:
+    def device(self) -> Iterator[list[int]]:
         """Start, length, name's number and correlation of all that ran on the device, by start."""
-        columns = [np.asarray(column) for column in self._device]
-        order = np.argsort(columns[0], kind="stable")
-        return zip(*(column[order].tolist() for column in columns), strict=True)
+        rows = np.asarray(self._device).reshape(-1, 4)
+        return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
-    def host(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+    def host(self) -> Iterator[list[int]]:
         """Start, length, thread, what, value and the rest of the host's events; of one moment, the longest first."""
-        columns = [np.asarray(column) for column in self._host]
-        start, length, _, what, *_ = columns
+        rows = np.asarray(self._host).reshape(-1, 6)
+        start, length, _, what, *_ = rows.T
         order = np.lexsort((-length, np.maximum(what, _MODULE), start))
         for few in np.array_split(order, max(len(order) // 10_000, 1)):  # as Python's numbers, but not all at once
-            yield from zip(*(column[few].tolist() for column in columns), strict=True)
+            yield from rows[few].tolist()
 
     def _take(self, event: Mapping[str, Any]) -> None:
         category = event.get("cat") or ""  # null in some
         category = _FORMERLY.get(category, category)
         if category in _ON_DEVICE:
             correlation = (event.get("args") or {}).get("correlation", -1)
-            self._keep(self._device, event, self._numbers[event["name"]], correlation)
+            self._device.extend((*_span(event), self._numbers[event["name"]], correlation))
         elif category == "user_annotation" or (category == "cpu_op" and event["name"].startswith(STEP_PREFIX)):
             self._take_range(event)
         elif category == "cpu_op":
@@ -136,7 +135,7 @@ class Packed:
         elif name.startswith(_COMPILED):
             self._on_host(event, _OPERATOR, self._numbers[COMPILED_GRAPH])
         elif name.startswith((PHASE_PREFIX, STEP_PREFIX)):
-            start, length = _ns(event["ts"]), _ns(event["dur"])
+            start, length = _span(event)
             kept = self.phases if name.startswith(PHASE_PREFIX) else self.steps
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
 
@@ -153,12 +152,7 @@ class Packed:
         return number
 
     def _on_host(self, event: Mapping[str, Any], what: int, value: int, more: int = -1) -> None:
-        self._keep(self._host, event, self._threads[event["pid"], event["tid"]], what, value, more)
-
-    @staticmethod
-    def _keep(columns: list[Any], event: Mapping[str, Any], *rest: int) -> None:
-        for column, value in zip(columns, (_ns(event["ts"]), _ns(event.get("dur", 0)), *rest), strict=True):
-            column.append(value)
+        self._host.extend((*_span(event), self._threads[event["pid"], event["tid"]], what, value, more))
 
 
 def _call_name(event: Mapping[str, Any]) -> str:
@@ -166,8 +160,9 @@ def _call_name(event: Mapping[str, Any]) -> str:
     return _UNNAMED.get(event["args"].get("cbid"), "a call of CUDA's") if name == "INVALID" else name
 
 
-def _ns(microseconds: float) -> int:
-    return round(microseconds * 1e3)
+def _span(event: Mapping[str, Any]) -> tuple[int, int]:
+    """Start and length, which the profiler writes in microseconds."""
+    return round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
 
 
 class Operator(NamedTuple):
@@ -203,7 +198,7 @@ class LaunchCall(NamedTuple):
     length: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     """A range of one thread that the walk is in. ``operator`` is the innermost one, itself included."""
 
@@ -231,7 +226,8 @@ def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
     for number, (start, length, thread, what, value, more) in enumerate(packed.host()):
         stack = stacks.setdefault(thread, [])
         while stack and stack[-1].end <= start:
-            yield from _close(stack)
+            if (over := _close(stack)) is not None:
+                yield over
         inner = stack[-1] if stack else nobody
         if what == _OPERATOR:
             again = inner.what == _OPERATOR and inner.operator == value
@@ -249,17 +245,19 @@ def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
             yield LaunchCall(start, value, inner.operator, inner.module, inner.call, inner.inputs, more, length)
     for stack in stacks.values():
         while stack:
-            yield from _close(stack)
+            if (over := _close(stack)) is not None:
+                yield over
 
 
-def _close(stack: list[_Open]) -> Iterator[Operator]:
-    """End the innermost range: its caller, if any, has spent that time in a child."""
+def _close(stack: list[_Open]) -> Operator | None:
+    """End the innermost range: its caller, if any, has spent that time in a child. None of a module's range."""
     range_ = stack.pop()
     length = range_.end - range_.start
     is_operator = range_.what == _OPERATOR
     if stack:
         stack[-1].children += length if is_operator else range_.children
-    if is_operator:
-        own = max(length - range_.children, 0)
-        called = (range_.operator, range_.caller, range_.module, range_.again, range_.inputs)
-        yield Operator(range_.start, length, own, *called)
+    if not is_operator:
+        return None
+    own = max(length - range_.children, 0)
+    called = (range_.operator, range_.caller, range_.module, range_.again, range_.inputs)
+    return Operator(range_.start, length, own, *called)

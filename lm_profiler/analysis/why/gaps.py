@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
-from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_at
-from lm_profiler.analysis.trace.walk import LaunchCall, Packed
-from lm_profiler.analysis.why.pieces import INPUT_PHASES, Piece
+from lm_profiler.analysis.trace.intervals import NO_PHASE, phase_finder
+from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece, TracedWork
 
 _WAITS = re.compile(r"Synchronize|^(cuda|hip)Memcpy")
 """Calls that make the host wait for the device; a copy from or to pageable memory is one, whatever its name says."""
@@ -41,46 +40,45 @@ class _DriverCall(NamedTuple):
 
 
 def gaps_of(
-    packed: Packed,
-    launches: Sequence[LaunchCall],
+    work: TracedWork,
     pieces: Sequence[tuple[Piece, int]],
     idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
     """What the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
-    if not packed.has_device:
+    if not work.on_device:
         for piece, own in pieces:
             if piece.use == "dispatch":
                 yield Gap(own, piece.phase, piece.name)
         for begin, end in idle:
-            yield from _python(packed, begin, end)
+            yield from _python(work, begin, end)
         return
-    calls = _calls(packed, launches)
+    calls, phase_at = _calls(work), phase_finder(work.phases)
     following = sorted((piece for piece, _ in pieces), key=attrgetter("start"))
     starts = [piece.start for piece in following]
     for begin, end in idle:
         at = bisect_left(starts, end)
         next_ = following[at] if at < len(following) else None
-        phase = phase_at(packed.phases, end - 1) if next_ is None else next_.phase
+        phase = phase_at(end - 1) if next_ is None else next_.phase
         if next_ is not None and next_.asked <= begin:
             yield Gap(end - begin, phase, QUEUED)  # the host was ahead: what it did meanwhile is not the reason
         else:
-            yield from _by_input(packed, begin, end, phase, _in_call(calls, begin, end) or _towards(next_))
+            yield from _by_input(work, begin, end, phase, _in_call(calls, begin, end) or _towards(next_))
 
 
-def _by_input(packed: Packed, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
+def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
     """What of a gap before a kernel of ``phase`` passed while the host saw to the batch, and what did not."""
-    inside = sum(part.ns for part in _python(packed, begin, end) if part.phase in INPUT_PHASES)
+    inside = sum(part.ns for part in _python(work, begin, end) if part.phase in INPUT_PHASES)
     if inside:
         yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
     if outside := end - begin - inside:
         yield Gap(outside, NO_PHASE if phase in INPUT_PHASES else phase, what)
 
 
-def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
+def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
     """A stretch in which no operator ran, cut where phases begin and end."""
     left = end - begin
-    at = max(bisect_right(packed.phases, begin, key=attrgetter("start")) - 1, 0)
-    for phase in packed.phases[at:]:
+    at = max(bisect_right(work.phases, begin, key=attrgetter("start")) - 1, 0)
+    for phase in work.phases[at:]:
         if phase.start >= end:
             break
         inside = min(end, phase.end) - max(begin, phase.start)
@@ -91,11 +89,11 @@ def _python(packed: Packed, begin: int, end: int) -> Iterator[Gap]:
         yield Gap(left, NO_PHASE, PYTHON)
 
 
-def _calls(packed: Packed, launches: Sequence[LaunchCall]) -> list[_DriverCall]:
+def _calls(work: TracedWork) -> list[_DriverCall]:
     """Calls of the driver that made the host wait, or that took long, by when they end."""
     calls = []
-    for event in launches:
-        name, operator = packed.names[event.name] or "", packed.names[event.operator]
+    for event in work.launches:
+        name, operator = work.names[event.name] or "", work.names[event.operator]
         if event.length > _LONG_NS or _WAITS.search(name):
             what = name if operator is None else f"{name} in {operator}"
             calls.append(_DriverCall(event.start, event.start + event.length, what, _WAITS.search(name) is not None))

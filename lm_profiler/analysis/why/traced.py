@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.trace.pieces import Piece, TracedWork, Use, rank_of
 from lm_profiler.analysis.why.gaps import Gap, gaps_of
 from lm_profiler.analysis.why.partition import gaps_between, shared_out
-from lm_profiler.analysis.why.pieces import Piece, Use, launches_of, pieces_of, rank_of
 
 Weighed = tuple[Piece, float]
 """A piece, and how many nanoseconds of it count."""
@@ -33,16 +32,10 @@ class Traced:
         return sum(own for _, own in self.of(use)) * 1e-9 / self.steps
 
 
-def traced_of(packed: Packed) -> Traced:
-    """What the traced steps went to.
-
-    Raises:
-        ValueError: there is no whole step in the trace.
-    """
-    begin, end = packed.window()
-    launches = launches_of(packed)
-    pieces = list(pieces_of(packed, launches, begin, end))
-    if packed.has_device:
+def traced_of(work: TracedWork) -> Traced:
+    """What the traced steps went to."""
+    begin, end, pieces = work.begin, work.end, work.pieces
+    if work.on_device:
         end = max([end, *(piece.end for piece in pieces)])
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
@@ -50,8 +43,8 @@ def traced_of(packed: Packed) -> Traced:
     idle = gaps_between(starts, ends, begin, end)
     return Traced(
         pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
-        gaps=list(gaps_of(packed, launches, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
-        steps=len(packed.steps),
+        gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
+        steps=len(work.steps),
         window_ns=end - begin,
-        on_device=packed.has_device,
+        on_device=work.on_device,
     )

@@ -35,7 +35,8 @@ from lm_profiler.measure.copies.module_copy import ModuleCopy, UncopyableError, 
 from lm_profiler.measure.copies.step_loop import OptimizerShapes, Step, StepLoop, loss_of
 from lm_profiler.measure.copies.turns import Turns
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import WORK, StepFlops
+from lm_profiler.measure.counts.flops import WORK
+from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.levels import SavedTensors
 from lm_profiler.measure.memory.traffic import TrafficReader

@@ -15,18 +15,17 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache, reduce
 from operator import or_
 from traceback import walk_stack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.boundary import comes_from_outside, said
-from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
 from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, UncountableError, formula_of
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
@@ -37,6 +36,17 @@ _SHAPES_ALONE = "torch._subclasses"
 WORK = ("forward", "backward", "recomputation")
 _PLAIN = torch._C._disabled_torch_dispatch_impl
 _AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
+
+
+class _Handling(NamedTuple):
+    """How an operator is called: by default as it came, and without being counted."""
+
+    passed_on: bool = False
+    """Its tensors are made of others, whose operators come by."""
+    composite: bool = False
+    """It is nothing but other operators, which are to come by."""
+    counted: bool = False
+    around: AbstractContextManager[None] = nullcontext()
 
 
 class FlopCounter(TorchDispatchMode):
@@ -89,38 +99,52 @@ class FlopCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
-        shapes_alone = any(kind.__module__.startswith(_SHAPES_ALONE) for kind in own)
-        if own and not shapes_alone:
-            return NotImplemented  # made of other tensors, whose operators come by
-        around: AbstractContextManager[None] = nullcontext()
         try:
-            composite = not shapes_alone and self._is_composite(func)
-            if func.namespace not in TORCHS_OWN:
-                around = _autocast_of_caller()
+            call = self._call_of(func, types)
         except BaseException as error:
-            composite = False
             self._lose(func, error)
-        if composite:
+            call = _Handling()
+        if call.passed_on:
+            return NotImplemented
+        if call.composite:
             with enable_reentrant_dispatch(), self:  # as if it had not come by here; autocast is off otherwise
                 return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        with around:
+        with call.around:
             result = func(*args, **kwargs)
-        asks = func.namespace == "prim"  # of a fake tensor, where it is
-        if self.counting and not asks and shapes_alone <= self._on_shapes:
-            if self.unknown is None:
-                try:
-                    self._count(func, args, kwargs, result)
-                except BaseException as error:
-                    self._lose(func, error)
-            if self._traffic is not None and torch._C._current_graph_task_id() == -1:
-                try:
-                    self._traffic.see(func, args, kwargs, result)
-                except BaseException as error:
-                    if comes_from_outside(error):
-                        raise
-                    self._traffic.lost = True
+        if call.counted:
+            try:
+                self._see(func, args, kwargs, result)
+            except BaseException as error:
+                self._lose(func, error)
         return result
+
+    def _call_of(self, func: Any, types: Any) -> _Handling:
+        """How ``func`` is to be called. Tensors of the user's own classes answer here, and may answer anything."""
+        own = [kind for kind in types if kind.__torch_dispatch__ is not _PLAIN]
+        shapes_alone = any(str(kind.__module__).startswith(_SHAPES_ALONE) for kind in own)
+        if own and not shapes_alone:
+            return _Handling(passed_on=True)
+        asks = func.namespace == "prim"  # of a fake tensor, where it is
+        return _Handling(
+            composite=not shapes_alone and self._is_composite(func),
+            counted=self.counting and not asks and shapes_alone <= self._on_shapes,
+            around=nullcontext() if func.namespace in TORCHS_OWN else _autocast_of_caller(),
+        )
+
+    def _see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Count the operator, and show it to ``traffic`` outside of backward passes."""
+        if self.unknown is None:
+            try:
+                self._count(func, args, kwargs, result)
+            except BaseException as error:
+                self._lose(func, error)
+        if self._traffic is not None and torch._C._current_graph_task_id() == -1:
+            try:
+                self._traffic.see(func, args, kwargs, result)
+            except BaseException as error:
+                if comes_from_outside(error):
+                    raise
+                self._traffic.lost = True
 
     def _lose(self, func: Any, error: BaseException) -> None:
         """What goes wrong while counting must not reach the step."""
@@ -179,55 +203,3 @@ def _work(caller: int) -> str:
         engine = next((frame for frame, _ in callers if frame.f_code in _ENGINE), None)
     differentiated = engine is not None and engine.f_locals["create_graph"]
     return "recomputation" if checkpointed or (torch.is_grad_enabled() and not differentiated) else "backward"
-
-
-class StepFlops:
-    """Counts forward and backward of the steps of a stage that is not timed: an observer of marks.
-
-    The mode is entered where the outermost of the two begins and left where it ends; what lies in between and is
-    another part (an optimizer under manual optimization) does not count. Data, hooks and optimizers never meet it.
-
-    Args:
-        timeline: whose marks are observed.
-        traffic: is told of the operators of forward passes, and when one begins.
-        on_shapes: whether the steps run on fake tensors.
-    """
-
-    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
-        self._timeline = timeline
-        self._counter = FlopCounter(traffic, on_shapes)
-        self._traffic = traffic
-        self._entered = self._in_forward = False
-
-    def __call__(self, code: int) -> None:
-        stack = self._timeline.stack
-        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
-        forward = FORWARD in stack
-        if forward and not self._in_forward and self._traffic is not None:
-            self._traffic.begin()
-        self._in_forward = forward
-        self._enter(FORWARD in stack or BACKWARD in stack)
-
-    def stop(self) -> None:
-        """Leave the mode, if a step did not end."""
-        self._enter(False)
-
-    def flops(self) -> Flops:
-        """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
-        return self._counter.flops()
-
-    def by_dtype(self) -> dict[str, dict[str, int]]:
-        """The same by work and dtype."""
-        return self._counter.by_dtype()
-
-    def _enter(self, wanted: bool) -> None:
-        if wanted == self._entered:
-            return
-        if wanted:
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
-        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
-            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
-            self._counter.counting = False
-            return
-        self._entered = wanted

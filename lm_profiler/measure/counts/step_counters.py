@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_reader import Raw
-from lm_profiler.measure.device.fault_cost import FaultCost
 from lm_profiler.record.run import StepCounters
+
+DEAREST_FAULT_S = 0.5e-3
+"""CPU time of a minor page fault at most: the kernel clears a huge page of 2 MiB, at 4 GB/s or faster. A small page
+takes a thousandth of it, and how many were huge nobody counts: the kernel's CPU time is the closer bound."""
 
 _USAGE = ("ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 
@@ -25,13 +28,11 @@ class Beside:
     Args:
         collections: of garbage.
         compilations: of torch.compile; None where they are not known.
-        cost: of a page fault.
         gpu: its clock and what held it back, between two instants in seconds.
     """
 
     collections: Sequence[GarbageCollection] = ()
     compilations: Sequence[TimedCompilation] | None = ()
-    cost: FaultCost | None = None
     gpu: Callable[[float, float], tuple[float | None, list[str] | None]] = lambda began_s, ended_s: (None, None)
 
 
@@ -57,11 +58,11 @@ def step_counters(raw: Sequence[Raw], beside: Beside, rank: int = 0) -> list[Ste
             sm_clock_hz=clock_hz,
             throttled=reasons,
         )
-        figures.append(counted.model_copy(update=_since(before, after, beside.cost)))
+        figures.append(counted.model_copy(update=_since(before, after)))
     return figures
 
 
-def _since(before: Raw, after: Raw, cost: FaultCost | None) -> dict[str, float | None]:
+def _since(before: Raw, after: Raw) -> dict[str, float | None]:
     """What happened from one reading to the next: in the step, and between it and the one before."""
     wall_s = max((after[2] - before[2]) * 1e-9, 1e-9)
     user_s, system_s, minor, major, waited, lost = (getattr(after[3], of) - getattr(before[3], of) for of in _USAGE)
@@ -73,7 +74,7 @@ def _since(before: Raw, after: Raw, cost: FaultCost | None) -> dict[str, float |
         "asleep_s": None if ran_s is None or no_cpu_s is None else max(wall_s - ran_s - no_cpu_s, 0.0),
         "cpu_s": user_s + system_s,
         "system_s": system_s,
-        "fault_s": None if cost is None else min(_fault_s(minor, system_s, cost), user_s + system_s) / threads,
+        "fault_s": min(minor * DEAREST_FAULT_S, system_s) / threads,
         "minor_faults": minor,
         "major_faults": major,
         "voluntary_switches": waited,
@@ -89,11 +90,6 @@ def _thread(before: bytes, after: bytes) -> tuple[float | None, float | None]:
         return None, None
     ran, waited = (int(now) - int(then) for then, now in zip(before.split()[:2], after.split()[:2], strict=True))
     return ran * 1e-9, waited * 1e-9
-
-
-def _fault_s(faults: int, system_s: float, cost: FaultCost) -> float:
-    """The most CPU time that ``faults`` took: at the cost of small pages, or of dear ones while the kernel worked."""
-    return max(faults * cost.small_s, min(faults * cost.dearest_s, system_s))
 
 
 class _Stretch(NamedTuple):

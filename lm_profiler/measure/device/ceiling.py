@@ -27,11 +27,14 @@ _PROBES, _PAUSE_S = 3, 0.05
 _TILE = 256
 _MEMORY_SHARE = 0.5
 
+_ON_A_CPU_BYTES = 256 << 20
+"""Of which it takes a quarter: 2048 rows. There the process grows that trains, and a product of this size is long."""
+
 
 def matmul_ceiling(
     device: torch.device,
     dtype: torch.dtype,
-    budget_s: float = 0.5,
+    budget_s: float = 0.25,
     clock: Callable[[], int] = time.perf_counter_ns,
     pause: Callable[[float], None] = time.sleep,
 ) -> float | None:
@@ -67,7 +70,9 @@ def matmul_ceiling(
             return (end_ns - clock()) * 1e-9
 
         if probe == 0:
-            best = fastest(products, largest_size(usable_bytes(device), dtype), left_s)
+            free = usable_bytes(device)
+            free = min(free, _ON_A_CPU_BYTES) if device.type == "cpu" else free
+            best = fastest(products, largest_size(free, dtype), left_s)
         elif best is not None:
             pause(_PAUSE_S)
             best = _repeat(products, dict([best]), left_s)

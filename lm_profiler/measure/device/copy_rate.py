@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
 from lm_profiler.measure.device.ceiling import usable_bytes
 from lm_profiler.measure.device.stopwatch import Stopwatch
 
-SMALLEST_BYTES = 512 << 20
+ON_A_GPU_BYTES = 512 << 20
 """Of each of the two buffers: several times the cache of any GPU (an H100's L2 has 50 MB)."""
 
-_CACHES = Path("/sys/devices/system/cpu")
+ON_A_CPU_BYTES = 32 << 20
+"""The same where it is the process that grows: together twice the last-level cache of many CPUs."""
+
 _MEMORY_SHARE = 0.5
-_PROBES, _PAUSE_S, _COPIES = 3, 0.05, 2
+_PROBES, _PAUSE_S, _COPIES = 3, 0.05, 3
 
 
 def copy_rate(
@@ -28,20 +29,21 @@ def copy_rate(
     """Bytes read and bytes written by the fastest of a few large copies, per second.
 
     Counted as by STREAM (McCalpin 1995): what a CPU reads to write whole cache lines anew is not counted, so that a
-    phase which only reads may be up to half as fast again there. It waits for the device and takes up to half of its
-    free memory: call it when all timing is over and the peaks are read. The CPU uses ``torch.get_num_threads()``
-    threads. Pauses lie between the probes, as in ``matmul_ceiling``.
+    phase which only reads may be up to half as fast again there. Where a CPU's caches hold a part of the buffers, it is
+    an upper bound of the memory's rate, and what is held against it still the least time. It waits for the device: call
+    it when all timing is over and the peaks are read. The CPU uses ``torch.get_num_threads()`` threads. Pauses lie
+    between the probes, as in ``matmul_ceiling``.
 
     Args:
         device: timed by its own events where it has them, else by ``clock``.
         clock: nanoseconds.
         pause: waits between two probes, in seconds.
-        buffer_bytes: of each of the two buffers; if not given, beyond all caches: they are twice these together.
+        buffer_bytes: of each of the two buffers.
 
     Returns:
         Bytes/s; None if memory does not suffice for such buffers, or the clock is too coarse.
     """
-    size = buffer_bytes or max(SMALLEST_BYTES, cpu_cache_bytes() if device.type == "cpu" else 0)
+    size = buffer_bytes or (ON_A_CPU_BYTES if device.type == "cpu" else ON_A_GPU_BYTES)
     if 2 * size > _MEMORY_SHARE * usable_bytes(device):
         return None
     seconds_of = Stopwatch(device, clock)
@@ -56,16 +58,3 @@ def copy_rate(
             pause(_PAUSE_S)
         best_s = min(best_s, *(seconds_of(lambda: target.copy_(source)) for _ in range(_COPIES)))
     return 2 * source.nbytes / best_s if best_s > 0 else None
-
-
-def cpu_cache_bytes(folder: Path = _CACHES) -> int:
-    """Bytes of all last-level caches of this machine's CPUs, as Linux names them; 0 where it does not."""
-    caches: dict[str, tuple[int, int]] = {}
-    for of in folder.glob("cpu[0-9]*/cache/index*"):
-        try:
-            level, size, shared = ((of / name).read_text().strip() for name in ("level", "size", "shared_cpu_list"))
-            caches[f"{level} {shared}"] = int(level), int(size.removesuffix("K")) << 10
-        except (OSError, ValueError):
-            continue
-    last = max((level for level, _ in caches.values()), default=0)
-    return sum(size for level, size in caches.values() if level == last)

@@ -23,8 +23,8 @@ from lm_profiler.record.reading import read_json
 AGREE = 0.8
 """A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""
 
-FRESH_S = 600.0
-"""So long nothing is read anew once two readings have agreed: it takes seconds, and a sweep has many runs."""
+FRESH_S = 86_400.0
+"""So long nothing is read anew once two readings have agreed: it takes CPU time of whoever trains, run for run."""
 
 
 _AGREED = "agreed_at"

@@ -30,6 +30,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     counts: Sequence[int] = ()
+    resettable = True
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

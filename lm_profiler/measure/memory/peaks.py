@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -32,6 +31,7 @@ class DeviceProbe:
 
     device: torch.device
     counts: Sequence[int] = ()
+    resettable: ClassVar[bool] = True
 
     def usage(self) -> Any:
         """The process's, as getrusage(2) has it."""
@@ -58,20 +58,23 @@ class DeviceProbe:
 
 
 class ProcessProbe:
-    """The process's peak resident memory. Linux can reset it; elsewhere it is the peak since the process began.
+    """The process's peak resident memory since it began.
+
+    Linux could reset that peak (proc(5), ``clear_refs``), but it is the process's own: whoever trains may report it.
 
     ``getrusage`` costs a microsecond, but a process that was started by a larger one inherits that one's peak (it
-    survives fork and exec, getrusage(2)), which no reset takes away: then ``VmHWM`` is read, for twenty times that.
+    survives fork and exec, getrusage(2)): then ``VmHWM`` is read, for twenty times that.
     """
 
-    _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
+    _STATUS = Path("/proc/self/status")
 
     counts: Sequence[int] = ()
+    resettable = False
 
     def __init__(self) -> None:
-        self.resettable = os.access(self._CLEAR, os.W_OK)
-        self._inherits = False
         self._usage: Any = None
+        own = self._own_peak()
+        self._inherits = own is not None and getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT > own + 2**20
 
     def usage(self) -> Any:
         """The process's, as getrusage(2) has it: what the last peaks were read from, if it is asked for but once."""
@@ -79,16 +82,11 @@ class ProcessProbe:
         return getrusage(RUSAGE_SELF) if usage is None else usage
 
     def reset(self) -> None:
-        """Peaks count from here on, where they can be reset at all."""
+        """The peak goes on counting; what was read before is used no more."""
         self._usage = None
-        if self.resettable:
-            self._CLEAR.write_text("5")  # proc(5): 5 resets the peak resident set size
-            own = self._own_peak()
-            largest = getrusage(RUSAGE_SELF).ru_maxrss * _RSS_UNIT
-            self._inherits = own is not None and largest > own + 2**20
 
     def peaks(self) -> Peaks:
-        """The most since the last reset, for each of ``MEMORY``."""
+        """The most since the process began, for each of ``MEMORY``."""
         if self._inherits:
             return None, None, self._own_peak()
         usage = self._usage = getrusage(RUSAGE_SELF)
@@ -98,6 +96,8 @@ class ProcessProbe:
         """The CPU's allocator does not say, and pages of freed tensors may stay resident."""
 
     def _own_peak(self) -> int | None:
+        if not self._STATUS.exists():  # not Linux
+            return None
         for line in self._STATUS.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -106,6 +106,10 @@ class ProcessProbe:
 
 class Probe(Protocol):
     """Reads the most memory held since the last reset, and what tensors hold now, where somebody counts it."""
+
+    @property
+    def resettable(self) -> bool:
+        """Whether peaks count from the last reset on; otherwise from the beginning of the process."""
 
     @property
     def counts(self) -> Sequence[int]:
@@ -139,22 +143,26 @@ def probe_of(device: torch.device) -> Probe:
 class PartPeaks:
     """Peak memory of each part of a step: an observer of marks that reads and resets at each one.
 
-    That costs too much for a timed step; it runs in the ``memory`` stage.
+    Where peaks cannot be reset, that of a part is known only if it was above all before it. Reading costs too much for
+    a timed step; it runs in the ``memory`` stage.
     """
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._peaks: dict[int, Peaks] = {}
         self._part: int | None = None
-        self._whole: Peaks = UNKNOWN
+        self._whole = self._before = UNKNOWN
 
     def __call__(self, code: int) -> None:
         if self._part is not None and self._part != OUTSIDE:
             peaks = self._probe.peaks()
-            self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
             self._whole = largest((self._whole, peaks))
+            if self._probe.resettable or peaks != self._before:
+                self._peaks[self._part] = largest((self._peaks.get(self._part, UNKNOWN), peaks))
         self._part = code
         self._probe.reset()
+        if not self._probe.resettable:
+            self._before = self._probe.peaks()
 
     def take_step(self) -> Peaks:
         """Peaks of the step that has just ended."""
@@ -162,7 +170,7 @@ class PartPeaks:
         return whole
 
     def by_part(self) -> dict[str, Peaks]:
-        """Peaks of each part that occurred, over all steps observed."""
+        """Peaks of each part that occurred and whose peak is known, over all steps observed."""
         return {part: self._peaks[code] for code, part in enumerate(PARTS) if code in self._peaks}
 
 

@@ -96,7 +96,7 @@ def _peak(reading: str, meaning: str, place: Place = Place.HEADLINE) -> Quantity
 MEMORY = {
     "allocated_peak": _peak("allocated_peak", "most bytes held by tensors on the device"),
     "reserved_peak": _peak("reserved_peak", "most bytes the allocator took from the device", Place.FILE),
-    "resident_peak": _peak("resident_peak", "most bytes of the process in the machine's memory"),
+    "resident_peak": _peak("resident_peak", "most bytes of the process in the machine's memory, since it began"),
 }
 
 

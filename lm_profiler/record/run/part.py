@@ -32,7 +32,8 @@ Newer = WrapValidator(_known_or_newer)
 class Part(BaseModel):
     """A part of a record, which is never changed. A field that a later version may have added is passed over."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, use_attribute_docstrings=True)
+    # Validators are built where they are first used: most processes that import these write or read no record.
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=True)
 
     def write(self, path: Path, private: bool = False) -> None:
         """Write it to ``path``, as JSON; what is ``private`` for its owner only."""

@@ -7,6 +7,7 @@ from cuda_trace import cuda_step
 
 from lm_profiler.analysis.ranks.exposed import exposed_communication
 from lm_profiler.analysis.ranks.reducer import ReducerTimes
+from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import Traced, traced_of
 
@@ -15,7 +16,7 @@ DDPS = "DDP's own timings of 2 backwards, by which rank 0 waits there for 28 ms"
 
 
 def traced() -> Traced:
-    return traced_of(Packed(cuda_step()))
+    return traced_of(traced_work(Packed(cuda_step())))
 
 
 def test_on_a_device_it_is_what_no_other_kernel_runs_beside() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
 
+from lm_profiler.analysis.trace import kernels, pieces
 from lm_profiler.analysis.trace.kernels import LARGEST_ROWS
+from lm_profiler.analysis.trace.walk import Packed, walk
+from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.record.kernels import KernelTable
 from lm_profiler.report.run.kernel_answers import kernel_answers
 
@@ -216,3 +220,21 @@ def test_a_trace_of_an_early_torch_has_other_names_for_its_categories(step: Kern
         if event["name"].startswith("ProfilerStep") and event["cat"] == "user_annotation":
             event["cat"] = "Operator"
     assert kernel_table(events) == step
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Trace()
+    host.range("ProfilerStep#1", 0, 100)
+    host.operator("aten::mm", 16, 36)
+    walks: list[Packed] = []
+
+    def counted(packed: Packed) -> Any:
+        walks.append(packed)
+        return walk(packed)
+
+    monkeypatch.setattr(pieces, "walk", counted)
+    work = pieces.traced_work(Packed(cuda_step() if on_device else host.events))
+    assert kernels.kernel_table(work).rows
+    assert traced_of(work).pieces
+    assert len(walks) == 1

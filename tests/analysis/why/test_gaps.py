@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cuda_trace import GEMM, MAIN, Trace
 
+from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.gaps import QUEUED
 from lm_profiler.analysis.why.traced import traced_of
@@ -29,7 +30,7 @@ def test_each_gap_is_told_what_the_host_was_doing() -> None:
     trace.range("phase: optimizer", 600, 1000)
     trace.operator("aten::add_", 640, 655)
     trace.work(GEMM, 645, 650, 900, 6)
-    gaps = {(gap.phase, gap.what): gap.ns for gap in traced_of(Packed(trace.events)).gaps}
+    gaps = {(gap.phase, gap.what): gap.ns for gap in traced_of(traced_work(Packed(trace.events))).gaps}
     assert gaps == {
         ("forward", "launching aten::mm"): 100_000,
         ("forward", QUEUED): 5_000,
@@ -47,7 +48,7 @@ def test_a_call_that_the_profiler_has_no_name_for_is_told_by_its_number() -> Non
         trace.operator("aten::mm", start, start + 200)
         trace.complete("cuda_runtime", "INVALID", start, start + 200, MAIN, correlation=cbid, cbid=cbid)
         trace.complete("kernel", GEMM, start + 200, start + 300, 7, correlation=cbid)
-    gaps = [gap.what for gap in traced_of(Packed(trace.events)).gaps]
+    gaps = [gap.what for gap in traced_of(traced_work(Packed(trace.events))).gaps]
     assert gaps == ["in cudaLaunchKernel in aten::mm", "in a call of CUDA's in aten::mm", "the loop"]
 
 
@@ -63,7 +64,7 @@ def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs
     trace.range("phase: forward", 380, 1000)
     trace.operator("aten::mm", 480, 495)
     trace.work(GEMM, 490, 500, 1000, 2)
-    gaps = [(gap.phase, gap.ns) for gap in traced_of(Packed(trace.events)).gaps]
+    gaps = [(gap.phase, gap.ns) for gap in traced_of(traced_work(Packed(trace.events))).gaps]
     assert gaps == [("transfer", 90_000), ("other", 100_000), ("data", 60_000), ("forward", 140_000)]
 
 
@@ -75,7 +76,7 @@ def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
     trace.operator("aten::mm", 20, 30)
     trace.operator("aten::view", 60, 65)
     gaps: dict[tuple[str, str], int] = {}
-    for gap in traced_of(Packed(trace.events)).gaps:
+    for gap in traced_of(traced_work(Packed(trace.events))).gaps:
         gaps[gap.phase, gap.what] = gaps.get((gap.phase, gap.what), 0) + gap.ns
     assert gaps == {
         ("other", "Python"): 20_000,

@@ -10,9 +10,9 @@ import pytest
 from cuda_trace import MAIN, Trace, cuda_step
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
 
+from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.contributors import contributors, ms
-from lm_profiler.analysis.why.pieces import Piece
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.analysis.why.waterfall import Step, waterfall
 from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
@@ -45,7 +45,7 @@ def term(fall: Waterfall, name: str) -> Term:
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return traced_of(Packed(planted()))
+    return traced_of(traced_work(Packed(planted())))
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_milliseconds_in_words(seconds: float, said: str) -> None:
 
 
 def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
-    fall = waterfall(step(170, input_s=(16 + 4) * US), traced_of(Packed(cuda_step())))
+    fall = waterfall(step(170, input_s=(16 + 4) * US), traced_of(traced_work(Packed(cuda_step()))))
     assert terms(fall) == pytest.approx(
         {
             "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
@@ -193,7 +193,7 @@ def alone(waited: float, late: float) -> Traced:
     if waited:
         trace.range("phase: data", 0, waited)
     trace.range("phase: forward", waited, waited + late)
-    return traced_of(Packed(trace.events))
+    return traced_of(traced_work(Packed(trace.events)))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def cpu_step() -> list[dict[str, Any]]:
 def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     fall = waterfall(
         step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6), multiprocessors=None),
-        traced_of(Packed(cpu_step())),
+        traced_of(traced_work(Packed(cpu_step()))),
     )
     assert fall.source == "operators"
     assert terms(fall) == pytest.approx(
@@ -260,7 +260,7 @@ def test_threads_that_compute_at_the_same_time_count_once() -> None:
     trace.range("ProfilerStep#1", 0, 100)
     trace.operator("aten::mm", 10, 60, MAIN)
     trace.operator("aten::add", 40, 90, MAIN + 1)
-    told = terms(waterfall(step(100), traced_of(Packed(trace.events))))
+    told = terms(waterfall(step(100), traced_of(traced_work(Packed(trace.events)))))
     assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
 
 
@@ -271,7 +271,7 @@ def test_a_compiled_graph_computes_and_what_surrounds_it_waits() -> None:
     trace.operator("CompiledFunction", 20, 90)
     trace.range("## Call CompiledFxGraph fyla2tcja2vqqjqmbouiqp5ygmsyajl7f4wz ##", 30, 80)
     trace.operator("aten::mm", 40, 60)
-    fall = waterfall(step(100), traced_of(Packed(trace.events)))
+    fall = waterfall(step(100), traced_of(traced_work(Packed(trace.events))))
     told = terms(fall)
     assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((20, 30, 50))
     assert term(fall, "beyond_bandwidth").contributors[0].what == "other: CompiledFxGraph"
@@ -303,7 +303,8 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
     known = rates(bandwidth=4 * 8 * elements / (copy * US), float32=2 * 2 * side**3 / (product * US))
     ideal_s, input_s = times * product / 2 * US, waited * US
     fall = waterfall(
-        step(step_us, rates=known, dtype="float32", ideal_s=ideal_s, input_s=input_s), traced_of(Packed(trace.events))
+        step(step_us, rates=known, dtype="float32", ideal_s=ideal_s, input_s=input_s),
+        traced_of(traced_work(Packed(trace.events))),
     )
     expected = dict.fromkeys(terms(fall), 0.0) | {
         "ideal": times * product / 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import known_loop
 import pytest
@@ -275,6 +276,17 @@ def test_nothing_of_the_trainer_is_wrapped_before_the_stage_or_after_it(tmp_path
     stages = [row.stage for row in read_steps(profiler.folder / "steps.csv")]
     assert stages == ["warmup"] + ["measure"] * 3 + ["actions"] * 3 + ["memory"]
     assert [bool(seen[step]) for step in range(len(stages))] == [stage == "actions" for stage in stages]
+
+
+def test_a_mock_for_a_logger_keeps_its_methods(tmp_path: Path) -> None:
+    mocked = MagicMock(spec=CSVLogger(tmp_path), save_dir=str(tmp_path), log_dir=str(tmp_path), version=0)
+    mocked.name = "mock"
+    profiler = instruments(1, 2, actions=2, stop_when_done=False)
+    before = set(vars(mocked))
+    known_loop.trainer_with([profiler], tmp_path, logger=mocked, max_steps=9).fit(KnownModule(), SlowLoader())
+    assert set(vars(mocked)) == before
+    mocked.log_metrics({})  # a Mock whose method was deleted has none any more
+    assert read_run(profiler.folder).notes == []
 
 
 def test_an_evaluation(tmp_path: Path) -> None:

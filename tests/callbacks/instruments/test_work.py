@@ -109,6 +109,24 @@ def test_the_step_is_not_called_again_to_be_counted(tmp_path: Path) -> None:
     assert record.notes == []
 
 
+class Labels(torch.Tensor):
+    """As PINA's LabelTensor: made from a tensor, within the step."""
+
+
+class OfLabels(BoringModel):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        labelled = Labels(batch)
+        loss = Labels(self.layer(labelled.as_subclass(torch.Tensor)).sum())
+        return loss.as_subclass(torch.Tensor)
+
+
+def test_a_step_that_makes_tensors_of_its_own_class_is_counted(tmp_path: Path) -> None:
+    record = run(OfLabels(), tmp_path)
+    assert record.steps["memory"] == 1
+    assert record.utilisation is not None
+    assert (record.utilisation.flops.forward, record.utilisation.flops.backward) == (BORING, BORING)
+
+
 def test_several_steps_of_the_memory_stage_count_as_their_mean(tmp_path: Path) -> None:
     class Growing(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> Any:

@@ -13,11 +13,9 @@ from lm_profiler.measure.counts.garbage import GarbageCollection
 from lm_profiler.measure.counts.recompiles import TimedCompilation
 from lm_profiler.measure.counts.step_counters import Beside, step_counters
 from lm_profiler.measure.counts.step_reader import Raw
-from lm_profiler.measure.device.fault_cost import FaultCost
 from lm_profiler.record.run import StepCounters
 
 MS = 1_000_000
-SMALL = FaultCost(1e-6, 1e-6)
 
 
 def reading(
@@ -40,12 +38,12 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
         reading(6, 110, 210, (5.06, 1.01, 1300, 5, 73, 24), b"6060000000 45000000 12\n", (1, 9)),
         reading(7, 212, 312, (5.26, 1.01, 1300, 5, 73, 24), b"6160000000 45000000 12\n", (3, 9)),
     ]
-    first, second = step_counters(raw, Beside(cost=SMALL), rank=2)
+    first, second = step_counters(raw, Beside(), rank=2)
     assert (first.step, first.rank, second.step) == (6, 2, 7)
     assert first.model_dump(exclude_none=True) == pytest.approx(
         {
             "step": 6, "rank": 2, "wall_s": 0.1, "between_s": 0.01, "gc_s": 0.0, "compile_s": 0.0, "cpu_wait_s": 0.005,
-            "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 6 * 300e-6,
+            "asleep_s": 0.11 - 0.06 - 0.005, "cpu_s": 0.07, "system_s": 0.01, "fault_s": 0.01,
             "minor_faults": 300, "major_faults": 2, "voluntary_switches": 3, "involuntary_switches": 4,
             "alloc_retries": 0, "new_segments": 1,
         }
@@ -55,40 +53,24 @@ def test_each_step_has_what_happened_since_the_one_before() -> None:
     assert (second.cpu_wait_s, second.minor_faults, second.alloc_retries, second.new_segments) == (0.0, 0, 2, 0)
 
 
+@pytest.mark.parametrize("faults, system_s, fault_s", [(0, 0.1, 0.0), (100_000, 0.03, 0.03), (100, 0.09, 0.05)])
+def test_faults_take_what_the_kernel_took_and_no_longer_than_they_can(
+    faults: int, system_s: float, fault_s: float
+) -> None:
+    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, faults, 0, 0, 0))]
+    (counters,) = step_counters(raw, Beside())
+    assert counters.fault_s == pytest.approx(fault_s)
+
+
 def test_faults_of_threads_that_run_at_once_take_the_step_less() -> None:
     raw = [reading(0, 0, 0), reading(1, 0, 100, (0.3, 0.1, 100_000, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside(cost=SMALL))
+    (counters,) = step_counters(raw, Beside())
     assert counters.fault_s == pytest.approx(0.1 / 4)
-
-
-@pytest.mark.parametrize("system_s, fault_s", [(0.030, 0.030), (0.080, 0.050), (100e-6, 100e-6)])
-def test_large_pages_take_as_long_as_the_kernel_is_at_work_and_no_longer_than_they_can(
-    system_s: float, fault_s: float
-) -> None:
-    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.0, system_s, 100, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside(cost=FaultCost(1e-6, 0.5e-3)))
-    assert counters.fault_s == pytest.approx(fault_s)
-
-
-@pytest.mark.parametrize("system_s, fault_s", [(0.05, 0.10), (0.18, 0.18), (2.0, 0.60)])
-def test_pages_that_are_new_to_the_machine_take_longer_while_the_kernel_is_at_work(
-    system_s: float, fault_s: float
-) -> None:
-    """At up to six times what they cost after the run; less than they cost then they did not take."""
-    raw = [reading(0, 0, 0), reading(1, 0, 4000, (0.5, system_s, 100_000, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside(cost=SMALL))
-    assert counters.fault_s == pytest.approx(fault_s)
-
-
-def test_faults_take_no_longer_than_the_process_had_a_cpu() -> None:
-    raw = [reading(0, 0, 0), reading(1, 0, 100, (0.01, 0.02, 90_000, 0, 0, 0))]
-    (counters,) = step_counters(raw, Beside(cost=SMALL))
-    assert counters.fault_s == pytest.approx(0.03)
 
 
 def test_what_is_not_counted_here_is_unknown() -> None:
     (counters,) = step_counters([reading(0, 0, 0), reading(1, 0, 10)], Beside(compilations=None))
-    for name in ("cpu_wait_s", "asleep_s", "fault_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
+    for name in ("cpu_wait_s", "asleep_s", "compile_s", "alloc_retries", "new_segments", "sm_clock_hz"):
         assert getattr(counters, name) is None
 
 

@@ -20,7 +20,8 @@ from warm import end, start
 
 from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, END, FORWARD, LEAVE, OPTIMIZED, OPTIMIZER, Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
-from lm_profiler.measure.counts.flops import FlopCounter, StepFlops
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.models.config import TransformerConfig
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import Flops
@@ -273,6 +274,68 @@ def test_a_mode_that_the_step_leaves_behind_stays_until_the_step_takes_it_away()
     timeline.mark(END)
     steps.stop()
     assert _get_current_dispatch_mode_stack() == []
+
+
+class Labelled(Tensor):
+    """Made as subclasses are made that know nothing of dispatch modes."""
+
+    @staticmethod
+    def __new__(cls, x: Any, label: str) -> Any:
+        return Tensor.__new__(cls, x)
+
+    def __init__(self, x: Any, label: str) -> None:
+        self.label = label
+
+
+@pytest.mark.parametrize("given", [torch.ones(2), [1.0, 2.0], 2, torch.ones(2).untyped_storage()], ids=type)
+def test_a_subclass_is_made_amid_a_step_as_without_it(given: Any) -> None:
+    def made() -> Any:
+        return Labelled(given, "a"), type("Own", (Tensor,), {})(given)
+
+    alone = made()
+    outer, inner = StepFlops(Timeline()), StepFlops(Timeline())
+    for steps in (outer, inner):  # a Trainer within a Trainer's step
+        steps._timeline.observers = (steps,)
+        steps._timeline.mark(DATA)
+        steps._timeline.mark(FORWARD)
+    watched = made()
+    assert [type(one).__name__ for one in watched] == [type(one).__name__ for one in alone]
+    assert [one.shape for one in watched] == [one.shape for one in alone]
+    assert watched[0].label == "a"
+    inner.stop()
+    assert made()[0].shape == alone[0].shape  # the outer one still counts
+    watched[0].as_subclass(Tensor).reshape(1, -1) @ torch.ones(watched[0].numel(), 3)
+    outer.stop()
+    assert "__new__" not in vars(Tensor)
+    assert outer.flops().forward == 2 * watched[0].numel() * 3
+
+
+class Nameless(Tensor):
+    """Answers for itself, and belongs to no module."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return torch.tensor(7.0) if func is torch.ops.aten.sum.default else NotImplemented
+
+
+Nameless.__module__ = None  # type: ignore[assignment]
+
+
+class Unreadable(type(Tensor)):  # type: ignore[misc]
+    @property
+    def __module__(cls) -> str:
+        raise KeyError("mine")
+
+
+def test_a_class_that_does_not_say_where_it_is_from_reaches_its_own_code() -> None:
+    hostile = Unreadable("Hostile", (Nameless,), {})
+    counter = FlopCounter()
+    nameless, unreadable = (Tensor._make_wrapper_subclass(kind, (2,)) for kind in (Nameless, hostile))
+    with counter:
+        assert nameless.sum() == 7.0
+        assert counter.unknown is None
+        assert unreadable.sum() == 7.0
+    assert counter.unknown == "aten.sum.default: KeyError: 'mine'"
 
 
 # -- ranks ---------------------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ import torch
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import OUTSIDE
 from lm_profiler.measure.memory.peaks import DeviceProbe, PartPeaks, ProcessProbe, available_bytes, probe_of
+from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import Peaks
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux resets the peak")
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as Linux tells peaks")
 MEGABYTE = 2**20
 
 
@@ -24,6 +25,7 @@ class FakeProbe:
 
     def __init__(self) -> None:
         self.held = self.peak = 0
+        self.resettable = True
 
     def hold(self, held: int) -> None:
         self.held = held
@@ -87,17 +89,31 @@ def resident(probe: ProcessProbe) -> int:
 
 
 @linux
-def test_the_processs_peak_rises_with_an_allocation_and_falls_after_a_reset() -> None:
-    probe = ProcessProbe()
-    assert probe.resettable
-    probe.reset()
-    before = resident(probe)
-    data = torch.ones(200 * MEGABYTE, dtype=torch.uint8)
-    assert before + 190 * MEGABYTE < resident(probe) < before + 260 * MEGABYTE
-    del data
-    assert resident(probe) > before + 190 * MEGABYTE  # still the peak
-    probe.reset()
-    assert resident(probe) < before + 100 * MEGABYTE
+def test_the_processs_peak_is_its_own_and_nothing_takes_it_away() -> None:
+    code = """
+from resource import RUSAGE_SELF, getrusage
+import torch
+from lm_profiler.measure.memory.peaks import PartPeaks, ProcessProbe
+data = torch.ones(300 << 20, dtype=torch.uint8)
+del data
+before = getrusage(RUSAGE_SELF).ru_maxrss
+probe = ProcessProbe()
+parts = PartPeaks(probe)
+for code in (0, 2, 3):
+    parts(code)
+    if code == 2:
+        higher = torch.ones(500 << 20, dtype=torch.uint8)
+        del higher
+parts(9)
+probe.reset()
+(of_part,) = parts.by_part().values()
+print(before * 1024, probe.peaks()[2], of_part[2], getrusage(RUSAGE_SELF).ru_maxrss * 1024, *parts.by_part())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    *peaks, risen_in = done.stdout.split()
+    before, after, of_part, of_process = map(int, peaks)
+    assert after == of_part == of_process > before + 150 * MEGABYTE
+    assert risen_in == PARTS[2]
 
 
 @linux
@@ -177,10 +193,9 @@ def test_the_usage_of_the_process_is_that_of_the_last_peaks_once_and_never_from_
     calls = iter(SimpleNamespace(ru_maxrss=1, number=number) for number in range(9))
     monkeypatch.setattr("lm_profiler.measure.memory.peaks.getrusage", lambda who: next(calls))
     probe = ProcessProbe()
-    probe.resettable = False
-    assert probe.usage().number == 0
+    first = probe.usage().number
     probe.peaks()
-    assert [probe.usage().number, probe.usage().number] == [1, 2]
+    assert [probe.usage().number, probe.usage().number] == [first + 1, first + 2]
     probe.peaks()
     probe.reset()
-    assert probe.usage().number == 4
+    assert probe.usage().number == first + 4

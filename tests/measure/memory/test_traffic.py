@@ -24,7 +24,7 @@ from lm_profiler.measure.clocks.timeline import (
     ZERO_GRAD,
     Timeline,
 )
-from lm_profiler.measure.counts.flops import StepFlops
+from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.levels import LevelsReader
 from lm_profiler.measure.memory.traffic import TrafficReader

@@ -1,14 +1,16 @@
-"""What ran in traced steps, piece by piece, and which part of the waterfall each piece's time is."""
+"""What ran in traced steps, piece by piece, from one walk over the trace: all that is asked of it begins here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from lm_profiler.analysis.trace.intervals import phase_at
+from lm_profiler.analysis.trace.intervals import phase_finder
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
-from lm_profiler.analysis.trace.walk import Inputs, LaunchCall, Operator, Packed, walk
+from lm_profiler.analysis.trace.walk import Inputs, LaunchCall, Operator, Packed, Range, walk
 from lm_profiler.record.kernels import Kind
 
 Use = Literal["products", "memory", "communication", "input", "dispatch"]
@@ -34,7 +36,8 @@ class Piece(NamedTuple):
     """One kernel, or one call of an operator where the device is the CPU. None is unknown, or none.
 
     ``asked`` is when the host had asked for it. ``call`` tells the calls of ``operator`` apart: one may launch several
-    kernels.
+    kernels. ``own`` is its length without that of the operators that it calls, ``caller`` the operator that called it,
+    or launched it. ``again`` is a call of an operator by itself, another overload, which is no further call.
     """
 
     start: int
@@ -48,44 +51,75 @@ class Piece(NamedTuple):
     phase: str
     call: int
     inputs: Inputs | None
+    own: int = 0
+    caller: str | None = None
+    again: bool = False
 
 
-def launches_of(packed: Packed) -> list[LaunchCall]:
-    """All calls of the driver, as they end; none where the device is the CPU."""
-    return [event for event in walk(packed) if isinstance(event, LaunchCall)] if packed.has_device else []
+@dataclass(frozen=True)
+class TracedWork:
+    """What was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
+
+    ``launches`` are all calls of the driver, as they end, with numbers of ``names``; none where the device is the CPU.
+    """
+
+    pieces: list[Piece]
+    launches: list[LaunchCall]
+    names: Sequence[str | None]
+    steps: Sequence[Range]
+    phases: Sequence[Range]
+    on_device: bool
+    begin: int
+    end: int
 
 
-def pieces_of(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
-    """What was wanted between ``begin`` and ``end``: kernels, which ``calls`` launched, or operators of the CPU."""
-    return _kernels(packed, calls, begin, end) if packed.has_device else _operators(packed, begin, end)
+def traced_work(packed: Packed) -> TracedWork:
+    """What ran in the trace's steps: kernels where it has any, else operators of the CPU.
+
+    Raises:
+        ValueError: there is no whole step in the trace.
+    """
+    begin, end = packed.window()
+    launches = [event for event in walk(packed) if isinstance(event, LaunchCall)] if packed.has_device else []
+    pieces = list(_kernels(packed, launches, begin, end) if packed.has_device else _operators(packed, begin, end))
+    return TracedWork(
+        pieces, launches, packed.names, packed.steps, packed.phases, packed.has_device, begin=begin, end=end
+    )
 
 
 def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
-    """What was launched while the steps lasted. All of a replayed CUDA graph has the one launch of the graph."""
-    launches = {call.correlation: call for call in calls}
+    """What was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one launch."""
+    launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
+        # Without its launch there is only the work itself to tell when it was wanted.
         launch = launches.get(correlation) or LaunchCall(start, correlation, -1, -1)
         if not begin <= launch.start <= end:
             continue
         called, operator = packed.names[name] or "", packed.names[launch.operator]
-        kind, phase = kernel_kind(called, operator), phase_at(packed.phases, launch.start)
+        kind, phase = kernel_kind(called, operator), phase_at(launch.start)
         module, inputs = packed.names[launch.module], packed.inputs[launch.inputs]
         use, asked = _use(kind, phase), launch.start + launch.length
-        yield Piece(start, start + length, asked, use, kind, called, operator, module, phase, launch.call, inputs)
+        inside = (phase, launch.call, inputs, length, operator)
+        yield Piece(start, start + length, asked, use, kind, called, operator, module, *inside)
 
 
 def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
+    names, phase_at = packed.names, phase_finder(packed.phases)
     for number, call in enumerate(walk(packed)):
         if isinstance(call, Operator) and begin <= call.start <= end:
-            name = packed.names[call.name] or ""
-            kind, phase = operator_kind(name), phase_at(packed.phases, call.start)
-            module, inputs = packed.names[call.module], packed.inputs[call.inputs]
-            composite = name.startswith("aten::") and call.own < call.length
-            calls_only = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
-            use = "dispatch" if calls_only else _use(kind, phase)
-            yield Piece(
-                call.start, call.start + call.length, call.start, use, kind, name, name, module, phase, number, inputs
-            )
+            name = names[call.name] or ""
+            kind, phase = operator_kind(name), phase_at(call.start)
+            use = "dispatch" if _calls_only(name, kind, call.own < call.length) else _use(kind, phase)
+            of = (kind, name, name, names[call.module], phase, number, packed.inputs[call.inputs])
+            calls = (call.own, names[call.caller], call.again)
+            yield Piece(call.start, call.start + call.length, call.start, use, *of, *calls)
+
+
+@lru_cache(maxsize=4096)
+def _calls_only(name: str, kind: Kind, calls_others: bool) -> bool:
+    """Whether the operator computes nothing itself."""
+    composite = name.startswith("aten::") and calls_others
+    return kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
 
 
 def _use(kind: Kind, phase: str) -> Use:

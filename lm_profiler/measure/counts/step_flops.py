@@ -1,0 +1,95 @@
+"""The FLOPs of whole steps: the counter is entered and left as the marks of a step say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode_temporarily
+
+from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
+from lm_profiler.measure.counts.flops import FlopCounter
+from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.record.run import Flops
+
+
+class StepFlops:
+    """Counts forward and backward of the steps of a stage that is not timed: an observer of marks.
+
+    The mode is entered where the outermost of the two begins and left where it ends; what lies in between and is
+    another part (an optimizer under manual optimization) does not count. Data, hooks and optimizers never meet it.
+
+    Args:
+        timeline: whose marks are observed.
+        traffic: is told of the operators of forward passes, and when one begins.
+        on_shapes: whether the steps run on fake tensors.
+    """
+
+    def __init__(self, timeline: Timeline, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
+        self._timeline = timeline
+        self._counter = FlopCounter(traffic, on_shapes)
+        self._traffic = traffic
+        self._entered = self._in_forward = False
+        self._constructor = ExitStack()
+
+    def __call__(self, code: int) -> None:
+        stack = self._timeline.stack
+        self._counter.counting = stack[-1] in (FORWARD, BACKWARD)
+        forward = FORWARD in stack
+        if forward and not self._in_forward and self._traffic is not None:
+            self._traffic.begin()
+        self._in_forward = forward
+        self._enter(FORWARD in stack or BACKWARD in stack)
+
+    def stop(self) -> None:
+        """Leave the mode, if a step did not end."""
+        self._enter(False)
+
+    def flops(self) -> Flops:
+        """Of all steps so far. Raises UncountableError where something ran whose work is unknown."""
+        return self._counter.flops()
+
+    def by_dtype(self) -> dict[str, dict[str, int]]:
+        """The same by work and dtype."""
+        return self._counter.by_dtype()
+
+    def _enter(self, wanted: bool) -> None:
+        if wanted == self._entered:
+            return
+        if wanted:
+            self._constructor.enter_context(_constructed_without(self._counter))
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
+            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._constructor.close()
+        else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
+            self._counter.counting = False
+            return
+        self._entered = wanted
+
+
+@contextmanager
+def _constructed_without(mode: TorchDispatchMode) -> Iterator[None]:
+    """Tensor's constructor leaves ``mode`` while it runs.
+
+    What an operator returns through a mode is a Tensor of Python's already, and torch refuses to make one of a subclass
+    from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in torch's
+    ``python_variable.cpp``). A constructor multiplies nothing, so that nothing is lost.
+    """
+    replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
+
+    def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        # Its own steps are torch's: nothing in here that could fail is ours.
+        with _pop_mode_temporarily() if _get_current_dispatch_mode_stack()[-1:] == [mode] else nullcontext():
+            return construct(kind, *args, **kwargs)
+
+    type.__setattr__(Tensor, "__new__", staticmethod(new))
+    try:
+        yield
+    finally:
+        if replaced is None:
+            type.__delattr__(Tensor, "__new__")
+        else:  # that of a run around this one
+            type.__setattr__(Tensor, "__new__", replaced)
