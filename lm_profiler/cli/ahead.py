@@ -114,7 +114,7 @@ def look_back(cli: ProfilerCLI) -> None:
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
     if isinstance(cli.trainer.strategy, _SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")
-    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S))
+    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S, fresh=not cli.is_ours))
     if isinstance(planned, Unplanned):
         return None, PlannedMemory(unknown=planned.reason)
     return planned, PlannedMemory(
@@ -158,13 +158,13 @@ def _reason(planned: Planned, available: int) -> str:
 def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
     """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
     until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
-    planned = told(ask(cli, gpu, "batch", within, LIMIT_S))
+    planned = told(ask(cli, gpu, "batch", within, LIMIT_S, fresh=not cli.is_ours))
     if not isinstance(planned, Planned):
         return
     for way in remedies(planned):
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
-            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s))
+            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s, fresh=not cli.is_ours))
             fitting = isinstance(answer, Planned) and needed(answer.peak, answer.reserved) <= within
             way = replace(way, is_known=fitting)
         if way.is_known:

@@ -165,9 +165,10 @@ def ask(
     what: str = "nothing",
     room: float = 0.0,
     limit_s: float = LIMIT_S,
+    fresh: bool = False,
 ) -> Asked[Planned | Unplanned]:
     """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
-    return Asked(partial(_planned, call, gpu, what, room, _FOR_STEPS * limit_s), limit_s)
+    return Asked(partial(_planned, call, gpu, what, room, _FOR_STEPS * limit_s), limit_s, fresh)
 
 
 def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
