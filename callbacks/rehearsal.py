@@ -48,7 +48,7 @@ class Size:
     def __call__(self, shape: Sequence[int]) -> Sequence[int]:
         """``shape``, resized."""
         factors = (self.batch, self.context, *[1.0] * len(shape))
-        return [max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
+        return [n and max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
 
 
 @dataclass(frozen=True)

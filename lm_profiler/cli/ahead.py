@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lm_profiler.analysis.plan.planned import Planned, fits, needed, room
+from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
@@ -90,7 +90,7 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
     cli.attempt.launched(planned=plan)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
-    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, room(plan.available))))
+    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))
     where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
     cli.attempt.refuse(str(refusal), refusal.remedies, where, planned.model)
     return refusal
@@ -106,7 +106,7 @@ def look_back(cli: ProfilerCLI) -> None:
     said = failure.out_of_memory
     has = plan.available if said is None else said.allowed or said.total or plan.available
     # It did not fit, whatever was planned: so less has to be planned for.
-    less = room(min(plan.peak, plan.peak if has is None else has))
+    less = min(plan.peak, plan.peak if has is None else has)
     failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, less))})
     record.model_copy(update={"failure": failure}).write(folder / "run.json")
 
@@ -155,7 +155,7 @@ def _reason(planned: Planned, available: int) -> str:
     )
 
 
-def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
+def _remedies(cli: ProfilerCLI, within: int) -> Iterator[str]:
     """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
     until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
     planned = told(ask(cli, gpu, "batch", within, LIMIT_S, fresh=not cli.is_ours))
@@ -165,7 +165,7 @@ def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
             answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s, fresh=not cli.is_ours))
-            fitting = isinstance(answer, Planned) and needed(answer.peak, answer.reserved) <= within
+            fitting = isinstance(answer, Planned) and fits(answer, within) is True
             way = replace(way, is_known=fitting)
         if way.is_known:
             yield " ".join(way.words)

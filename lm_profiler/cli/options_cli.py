@@ -50,8 +50,8 @@ class _RunOptions:
     Args:
         name: Name of the run; the config file's if not given.
         log_dir: Folder of all runs.
-        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit. If not
-            given, runs of our own module and data alone are: a rehearsal runs the code of a module once more.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit. If
+            not given, runs of our own module and data alone are: a rehearsal runs the code of a module once more.
         peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
     """
 

@@ -82,7 +82,7 @@ class ProfilerCLI(OptionsCLI):
 
     @property
     def checks_memory(self) -> bool:
-        """Whether a run that cannot fit is to be refused: as was asked, or where nobody's own code runs twice for it."""
+        """Whether a run that cannot fit is to be refused: as was asked, or where no code of a user's runs twice."""
         asked = self._get(self.config, "check_memory")
         return self.is_ours if asked is None else bool(asked)
 

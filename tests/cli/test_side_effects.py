@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import side_effects
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
 from lm_profiler.cli import ahead

@@ -266,7 +266,7 @@ EFFECTS: dict[str, Callable[[Path, ExitStack], Effect]] = {
 
 def left_by(name: str, folder: Path, run: Callable[[], object]) -> object:
     """What is left of the effect of that name after ``run``."""
-    global effect  # noqa: PLW0603 - the module's constructor takes no argument
+    global effect
     with ExitStack() as stack:
         effect = EFFECTS[name](folder, stack)
         stack.callback(partial(globals().pop, "effect"))

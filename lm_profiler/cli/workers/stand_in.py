@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.callbacks.rehearsal import FakeStrategy
@@ -49,11 +50,49 @@ def rehearsal_trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
             max_steps=_STEPS if given["max_epochs"] == given["max_steps"] == -1 else given["max_steps"],
             logger=False if given["logger"] is False else SilentLogger(),
             limit_val_batches=0 if cli.verb == "fit" else None,
+            callbacks=[BeforeSteps(each, world) for each in _callbacks(cli)],
             **dict.fromkeys(off, False),  # type: ignore[arg-type]
             **kept,
         )
     except OPTION_ERRORS as error:
         raise trainer_error(error, given) from error
+
+
+class BeforeSteps(Callback):
+    """What ``callback`` does before the first step, as freezing a part of the module; it sees no step."""
+
+    def __init__(self, callback: Callback, world: FakeWorld) -> None:
+        self._callback, self._world = callback, world
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with self._world.inside():
+            self._callback.setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_fit_start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_train_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_train_epoch_start(trainer, pl_module)
+
+
+def _callbacks(cli: ProfilerCLI) -> list[Callback]:
+    """The user's own, and Lightning's that freeze; its others leave the module as it is."""
+    config = cli.config.clone()
+    for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, "callbacks")):
+        for key in vars(section).keys() - {kept}:
+            del section[key]
+    made = cli.parser.instantiate(config)[cli.verb].trainer.callbacks or []
+    return [
+        each
+        for each in (made if isinstance(made, list) else [made])
+        if isinstance(each, BaseFinetuning) or not type(each).__module__.startswith("lightning.")
+    ]
 
 
 def _accumulated(cli: ProfilerCLI) -> int:
