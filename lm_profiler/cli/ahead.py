@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
+from lm_profiler.cli.workers.stand_in import SHARDED
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
@@ -23,8 +23,6 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
 """Of CPU time: so long a run is planned, and where it is refused what would fit is looked for."""
-
-_SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def call_off(cli: ProfilerCLI) -> None:
 
 def _meeting(cli: ProfilerCLI) -> Meeting | None:
     """Where all ranks hear whether the run is refused; None where nobody waits for that."""
-    if not cli.checks_memory or isinstance(cli.trainer.strategy, _SHARDED):
+    if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
         return None
     return Meeting.of(cli.trainer)
 
@@ -112,7 +110,7 @@ def look_back(cli: ProfilerCLI) -> None:
 
 
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
-    if isinstance(cli.trainer.strategy, _SHARDED):
+    if isinstance(cli.trainer.strategy, SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")
     planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S, fresh=not cli.is_ours))
     if isinstance(planned, Unplanned):

@@ -45,6 +45,7 @@ class Planned:
         largest_unknown: Why the largest was not found, where it was looked for.
         steps: The peak of each step that was rehearsed. What is told is the largest of them.
         taken_for_one: Lines that made a float of a number that nobody knew: it was taken to be 1.
+        buckets: Bytes of DDP's buckets, in the rest of each phase's peak; None where there are none.
         workspaces: Bytes that libraries keep to work in, in each phase's peak; None on the CPU.
         reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
     """
@@ -63,6 +64,7 @@ class Planned:
     largest_unknown: str | None = None
     steps: Sequence[int] = ()
     taken_for_one: Sequence[str] = ()
+    buckets: int | None = None
     workspaces: int | None = None
     reserved: int | None = None
 

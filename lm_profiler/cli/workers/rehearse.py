@@ -26,7 +26,7 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.stand_in import as_asked, rehearsal_trainer
+from lm_profiler.cli.workers.stand_in import Split, as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability
@@ -135,6 +135,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         steps=[step.peak for step in rehearsal.seen],
         reserved=rehearsal.seen[-1].reserved,
         taken_for_one=[*TAKEN_FOR_ONE],
+        buckets=rehearsal.bucket_bytes,
         workspaces=world.live.workspaces,
     )
 
@@ -212,6 +213,6 @@ def _reason(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (NotStrided, Uncounted)):
+    if isinstance(error, (NotStrided, Split, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"

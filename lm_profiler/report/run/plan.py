@@ -64,6 +64,8 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
     elif len({*planned.steps}) > 1:
         least = bytes_text(min(planned.steps))
         lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
+    if planned.buckets is not None:
+        lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
     if planned.taken_for_one:
         at = "; ".join(planned.taken_for_one)
         lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")
