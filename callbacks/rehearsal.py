@@ -48,7 +48,7 @@ class Size:
     def __call__(self, shape: Sequence[int]) -> Sequence[int]:
         """``shape``, resized."""
         factors = (self.batch, self.context, *[1.0] * len(shape))
-        return [max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
+        return [n and max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,11 @@ _UNLIKE_STEPS, _LEAST = 8, 2
 
 
 class FakeStrategy(SingleDeviceStrategy):
-    """One device whose tensors are fake."""
+    """One device whose tensors are fake; with DDP's buckets it is one of several."""
 
-    def __init__(self, world: FakeWorld) -> None:
+    def __init__(self, world: FakeWorld, has_buckets: bool = False) -> None:
         super().__init__(device=CPU)
+        self.has_buckets = has_buckets
         self._world = world
         self.size = Size()
         self.rows = 1
@@ -144,6 +145,8 @@ class Rehearsal(Callback):
     """Whether all were that had to be."""
     failed: BaseException | None = None
     """The first that was raised: Lightning then takes down what it had not set up yet, which may raise another."""
+    bucket_bytes: int | None = None
+    """Of DDP's buckets; None where there are none."""
     _inside: ExitStack = field(default_factory=ExitStack)
     _undo: ExitStack = field(default_factory=ExitStack)
     _left: int = 1 << 20
@@ -163,6 +166,10 @@ class Rehearsal(Callback):
         for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
             metric.validate_args = False  # values are taken to be right
         self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
+        if self._strategy.has_buckets:
+            with self.world.inside():
+                self._buckets = buckets(pl_module)
+                self.bucket_bytes = sum(each.nbytes for each in self._buckets)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Keep it."""
@@ -244,6 +251,25 @@ _SURE = 1.05
 """By so much a peak may be off and still be told."""
 
 _DONE = object()
+
+
+_BUCKET = 25 << 20
+
+
+def buckets(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What DDP reduces gradients in: tensors of as many elements as they have, of 25 MiB and the rest of a parameter.
+
+    ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, without its smaller first one. Dense gradients alone
+    are in them.
+    """
+    sizes: dict[torch.dtype, list[int]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            of = sizes.setdefault(parameter.dtype, [0])
+            if of[-1] * parameter.itemsize >= _BUCKET:
+                of.append(0)
+            of[-1] += parameter.numel()
+    return [torch.empty(size, dtype=dtype) for dtype, of in sizes.items() for size in of]
 
 
 def endless(trainer: Trainer) -> None:

@@ -15,7 +15,7 @@ from warm import run
 
 from lm_profiler.analysis.plan.capacities import capacity
 from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned, room
+from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
 from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.report.run.plan import plan_table
@@ -124,7 +124,7 @@ def test_the_plan_that_the_readme_shows_is_what_is_planned() -> None:
     words = shlex.split(command.removeprefix("$ lm_profiler plan "))
     device = capacity(words.pop(words.index("--device") + 1))
     words.remove("--device")
-    planned = told(ask(["fit", *words], device.gpu, "nothing", room(device.bytes), 300.0))
+    planned = told(ask(["fit", *words], device.gpu, "nothing", device.bytes, 300.0))
     assert isinstance(planned, Planned)
     printed = terminal(plan_table(planned, None, device, planned_floors(planned, device.name)), io.StringIO())
     assert [line.rstrip() for line in printed.splitlines() if line.rstrip() not in shown] == []

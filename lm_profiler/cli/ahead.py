@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 
-from lm_profiler.analysis.plan.planned import Planned, fits, needed, room
+from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import remedies
 from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
+from lm_profiler.cli.workers.stand_in import SHARDED
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
@@ -23,8 +23,6 @@ from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
 """Of CPU time: so long a run is planned, and where it is refused what would fit is looked for."""
-
-_SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def call_off(cli: ProfilerCLI) -> None:
 
 def _meeting(cli: ProfilerCLI) -> Meeting | None:
     """Where all ranks hear whether the run is refused; None where nobody waits for that."""
-    if not cli.checks_memory or isinstance(cli.trainer.strategy, _SHARDED):
+    if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
         return None
     return Meeting.of(cli.trainer)
 
@@ -90,7 +88,7 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
     cli.attempt.launched(planned=plan)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
-    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, room(plan.available))))
+    refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))
     where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
     cli.attempt.refuse(str(refusal), refusal.remedies, where, planned.model)
     return refusal
@@ -106,15 +104,15 @@ def look_back(cli: ProfilerCLI) -> None:
     said = failure.out_of_memory
     has = plan.available if said is None else said.allowed or said.total or plan.available
     # It did not fit, whatever was planned: so less has to be planned for.
-    less = room(min(plan.peak, plan.peak if has is None else has))
+    less = min(plan.peak, plan.peak if has is None else has)
     failure = failure.model_copy(update={"remedies": tuple(_remedies(cli, less))})
     record.model_copy(update={"failure": failure}).write(folder / "run.json")
 
 
 def _planned(cli: ProfilerCLI) -> tuple[Planned | None, PlannedMemory]:
-    if isinstance(cli.trainer.strategy, _SHARDED):
+    if isinstance(cli.trainer.strategy, SHARDED):
         return None, PlannedMemory(unknown="the module is split over devices")
-    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S))
+    planned = told(ask(cli, gpu_of(cli.trainer.strategy.root_device), limit_s=LIMIT_S, fresh=not cli.is_ours))
     if isinstance(planned, Unplanned):
         return None, PlannedMemory(unknown=planned.reason)
     return planned, PlannedMemory(
@@ -155,17 +153,17 @@ def _reason(planned: Planned, available: int) -> str:
     )
 
 
-def _remedies(cli: ProfilerCLI, within: float) -> Iterator[str]:
+def _remedies(cli: ProfilerCLI, within: int) -> Iterator[str]:
     """Options to add, each enough by itself, the least change first; those that can be rehearsed in time."""
     until, gpu = time.monotonic() + LIMIT_S, gpu_of(cli.trainer.strategy.root_device)
-    planned = told(ask(cli, gpu, "batch", within, LIMIT_S))
+    planned = told(ask(cli, gpu, "batch", within, LIMIT_S, fresh=not cli.is_ours))
     if not isinstance(planned, Planned):
         return
     for way in remedies(planned):
         left_s = until - time.monotonic()
         if not way.is_known and left_s > 0:
-            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s))
-            fitting = isinstance(answer, Planned) and needed(answer.peak, answer.reserved) <= within
+            answer = told(ask([*cli.call.arguments, *way.words], gpu, limit_s=left_s, fresh=not cli.is_ours))
+            fitting = isinstance(answer, Planned) and fits(answer, within) is True
             way = replace(way, is_known=fitting)
         if way.is_known:
             yield " ".join(way.words)

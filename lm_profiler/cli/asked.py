@@ -47,11 +47,13 @@ class Asked(Generic[Answer]):
     Args:
         find: can be pickled, as can what it returns. Its exceptions are lost, but for ``Unfit``.
         limit_s: so much CPU time it may take, which busy cores do not change, and ``PATIENCE`` times that by the clock.
+        fresh: for what runs code that is not ours beside a run of it: a copy shares open files, whose position it
+            moves, and memory that processes share.
     """
 
-    def __init__(self, find: Callable[[], Answer], limit_s: float) -> None:
+    def __init__(self, find: Callable[[], Answer], limit_s: float, fresh: bool = False) -> None:
         self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + PATIENCE * limit_s
-        forks = sys.platform == "linux" and not torch.cuda.is_initialized()
+        forks = not fresh and sys.platform == "linux" and not torch.cuda.is_initialized()
         self._begin("fork" if forks else "spawn")
 
     def _begin(self, kind: str) -> None:

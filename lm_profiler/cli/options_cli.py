@@ -51,13 +51,14 @@ class _RunOptions:
     Args:
         name: Name of the run; the config file's if not given.
         log_dir: Folder of all runs.
-        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit.
+        check_memory: Rehearse the run before it is built, on tensors without data, and refuse one that cannot fit. If
+            not given, runs of our own module and data alone are: a rehearsal runs the code of a module once more.
         peak_tflops: Dense peak of one device in TFLOP/s, where the built-in table does not know it.
     """
 
     name: str | None = None
     log_dir: str = "logs"
-    check_memory: bool = True
+    check_memory: bool | None = None
     peak_tflops: float | None = None
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -34,6 +35,8 @@ from lm_profiler.record.command import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect
+
+_KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
 
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
@@ -81,8 +84,16 @@ class ProfilerCLI(OptionsCLI):
 
     @property
     def checks_memory(self) -> bool:
-        """Whether a run that cannot fit is to be refused."""
-        return bool(self._get(self.config, "check_memory"))
+        """Whether a run that cannot fit is to be refused: as was asked, or where no code of a user's runs twice."""
+        asked = self._get(self.config, "check_memory")
+        return self.is_ours if asked is None else bool(asked)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether module and data are ours, and all other classes that the call names ours, Lightning's or torch's."""
+        config = self.config[self.verb]
+        parts = {path.partition(".")[0] for key in ("model", "data") for path in _classes(config.get(key))}
+        return parts <= {"lm_profiler"} and {path.partition(".")[0] for path in _classes(config)} <= _KNOWN
 
     def run_verb(self) -> None:
         """Build everything else and run the verb.
@@ -181,6 +192,16 @@ class ProfilerCLI(OptionsCLI):
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
         return self.parser.instantiate(config)
+
+
+def _classes(said: Any) -> Iterator[str]:
+    """The paths of all classes that a config names."""
+    if isinstance(said, (Namespace, Mapping)):
+        for key, value in vars(said).items() if isinstance(said, Namespace) else said.items():
+            yield from [str(value)] if key == "class_path" else _classes(value)
+    elif isinstance(said, (list, tuple)):
+        for value in said:
+            yield from _classes(value)
 
 
 def _read(arguments: Sequence[str]) -> ProfilerCLI:

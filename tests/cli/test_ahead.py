@@ -172,7 +172,7 @@ def test_what_cannot_be_planned_or_not_in_time_runs(
     monkeypatch.setattr(ahead, "LIMIT_S", limit_s)
     monkeypatch.setattr(NeverMade, "__init__", _made_here_alone(os.getpid()))
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
-    assert main(["fit", *options, "--trainer.accelerator=cpu"]) == 0
+    assert main(["fit", *options, "--trainer.accelerator=cpu", "--check_memory=true"]) == 0
     plan = last_run("lm_profiler").planned
     assert plan is not None
     assert plan.peak is None

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
@@ -36,6 +36,85 @@ class Plain(LightningModule):
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters())
+
+
+class LearnsRows(Plain):
+    """Gradients of a table have the rows that a batch asked for, twice in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(IDS, WIDTH, sparse=True)
+        del self.head
+
+    def train_dataloader(self) -> Any:
+        return DataLoader([*range(IDS // 2)] * 8, batch_size=IDS // 2)  # type: ignore[arg-type]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.embedding(batch).sum() + self.embedding(batch + IDS // 2).square().sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SparseAdam(list(self.parameters()))
+
+
+class LearnsBags(LearnsRows):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(IDS, WIDTH, sparse=True, mode="sum")  # type: ignore[assignment]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.embedding(batch.view(-1, 4)).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class SaysFloat(Plain):
+    """Of its loss, and of the largest so far; its optimizer asks what weights are worth."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.last, self.most = float(loss), max(getattr(self, "most", 0.0), loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adafactor(self.parameters())
+
+
+class DrawsAMask(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        kept = torch.randperm(1 << 17).ge(1 << 16).nonzero()
+        return super().training_step(batch, batch_idx) + self.head.weight.view(-1)[kept].sum()
+
+
+class KeepsAll(Plain):
+    """What each step has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        self.kept.append(torch.ones(WIDTH))
+        return super().training_step(batch, batch_idx)
+
+
+class Freezes(Callback):
+    """A part, before any step."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        cast(Plain, pl_module).embedding.requires_grad_(False)
+
+
+class ListsItsExperts(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        of_each = torch.bincount(self.embedding(batch).argmax(1) % 4, minlength=4).tolist()
+        return sum(part.sum() for part in self.embedding(batch).split(of_each))  # type: ignore[return-value,no-untyped-call]
+
+
+class FindsItsExperts(Plain):
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        (first,) = torch.where(self.embedding(batch).argmax(1) == 0)
+        return self.embedding(batch[first]).sum()
 
 
 class HasNoBatches(Plain):

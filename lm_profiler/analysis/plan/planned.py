@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 from lm_profiler.analysis.hardware.floors import Work
@@ -42,6 +44,9 @@ class Planned:
         model: Of the module.
         largest_unknown: Why the largest was not found, where it was looked for.
         steps: The peak of each step that was rehearsed. What is told is the largest of them.
+        taken_for_one: Lines that made a float of a number that nobody knew: it was taken to be 1.
+        buckets: Bytes of DDP's buckets, in the rest of each phase's peak; None where there are none.
+        workspaces: Bytes that libraries keep to work in, in each phase's peak; None on the CPU.
         reserved: What the allocator of a GPU takes of it for these steps; None on the CPU, where nobody reserves.
     """
 
@@ -58,6 +63,9 @@ class Planned:
     model: ModelFacts | None = None
     largest_unknown: str | None = None
     steps: Sequence[int] = ()
+    taken_for_one: Sequence[str] = ()
+    buckets: int | None = None
+    workspaces: int | None = None
     reserved: int | None = None
 
     @property
@@ -71,22 +79,44 @@ class Planned:
         return max(self.peaks.values())
 
     @property
+    def needs(self) -> int:
+        """Bytes of the smallest device that surely holds it."""
+        return needed(self.peak, self.reserved)
+
+    @property
+    def growth(self) -> int | None:
+        """Bytes by which each step that was rehearsed needed more than the one before, at least; None if one did not.
+
+        By chance so few batches grow as well, but not evenly.
+        """
+        more = [after - before for before, after in pairwise(self.steps)]
+        steadily = len(more) >= _SURELY_GROWS and 0 < max(more) <= 2 * min(more)
+        return min(more) if steadily else None
+
+    @property
     def certain(self) -> int:
         """Of the step in any case: a compiler may keep fewer activations."""
         causes = self.causes.get(self.phase) if self.compiled else None
         return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
 
 
+_SURELY_GROWS = 3
+"""Steps one after the other that need more than the one before."""
+
+
 def needed(peak: int, reserved: int | None) -> int:
-    """What has to be within ``room``: the peak; and all that is ``reserved`` has to be within the device."""
-    return max(peak, round(ROOM * (reserved or 0)))
+    """Bytes of the smallest device that surely holds it: a tenth of it is beyond the peak, nothing beyond ``reserved``.
 
-
-def room(has: int) -> float:
-    """What a run may take of a device that ``has`` so many bytes, for ``fits`` to be true of it."""
-    return ROOM * has
+    The one figure by which runs are told to fit and compared.
+    """
+    return max(ceil(peak / ROOM), reserved or 0)
 
 
 def fits(planned: Planned, has: int) -> bool | None:
-    """Whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can tell."""
-    return True if needed(planned.peak, planned.reserved) <= room(has) else False if planned.certain > has else None
+    """Whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can tell.
+
+    Nor of steps that grow: one of those that follow may not fit.
+    """
+    if planned.needs <= has:
+        return True if planned.growth is None else None
+    return False if planned.certain > has else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, UnknownDevice, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned, fits, room
+from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK
@@ -116,7 +116,7 @@ def _rehearsed(
     asked: deque[Any] = deque()
     try:
         for more, what in questions:
-            asked.append(ask(["fit", *options, *more], device.gpu, what, room(device.bytes), _LIMIT_S))
+            asked.append(ask(["fit", *options, *more], device.gpu, what, device.bytes, _LIMIT_S))
             if len(asked) == _AT_ONCE:
                 yield told(asked.popleft())
         while asked:

@@ -26,12 +26,12 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.stand_in import as_asked, rehearsal_trainer
+from lm_profiler.cli.workers.stand_in import Split, as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability
 from lm_profiler.measure.fake.live import Uncounted
-from lm_profiler.measure.fake.unknown import DependsOnValues
+from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE, DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
 from lm_profiler.record.precision import full_name
@@ -53,10 +53,10 @@ _NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeStrateg
 
 @dataclass
 class LargestSize:
-    """Rehearses the run as it is, then other sizes of its batch: of the ``what`` there is, within ``room`` bytes."""
+    """Rehearses the run as it is, then more or less of ``what`` its batch is made of, on a device of ``has`` bytes."""
 
     what: str
-    room: float
+    has: int
     samples: Callable[[], int | None]
     context: int | None
     largest: int | None = None
@@ -68,7 +68,7 @@ class LargestSize:
         if not begin:
             return
         unit = _UNIT if self.what == "context" and begin % _UNIT == 0 else 1
-        search = largest_that_fits(begin // unit, peak, self.room)
+        search = largest_that_fits(begin // unit, peak, self.has)
         try:
             n = next(search)
             while True:
@@ -81,10 +81,10 @@ _UNIT = 64
 """Contexts are told to a multiple of it, if they are one."""
 
 
-def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: float, enough_s: float = 1.0) -> Planned:
+def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float = 1.0) -> Planned:
     """What the run of ``cli`` would need on a ``gpu`` of that compute capability, or on the CPU (None).
 
-    And the largest ``what`` (``batch`` or ``context``) within ``room`` bytes.
+    And the largest ``what`` (``batch`` or ``context``) on a device that ``has`` so many bytes.
 
     Raises:
         UsageError: a wrong call.
@@ -102,7 +102,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: flo
         context, strategy.rows, data.batch_size = data.context_length, data.batch_size, 1
     if isinstance(model, AttentionAlone):  # whose batches are parameters: another size is another module
         what = "nothing"
-    search = LargestSize(what, room, lambda: strategy.samples, context)
+    search = LargestSize(what, has, lambda: strategy.samples, context)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
     rehearsal, unknown = Rehearsal(world, search.steps(), alike, enough_s), None
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
@@ -134,6 +134,9 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: flo
         largest_unknown=None if search.largest is not None else unknown,
         steps=[step.peak for step in rehearsal.seen],
         reserved=rehearsal.seen[-1].reserved,
+        taken_for_one=[*TAKEN_FOR_ONE],
+        buckets=rehearsal.bucket_bytes,
+        workspaces=world.live.workspaces,
     )
 
 
@@ -163,11 +166,12 @@ def ask(
     call: Sequence[str] | ProfilerCLI,
     gpu: tuple[int, int] | None,
     what: str = "nothing",
-    room: float = 0.0,
+    has: int = 0,
     limit_s: float = LIMIT_S,
+    fresh: bool = False,
 ) -> Asked[Planned | Unplanned]:
     """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
-    return Asked(partial(_planned, call, gpu, what, room, _FOR_STEPS * limit_s), limit_s)
+    return Asked(partial(_planned, call, gpu, what, has, _FOR_STEPS * limit_s), limit_s, fresh)
 
 
 def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
@@ -179,7 +183,7 @@ def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
 
 
 def _planned(
-    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, what: str, room: float, enough_s: float
+    call: Sequence[str] | ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int, enough_s: float
 ) -> Planned | Unplanned:
     try:
         torch.ones((), requires_grad=True).backward()
@@ -190,7 +194,7 @@ def _planned(
     with quiet():
         try:
             cli = call if isinstance(call, ProfilerCLI) else ProfilerCLI(Call(call))
-            return rehearse(cli, gpu, what, room, enough_s)
+            return rehearse(cli, gpu, what, has, enough_s)
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
         except Exception as error:
@@ -209,6 +213,6 @@ def _reason(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (NotStrided, Uncounted)):
+    if isinstance(error, (NotStrided, Split, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"

@@ -14,6 +14,7 @@ import resource
 import signal
 import subprocess
 import sys
+import types
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -53,7 +54,9 @@ def count_apart(module: nn.Module, step: MethodStep, batch: Any, loop: StepLoop,
     try:
         sent = _Bounded()
         sent.write(json.dumps(sys.path).encode() + b"\n")
-        pickle.dump((*on_meta((module, batch, loop)), step), sent)
+        _Writer(sent).dump((*on_meta((module, batch, loop)), step))
+    except UncountableError:
+        raise
     except Exception as error:
         raise UncountableError(f"a copy cannot be sent to another process: {said(error)}") from None
     command = [sys.executable, "-c", _PROGRAM]
@@ -78,7 +81,7 @@ def _count() -> dict[str, Any]:
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_BYTES, LIMIT_BYTES))
     signal.alarm(int(LIMIT_S))  # also when nobody waits any more
     try:
-        module, batch, loop, step = _Reader(sys.stdin.buffer).load()
+        module, batch, loop, step = pickle.load(sys.stdin.buffer)
         counted = count_work(module, step, batch, loop)
         return {**asdict(counted), "flops": counted.flops.model_dump()}
     except UncountableError as error:
@@ -99,11 +102,15 @@ def _sharded_otherwise(module: nn.Module) -> bool:
     return any(mesh.ndim > 1 or not by_fsdp for mesh in meshes)
 
 
-class _Reader(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "__main__":
+class _Writer(pickle.Pickler):
+    """Refuses what no other process can read, before one is started."""
+
+    def reducer_override(self, value: Any) -> Any:
+        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        if named.__module__ == "__main__":
+            name = named.__qualname__
             raise UncountableError(f"{name} is defined in the script itself: put it into a module that can be imported")
-        return super().find_class(module, name)
+        return NotImplemented
 
 
 class _Bounded(io.BytesIO):

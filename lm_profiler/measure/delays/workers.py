@@ -50,14 +50,21 @@ class WorkerDelays:
 
 
 class DelayedCollate:
-    """A loader's own ``collate``, called in a worker after its delay, elsewhere as ever."""
+    """A loader's own ``collate``, called in a worker after its delay, elsewhere as ever.
+
+    What fails in a delay ends no training: from then on that worker has none, which the seconds that it took tell.
+    """
 
     def __init__(self, collate: Callable[[Any], Any], delays: WorkerDelays) -> None:
         self.collate = collate
         self.delays = delays
+        self._fails = False
 
     def __call__(self, samples: Any) -> Any:
-        worker = get_worker_info()
-        if worker is not None:
-            self.delays.take(worker.id)
+        try:
+            worker = get_worker_info()
+            if worker is not None and not self._fails:
+                self.delays.take(worker.id)
+        except Exception:
+            self._fails = True
         return self.collate(samples)

@@ -6,10 +6,12 @@ given has a value (``FakeTensorMode``'s constants). Here so do small tensors. Wh
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -24,18 +26,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lm_profiler.measure.fake.unknown import DependsOnValues, Unknown
 
-MOST = 1 << 16
+MOST = 1 << 18
 """Elements of a tensor whose value is kept."""
 
-_ANY_WILL_DO = {torch.ops.aten.randperm.default, torch.ops.aten.randperm.generator}
-"""What is drawn at random, and costs the same whatever is drawn."""
+_COALESCES = {torch.ops.aten._coalesce.default}
 
 
 class KnownValues(FakeTensorMode):
-    """Keeps values of small tensors.
-
-    Of random numbers one alone is drawn, as Python's own are: a step decides by it, as any step of a run does.
-    """
+    """Keeps values of small tensors, random ones too: a step decides by what it draws, as any step of a run does."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -58,15 +56,15 @@ class KnownValues(FakeTensorMode):
         kind = _kind(func)
         if kind.asks:  # two of three calls
             return super().dispatch(func, types, args, kwargs)
+        if kind.sparsifies:
+            raise DependsOnValues
         if _has_real((*args, *kwargs.values())):
             args, kwargs = tree_map_only(Tensor, self._with_value, (args, kwargs))
         made = super().dispatch(func, types, args, kwargs)
-        if (
-            kind.constructs
-            and isinstance(made, FakeTensor)
-            and made.constant is None
-            and _is_made_of_numbers(func, made)
-        ):
+        if isinstance(made, FakeTensor) and made.layout is torch.sparse_coo:
+            with self:
+                return _with_rows(func, made, args)
+        if kind.constructs and isinstance(made, FakeTensor) and made.constant is None and _is_made_of_numbers(made):
             with no_dispatch():
                 real = func(*args, **kwargs)
             return self.known(real)
@@ -99,6 +97,8 @@ class _Kind:
     empty: bool = False
     normalizes: bool = False
     """And changes statistics, of which most schemas say nothing."""
+    sparsifies: bool = False
+    """How many rows it makes, values tell."""
     written_lists: Sequence[tuple[int, str]] = ()
     """Lists of tensors that it writes to: where among its arguments, and their names."""
 
@@ -112,12 +112,35 @@ def _kind(func: Any) -> _Kind:
         constructs=_is_tensor_constructor(func) and not empty,
         empty=empty,
         normalizes="batch_norm" in func.name(),
+        sparsifies="to_sparse" in func.name(),
         written_lists=tuple(
             (at, argument.name)
             for at, argument in enumerate(func._schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write and "List" in str(argument.type)
         ),
     )
+
+
+def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
+    """``made`` with the rows of all sparse tensors that it is made of: torch gives it none where these have no data.
+
+    Rows that occur twice stay two: whether they do, values would tell.
+    """
+    sparse = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo]
+    sparse = [each for each in sparse if each is not made and each._nnz()]
+    if made._nnz():
+        return made
+    if func is torch.ops.aten._embedding_bag_backward.default:
+        gradient, indices = given[:2]
+        values = gradient.new_empty(indices.numel(), gradient.shape[-1])
+        return torch.sparse_coo_tensor(indices.view(1, -1), values, made.shape, check_invariants=False)
+    if not sparse:
+        return made
+    coalesced = func in _COALESCES or (len(sparse) == 1 and sparse[0].is_coalesced())
+    rows = [
+        torch.cat([part(each) for each in sparse], dim) for part, dim in ((Tensor._indices, 1), (Tensor._values, 0))
+    ]
+    return torch.sparse_coo_tensor(rows[0], rows[1].to(made.dtype), made.shape, is_coalesced=coalesced)
 
 
 def _has_real(given: Sequence[Any]) -> bool:
@@ -129,12 +152,8 @@ def _has_real(given: Sequence[Any]) -> bool:
     return False
 
 
-def _is_made_of_numbers(func: Any, made: Tensor) -> bool:
-    if made.device.type != "cpu":
-        return False
-    if made.numel() > MOST or made.layout is not torch.strided:
-        return False
-    return torch.Tag.nondeterministic_seeded not in func.tags or func in _ANY_WILL_DO or made.numel() == 1
+def _is_made_of_numbers(made: Tensor) -> bool:
+    return made.device.type == "cpu" and made.numel() <= MOST and made.layout is torch.strided
 
 
 def answer_with_unknown() -> None:
@@ -147,6 +166,9 @@ def answer_with_unknown() -> None:
     FakeTensor.item = _item  # type: ignore[assignment,method-assign]
     FakeTensor.numpy = _numpy  # type: ignore[assignment,method-assign]
     FakeTensor.__format__ = _format  # type: ignore[method-assign]
+    FakeTensor.__float__ = lambda tensor: float(tensor.item())  # type: ignore[method-assign]
+    for choose in (max, min):
+        setattr(builtins, choose.__name__, _chosen_by(choose))
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _made_of_unknown(getattr(torch, name)))
     for name, answer in (("isnan", False), ("isinf", False), ("isfinite", True)):
@@ -154,6 +176,21 @@ def answer_with_unknown() -> None:
         setattr(torch, name, taken)
         setattr(FakeTensor, name, taken)
         setattr(math, name, _finite_number(answer, getattr(math, name)))
+
+
+def _chosen_by(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of ``choose``, ``max`` or ``min``: of numbers one of which nobody knows, nobody knows it."""
+
+    def chosen(*given: Any, **kwargs: Any) -> Any:
+        try:
+            return choose(*given, **kwargs)
+        except DependsOnValues:
+            among = given if len(given) > 1 else given[0]
+            if isinstance(among, (list, tuple)) and all(isinstance(each, (Number, Unknown)) for each in among):
+                return Unknown()
+            raise
+
+    return chosen
 
 
 def _item(tensor: Tensor) -> Any:

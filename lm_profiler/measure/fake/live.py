@@ -91,6 +91,11 @@ class LiveBytes(TorchDispatchMode):
         self._now += by
         self._peak = max(self._peak, self._now)
 
+    @property
+    def workspaces(self) -> int | None:
+        """Bytes that libraries have taken to work in, and keep; None where none does through the allocator."""
+        return None
+
     def reset(self) -> None:
         """Peaks count from here on."""
         self._peak = self._now

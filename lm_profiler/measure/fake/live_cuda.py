@@ -45,6 +45,10 @@ class LiveCudaBytes(LiveBytes):
         """What was given out at most, and what the allocator keeps of the device."""
         return self._peak, self._blocks.reserved, None
 
+    @property
+    def workspaces(self) -> int:
+        return sum(size for _, size in self._workspaces)
+
     def give_back_unused(self) -> None:
         self._blocks.give_back_unused()
 

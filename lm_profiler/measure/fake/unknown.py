@@ -6,9 +6,12 @@ is told that he cannot.
 
 from __future__ import annotations
 
+import os
+import sys
 from numbers import Number
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
@@ -17,6 +20,12 @@ _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
 
 class DependsOnValues(Exception):
     """Somebody has asked for what cannot be known without running it."""
+
+
+TAKEN_FOR_ONE: dict[str, None] = {}
+"""Lines that asked ``float`` of a number that nobody knows, in the order in which they did."""
+
+_OURS = (os.path.dirname(__file__), os.path.dirname(torch.__file__))  # noqa: PTH120
 
 
 class Unknown:
@@ -39,14 +48,25 @@ class Unknown:
     def _asked(self) -> Any:
         raise DependsOnValues
 
-    __bool__ = __int__ = __float__ = __index__ = __complex__ = _asked
+    def __float__(self) -> float:
+        """Python takes no other object for one: it is one, and where that was asked is kept."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        TAKEN_FOR_ONE[f"{os.path.basename(frame.f_code.co_filename)}, line {frame.f_lineno}"] = None  # noqa: PTH119
+        return 1.0
+
+    __bool__ = __int__ = __index__ = __complex__ = _asked
     __trunc__ = __floor__ = __ceil__ = _asked
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What an operator makes of it takes as many bytes, whatever it is; its value is as unknown."""
         args, kwargs = tree_map_only(Unknown, lambda _: 1.0, (args, kwargs or {}))
-        made = func(*args, **kwargs)
+        try:
+            made = func(*args, **kwargs)
+        except TypeError:  # it wants whole numbers, for a size
+            raise DependsOnValues from None
         for leaf in tree_leaves(made):
             mode = getattr(leaf, "fake_mode", None)
             if mode is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_OF_ONE = {"os.mkdir", "os.remove", "os.rmdir", "os.truncate"}
+_OF_ONE = {"os.chmod", "os.chown", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
 _OF_TWO = {"os.rename", "os.link", "os.symlink"}
 _IN_A_FOLDER = {"os.remove", "os.rmdir"}
 """Whose second argument is an open folder, or -1: so whole folders are removed."""

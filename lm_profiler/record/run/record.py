@@ -68,7 +68,7 @@ class RunRecord(Part):
     loader: LoaderFacts | None = None
     """None of another verb than fit."""
     planned: PlannedMemory | None = None
-    """None where nothing was planned: ``--check_memory=false``, or a Trainer of one's own."""
+    """None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own."""
     memory: MemoryFacts | None = None
     throughput: Throughput | None = None
     steadiness: Steadiness | None = None

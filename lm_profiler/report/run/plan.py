@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.floors import PlannedFloors
-from lm_profiler.analysis.plan.planned import ROOM, Planned, fits, room
+from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import Remedy
 from lm_profiler.record.quantities import (
     FLOOR,
@@ -18,6 +18,7 @@ from lm_profiler.record.quantities import (
     bytes_text,
     with_prefix,
 )
+from lm_profiler.record.run import MemoryCauses
 from lm_profiler.report.run.phases import floor_texts
 from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
 
@@ -29,10 +30,18 @@ def plan_table(planned: Planned, context: int | None, device: Capacity, floors: 
     rows = []
     for phase in (part for part in PARTS if part in planned.peaks):
         floor = floors.by_phase.get(phase)
-        values = {"phase": phase, "peak": planned.peaks[phase], "causes": planned.causes.get(phase)}
+        causes = _without(planned.causes.get(phase), planned.workspaces)
+        values = {"phase": phase, "peak": planned.peaks[phase], "causes": causes, "workspaces": planned.workspaces}
         least = TableCell(floor and floor.seconds, floor_texts(floor)[0])
         rows.append(_cells(PLANNED_COLUMNS, values, least))
     return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
+
+
+def _without(causes: MemoryCauses | None, workspaces: int | None) -> MemoryCauses | None:
+    """``causes`` whose rest has no workspaces in it."""
+    if causes is None or causes.activations_and_rest is None:
+        return causes
+    return causes.model_copy(update={"activations_and_rest": causes.activations_and_rest - (workspaces or 0)})
 
 
 def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
@@ -49,9 +58,17 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
         lines.append(f"the largest that fits: {', or '.join(largest)}")
     elif planned.largest_unknown is not None:
         lines.append(f"the largest that fits: unknown: {planned.largest_unknown}")
-    if len({*planned.steps}) > 1:
+    if planned.growth is not None:
+        grows = f"each of {len(planned.steps)} needs {bytes_text(planned.growth)} or more beyond the one before"
+        lines.append(f"steps grow: {grows}; told is the last of them, and those that follow need more")
+    elif len({*planned.steps}) > 1:
         least = bytes_text(min(planned.steps))
         lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
+    if planned.buckets is not None:
+        lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+    if planned.taken_for_one:
+        at = "; ".join(planned.taken_for_one)
+        lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")
     if planned.compiled:
         lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
     lines += _floor_lines(floors, device)
@@ -59,17 +76,9 @@ def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors:
 
 
 def _verdict(planned: Planned, device: Capacity) -> str:
-    known = fits(planned, device.bytes)
-    whole = f"{bytes_text(device.bytes)}, all that {device.name} has{' free' * device.is_free}"
-    if known is False:
-        return f"{_FITS[known]} into {whole}"
-    if known is None and planned.peak <= room(device.bytes):
-        return f"{_FITS[known]}: more is reserved than {whole}"
-    of = f"{device.name}'s {bytes_text(device.bytes)}"
-    if device.is_free:
-        of = f"the {bytes_text(device.bytes)} that {device.name} has free"
-    most = f"{bytes_text(room(device.bytes))}, {ROOM:.0%} of {of}"
-    return f"{_FITS[known]}{' into' if known else ': more than'} {most}"
+    """By the memory that surely holds the run, the figure of the table of remedies; less may do, down to the peak."""
+    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
+    return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
 
 
 def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
@@ -98,7 +107,7 @@ def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device:
     rows = []
     for remedy, planned, floors in tried:
         word = _FITS[fits(planned, device.bytes)]
-        values = {"peak": planned.peak, "fits": word, "words": " ".join(remedy.words)}
+        values = {"needs": planned.needs, "fits": word, "words": " ".join(remedy.words)}
         least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
         rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
     fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)

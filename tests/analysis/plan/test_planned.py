@@ -23,3 +23,28 @@ def test_a_compiled_run_may_do_with_fewer_activations(has: int, known: bool | No
     known_causes = {"parameters": 400, "gradients": 0, "optimizer_states": 0, "buffers": 0}
     causes = {"forward": MemoryCauses(**known_causes, activations_and_rest=500)}
     assert fits(Planned({"forward": 900}, causes, compiled=True), has) is known
+
+
+@pytest.mark.parametrize(
+    "steps, growth",
+    [
+        ([10, 12, 14, 16], 2),
+        ([10, 12, 13, 15], 1),
+        ([10, 12, 14, 14], None),
+        ([10, 12, 11, 13], None),
+        ([10, 12, 14], None),
+        ([10, 90, 91, 92], None),  # it takes most at the beginning
+        ([10], None),
+    ],
+)
+def test_steps_grow_that_need_more_each_time(steps: list[int], growth: int | None) -> None:
+    planned = Planned({"forward": max(steps)}, {}, steps=steps)
+    assert planned.growth == growth
+    assert fits(planned, 1000) is (True if growth is None else None)
+
+
+def test_runs_are_compared_by_the_figure_that_decides() -> None:
+    """A smaller peak of which more is reserved needs a larger device."""
+    small, large = Planned({"forward": 710}, {}, reserved=1000), Planned({"forward": 800}, {}, reserved=810)
+    assert (small.needs, large.needs) == (1000, 889)
+    assert [fits(small, 900), fits(large, 900)] == [None, True]

@@ -114,18 +114,72 @@ def test_a_rehearsed_step_holds_and_does_what_a_real_one_does(tmp_path: Path) ->
     assert [" ".join(way.words) for way in remedies(planned)] == ways
 
 
-def asked(kind: type[LightningModule]) -> Planned | Unplanned:
-    call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2"]
+def asked(kind: type[LightningModule], *more: str) -> Planned | Unplanned:
+    call = ["fit", f"--model=rehearsed.{kind.__name__}", "--data=null", "--trainer.max_steps=2", *more]
     return told(ask(call, gpu=None))
 
 
-@pytest.mark.parametrize("kind", [rehearsed.Everything, rehearsed.Tells])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(rehearsed.Everything, rehearsed.Tells, rehearsed.LearnsRows),
+        *(rehearsed.SaysFloat, rehearsed.DrawsAMask),
+    ],
+)
 def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[LightningModule], tmp_path: Path) -> None:
     planned = asked(kind)
     assert isinstance(planned, Planned)
     logger = DummyLogger()
     assert planned.peak == pytest.approx(real_peak(tmp_path, kind, logger=logger, max_steps=4), rel=0.01)
     assert (len({*planned.steps}) > 1) == (kind is rehearsed.Tells)
+    (line,) = planned.taken_for_one or [""]
+    assert line.startswith("rehearsed.py, line ") == (kind is rehearsed.SaysFloat)
+
+
+@pytest.mark.parametrize(
+    "kind, rows", [(rehearsed.LearnsRows, rehearsed.IDS), (rehearsed.LearnsBags, rehearsed.IDS // 2)]
+)
+def test_sparse_gradients_have_as_many_rows_as_were_asked_for(kind: type[LightningModule], rows: int) -> None:
+    planned = asked(kind)
+    assert isinstance(planned, Planned)
+    assert planned.causes["optimizer"].gradients == rows * (4 * rehearsed.WIDTH + 8)  # its values and their index
+
+
+def test_what_a_callback_freezes_is_not_learnt(tmp_path: Path) -> None:
+    planned = asked(rehearsed.Plain, "--trainer.callbacks+=rehearsed.Freezes")
+    assert isinstance(planned, Planned)
+    assert planned.peak == pytest.approx(
+        real_peak(tmp_path, rehearsed.Plain, callbacks=[rehearsed.Freezes()]), rel=0.01
+    )
+    causes = planned.causes["optimizer"]
+    assert causes.gradients == 4 * rehearsed.IDS * rehearsed.WIDTH  # of the head alone
+    assert causes.parameters == 2 * causes.gradients
+
+
+def test_ddp_holds_its_buckets_beside_what_one_device_holds() -> None:
+    """By as much a real one's peak grows: 17,106,816 bytes for a module of 4,276,704 weights, on one rank with gloo."""
+    alone, one_of_many = asked(rehearsed.Plain), asked(rehearsed.Plain, "--trainer.strategy=ddp")
+    assert isinstance(alone, Planned)
+    assert isinstance(one_of_many, Planned)
+    assert one_of_many.buckets == one_of_many.peak - alone.peak == 2 * 4 * rehearsed.IDS * rehearsed.WIDTH
+
+
+def test_a_module_that_is_split_over_devices_is_not_told_as_one_of_them() -> None:
+    unplanned = asked(rehearsed.Plain, "--trainer.strategy=fsdp", "--trainer.devices=8")
+    assert unplanned == Unplanned("the module is split over devices (FSDPStrategy)")
+
+
+def test_steps_that_grow_have_no_largest() -> None:
+    planned = asked(rehearsed.KeepsAll)
+    assert isinstance(planned, Planned)
+    assert planned.growth == 4 * rehearsed.WIDTH
+    assert planned.peak == planned.steps[-1]
+
+
+def test_attention_alone_is_planned_though_its_batches_are_empty() -> None:
+    planned = told(ask(["fit", "--config=attention"], gpu=None))
+    assert isinstance(planned, Planned)
+    assert planned.causes["forward"].parameters == 3 * 4 * 8 * 1024 * 64  # Q, K and V
 
 
 @pytest.mark.parametrize(
@@ -133,6 +187,8 @@ def test_a_module_of_somebody_elses_holds_what_a_real_one_does(kind: type[Lightn
     [
         (rehearsed.DecidesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.ChoosesByValue, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.ListsItsExperts, r"depends on values.* \(rehearsed.py, line \d+\)"),
+        (rehearsed.FindsItsExperts, r"depends on values.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Recurrent, r"LSTM keeps for backward.* \(rehearsed.py, line \d+\)"),
         (rehearsed.Convolves, "kernels of convolutions hold amid"),
         (rehearsed.SaysCuda, r"Error: .*\bcuda\b.* \(rehearsed.py, line \d+\)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import subprocess
 import warnings
 from collections import UserDict, namedtuple
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 from torchmetrics import SumMetric
 
-from lm_profiler.measure.copies.apart import _Reader, count_apart
+from lm_profiler.measure.copies.apart import count_apart
 from lm_profiler.measure.copies.module_copy import UncopyableError
 from lm_profiler.measure.copies.shapes import count_work
 from lm_profiler.measure.copies.step_loop import MethodStep, StepLoop
@@ -434,9 +435,14 @@ class TestInAnotherProcess:
         with pytest.raises(UncountableError, match="it is larger than 256 MiB"):
             count_apart(model, MethodStep("forward"), ROWS, EVALUATION)
 
-    def test_a_class_of_the_script_itself_is_named(self) -> None:
+    def test_no_process_is_asked_about_a_class_of_the_script_itself(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Mine(nn.Linear):
+            pass
+
+        Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process was started"))
         with pytest.raises(UncountableError, match=r"^Mine is defined in the script itself"):
-            _Reader(io.BytesIO(b"c__main__\nMine\n.")).load()
+            count_apart(nn.Sequential(Mine(8, 8)), MethodStep("forward"), ROWS, EVALUATION)
 
     def test_it_has_no_ranks_no_device_and_no_compiler(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):

@@ -63,3 +63,15 @@ def test_in_the_training_process_nothing_is_delayed() -> None:
     delays = WorkerDelays(1)
     delays.say(60.0, hold_s=60.0)
     assert DelayedCollate(collate, delays)([(torch.tensor(1.0),)]).item() == 1.0
+
+
+class Fails(WorkerDelays):
+    def take(self, worker: int) -> None:
+        raise OSError("no memory to share")
+
+
+def test_what_fails_in_a_delay_ends_no_training() -> None:
+    collates = DelayedCollate(collate, Fails(2))
+    batches = DataLoader(TensorDataset(torch.arange(20.0)), 1, num_workers=2, collate_fn=collates)
+    assert [batch.item() for batch in batches] == [float(n) for n in range(20)]
+    assert collates.delays.taken() == (0.0, 0)

@@ -40,6 +40,8 @@ def test_files_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         lambda: os.open("kept", os.O_WRONLY | os.O_APPEND),
         lambda: os.open("made", os.O_CREAT),
         Path("made").mkdir,
+        lambda: Path("kept").chmod(0o777),
+        lambda: os.utime("kept", (0, 0)),
         Path("kept").unlink,
         lambda: Path("kept").rename("moved"),
         lambda: Path("made").symlink_to("kept"),

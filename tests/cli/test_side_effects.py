@@ -1,0 +1,63 @@
+"""A run is never changed by being planned: what a module does beside its steps happens as often as without us."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import side_effects
+from lightning.pytorch import Trainer
+
+import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
+from lm_profiler.cli import ahead
+from lm_profiler.cli.call import Call
+from lm_profiler.cli.main import main
+from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.training import LanguageModel
+
+OFF = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+TIMED = (f"--stages.measure_steps={side_effects.STEPS - 1}", "--stages.warmup_steps=1", "--trainer.accelerator=cpu")
+ALONE = ("--memory.steps=0", "--trace.steps=0", "--actions.steps=0", "--trainer.logger=false")
+THEIRS = ("--model=side_effects.Does", "--data=null")
+
+
+class Mine(LanguageModel):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", ahead.plan_ahead)
+
+
+@pytest.mark.parametrize("name", side_effects.EFFECTS)
+def test_what_a_module_does_happens_once(name: str, tmp_path: Path) -> None:
+    def without_us() -> None:
+        Trainer(accelerator="cpu", max_steps=side_effects.STEPS, limit_val_batches=0, **OFF).fit(side_effects.Does())
+
+    def with_us() -> None:
+        assert main(["fit", *THEIRS, *TIMED, *ALONE, f"--log_dir={tmp_path / 'logs'}"]) == 0
+
+    folders = [tmp_path / "without", tmp_path / "with"]
+    for folder in folders:
+        folder.mkdir()
+    once = side_effects.left_by(name, folders[0], without_us)
+    assert side_effects.left_by(name, folders[1], with_us) == once
+
+
+@pytest.mark.parametrize(
+    "options, is_rehearsed",
+    [
+        ([], True),
+        (["--config=attention"], True),
+        (["--trainer.callbacks+=lightning.pytorch.callbacks.Timer"], True),
+        (["--check_memory=false"], False),
+        ([f"--model={__name__}.Mine"], False),
+        (["--data=lightning.pytorch.demos.boring_classes.BoringDataModule"], False),
+        ([*THEIRS], False),
+        (["--trainer.callbacks+=kept.Keeps"], False),
+        ([*THEIRS, "--check_memory=true"], True),
+    ],
+)
+def test_a_run_with_somebodys_own_code_is_rehearsed_only_if_asked(options: list[str], is_rehearsed: bool) -> None:
+    assert ProfilerCLI(Call(["fit", *options])).checks_memory is is_rehearsed
