@@ -13,6 +13,7 @@ from lm_profiler.improve.numerics import distances, judge, trains_the_same
 from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
+from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RunRecord
 
 
@@ -32,7 +33,8 @@ def search(
         first: The first setting's own run, whose samples a step's seconds are scaled to.
         tell: Is given the record after each answer.
     """
-    asking = improve(candidates, account.request.budget_s - account.look_s, account.request.accept_numerics)
+    left_s, known = account.request.budget_s - account.look_s, known_spread(first.environment)
+    asking = improve(candidates, left_s, account.request.accept_numerics, known)
     state = Improvement()
 
     def write(ended: Ended) -> ImproveRecord:
