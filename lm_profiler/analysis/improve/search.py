@@ -14,8 +14,19 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
-from lm_profiler.analysis.compare.ratio import change
-from lm_profiler.analysis.improve.decision import LOOKS, gain, hopeless, repeated_interval, spread
+from lm_profiler.analysis.improve.comparisons import (
+    ENDED,
+    FEWEST_PAIRS,
+    MOST_PAIRS,
+    failed,
+    judged,
+    may_go_on,
+    name_of,
+    passed_over,
+    ratio_of,
+    takes_place_of,
+)
+from lm_profiler.analysis.improve.decision import gain, spread
 from lm_profiler.analysis.improve.trials import (
     Candidate,
     Check,
@@ -28,14 +39,10 @@ from lm_profiler.analysis.improve.trials import (
     Trial,
     seconds,
 )
-from lm_profiler.record.improve import TriedVerdict
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 ERROR = 0.05
 """Share of all searches that may accept a change which does not make the step faster."""
-
-FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
-"""Of runs in one proof."""
 
 SHARE = 4
 """Pairs that a proof may have, however many wait: two say little of what saves 10 %."""
@@ -48,17 +55,13 @@ _ROUNDS, _HALVED_AFTER = 6, (2, 4)
 """Of a screening, each with a run of the baseline and of whatever is left."""
 
 _CLEAR = 2.5
-"""Standard errors by which what looks faster need not be screened any longer: the best of a dozen equal ones hardly does."""
+"""Standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is."""
 
 _MOVED = 0.85
 """Where the step has become so much faster since a screening, what bound it may be gone: all is screened anew."""
 
 _SETTLED = ("NUMERICS", "FAILED")
 """Of these another setting would hardly change anything."""
-
-_UNLIKELY = "more pairs would hardly show it to be faster"
-_PASSED = "it did not look faster beside the others"
-_ENDED = "the budget ended it"
 
 
 def improve(
@@ -90,7 +93,7 @@ class _Searcher:
         self.kept: dict[str, Candidate] = {}
         self.runs: dict[frozenset[tuple[str, str]], list[Ran]] = {}
         self.kept_s = 0.0
-        self.unproven = 0
+        self.unproven, self.short = 0, False
         self.screen_anew()
 
     def screen_anew(self) -> None:
@@ -111,44 +114,47 @@ class _Searcher:
                 if compared.candidate.group not in taken and self.room() >= FEWEST_PAIRS:
                     accepted = yield from self.prove(compared, len(chosen) - at)
                     taken |= {compared.candidate.group} if accepted else set()
-        more = bool(self.pool() or self.open())
+        more = self.short or bool(self.pool() or self.open())
         last = Compared(None, {}, self.now.options)
         if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
             yield from self.compare(last, min(LAST_PAIRS, pairs))
         unchecked = bool(self.now.accepted) and self.now.last is None
-        cut = any(one.why == _ENDED for one in self.latest())
+        cut = any(one.why == ENDED for one in self.latest())
         return replace(self.now, ended="budget" if more or unchecked or cut else "done")
 
     def chosen(self) -> Generator[Question, Ran | Checked, list[Compared]]:
         """What is to be proven next, the most promising first; empty where nothing is, or no room is left."""
         while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
-            batch = [one for one in pool if _name(one) in self.screened]
+            batch = [one for one in pool if name_of(one) in self.screened]
             if not batch:
                 self.rounds, batch = 0, pool[: max(1, 2 * (self.room() - FEWEST_PAIRS) - 1)]
             if len(batch) == 1 and not self.rounds:
                 return batch
             if promising := (yield from self.screen(batch)):
                 return [self.on_top(one.candidate) for one in promising if one.candidate]
-        return sorted(self.open(), key=_ratio)[:1] if self.room() >= FEWEST_PAIRS else []
+        return sorted(self.open(), key=ratio_of)[:1] if self.room() >= FEWEST_PAIRS else []
 
     def pool(self) -> list[Compared]:
         """Candidates that this screening is not done with, on top of the latest setting, the highest ceiling first."""
-        out = self.out | {_name(one) for one in self.latest() if one.verdict in _SETTLED}
+        out = self.out | {name_of(one) for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
         pool = [self.on_top(one) for one in self.candidates if one.name not in out]
-        known = [(one, self.screened.get(_name(one), one)) for one in pool if one.b_options != self.now.options]
+        known = [(one, self.screened.get(name_of(one), one)) for one in pool if one.b_options != self.now.options]
         return [replace(one, a=before.a, b=before.b) for one, before in known]
 
     def open(self) -> list[Compared]:
         """Proofs on the latest setting that more pairs may decide."""
-        return [one for one in self.latest() if one.a_options == self.now.options and _may_go_on(one)]
+        return [one for one in self.latest() if one.a_options == self.now.options and may_go_on(one)]
 
     def latest(self) -> list[Compared]:
         """Of each candidate."""
-        return list({_name(one): one for one in self.now.tried}.values())
+        return list({name_of(one): one for one in self.now.tried}.values())
 
     def screen(self, alive: list[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
         """Rounds until some clearly look faster, or one is left; returns these, the best first."""
-        while len(alive) > 1 and self.rounds < _ROUNDS and 2 * self.room() > len(alive):
+        while len(alive) > 1 and self.rounds < _ROUNDS:
+            if 2 * self.room() <= len(alive):
+                self.short = True
+                break
             self.rounds += 1
             alive = yield from self.round(alive)
             by = spread([seconds(runs) for runs in self.runs.values()], self.known)
@@ -162,34 +168,34 @@ class _Searcher:
         for one in alive:
             if one is not alive[0] or not gain(one.ratios, self.spread_beside(one)) > 0.0:
                 self.pass_over(one)
-        return [one for one in alive if _name(one) not in self.out]
+        return [one for one in alive if name_of(one) not in self.out]
 
     def round(self, alive: Sequence[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
         """A run of the baseline, which all share, and one of each, in turns from the first and from the last on."""
         base = yield from self.run(self.now.options)
+        if base.seconds is None and not base.cut:  # once more: on it depends what becomes of all
+            base = yield from self.run(self.now.options)
         left = list[Compared]()
         for one in alive if self.rounds % 2 else reversed(alive):
-            if (failed := self.failed_in(one)) is not None:
-                one = replace(one, verdict="REFUSED", why=f"{failed.name} FAILED")
+            if (broken := self.failed_in(one)) is not None:
+                one = replace(one, verdict="REFUSED", why=f"{broken.name} FAILED")
+            elif base.seconds is None:
+                one = failed(replace(one, a=(*one.a, base)))
             else:
                 b = yield from self.run(one.b_options)
-                one = _failed(replace(one, a=(*one.a, base), b=(*one.b, b)))
-            self.screened[_name(one)] = one
+                one = failed(replace(one, a=(*one.a, base), b=(*one.b, b)))
+            self.screened[name_of(one)] = one
             self.tell(one)
             if one.verdict is None:
                 left.append(one)
             else:
-                self.out.add(_name(one))
+                self.out.add(name_of(one))
         return left
 
     def pass_over(self, compared: Compared) -> None:
         """Leave it: it does not look faster beside the others."""
-        interval = repeated_interval(compared.ratios, ERROR, self.spread_beside(compared))
-        word = change(interval)
-        why = None if word in ("SLOWER", "SAME") else _PASSED
-        verdict: TriedVerdict = "SLOWER" if word == "SLOWER" else "SAME" if word == "SAME" else "UNDECIDED"
-        self.out.add(_name(compared))
-        self.tell(replace(compared, interval=interval, verdict=verdict, why=why))
+        self.out.add(name_of(compared))
+        self.tell(passed_over(compared, self.spread_beside(compared)))
 
     def failed_in(self, compared: Compared) -> Candidate | None:
         """A change that this one contains and that failed, but not for memory, which the rest of it may save."""
@@ -212,8 +218,8 @@ class _Searcher:
             # (Holm 1979): had it been wrong, the search would have erred already.
             compared = replace(self.on_top(candidate), error=ERROR / 2.0**self.unproven)
         self.out.add(candidate.name)
-        if (failed := self.failed_in(compared)) is not None:
-            self.tell(replace(compared, verdict="REFUSED", why=f"{failed.name} FAILED"))
+        if (broken := self.failed_in(compared)) is not None:
+            self.tell(replace(compared, verdict="REFUSED", why=f"{broken.name} FAILED"))
             return False
         first = not compared.pairs
         share = min(self.room(), max(SHARE, self.room() // waiting))
@@ -231,7 +237,7 @@ class _Searcher:
         self.kept.pop(candidate.group, None)
         self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
         self.now = replace(self.now, options=compared.b_options)
-        self.since *= _ratio(compared)
+        self.since *= ratio_of(compared)
         if self.since < _MOVED:
             self.screen_anew()
 
@@ -249,7 +255,7 @@ class _Searcher:
         compared = replace(compared, verdict=None)
         while compared.verdict is None:
             if not self.has_time_for(compared):
-                compared = replace(compared, verdict="UNDECIDED", why=_ENDED)
+                compared = replace(compared, verdict="UNDECIDED", why=ENDED)
                 self.tell(compared)
                 break
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
@@ -281,7 +287,7 @@ class _Searcher:
         if compared.candidate is None:
             self.now = replace(self.now, last=compared)
         else:
-            others = (one for one in self.now.tried if not _takes_place_of(compared, one))
+            others = (one for one in self.now.tried if not takes_place_of(compared, one))
             left = tuple(one for one in self.now.left if one != compared.candidate)
             self.now = replace(self.now, tried=(*others, compared), left=left)
 
@@ -311,53 +317,6 @@ def _usual_s(runs: Sequence[Ran]) -> float:
     """What a run that ended well took; 0 where none did."""
     took = [ran.took_s for ran in runs if ran.seconds is not None]
     return sum(took) / len(took) if took else 0.0
-
-
-def judged(compared: Compared, most: int, spread: float) -> Compared:
-    """With its interval and, once that decides or there is no more to be had, its verdict."""
-    compared = _failed(compared)
-    if compared.verdict is not None or len(compared.a) != len(compared.b):
-        return compared
-    last = compared.candidate is None
-    looks = (max(compared.pairs, FEWEST_PAIRS),) if last else LOOKS
-    interval = repeated_interval(compared.ratios, compared.error, spread, looks)
-    compared, word = replace(compared, interval=interval), change(interval)
-    if word != "UNCLEAR" and not (last and compared.pairs < most):
-        return replace(compared, verdict=word)
-    if not last and hopeless(compared.ratios, spread):
-        return replace(compared, verdict="UNDECIDED", why=_UNLIKELY)
-    return replace(compared, verdict="UNDECIDED" if compared.pairs >= most else None)
-
-
-def _failed(compared: Compared) -> Compared:
-    """With a verdict where the latest run of a side did not end well."""
-    for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
-        if runs and runs[-1].seconds is None:
-            if runs[-1].cut:
-                return replace(compared, verdict="UNDECIDED", why=_ENDED)
-            refused = runs[-1].refused
-            verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
-            why = f"{side}{refused or runs[-1].failed or 'has no measured step'}"
-            return replace(compared, verdict=verdict, why=why)
-    return compared
-
-
-def _takes_place_of(new: Compared, old: Compared) -> bool:
-    """Whether ``old`` is the same comparison, or no more than a look at the same candidate."""
-    looked = old.verdict is None or old.why == _PASSED
-    return new.candidate == old.candidate and (looked or new.a_options == old.a_options)
-
-
-def _name(compared: Compared) -> str:
-    return "" if compared.candidate is None else compared.candidate.name
-
-
-def _may_go_on(compared: Compared) -> bool:
-    return compared.verdict == "UNDECIDED" and compared.why is None and compared.pairs < MOST_PAIRS
-
-
-def _ratio(compared: Compared) -> float:
-    return compared.b_s / compared.a_s if compared.a_s and compared.b_s else math.inf
 
 
 def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
