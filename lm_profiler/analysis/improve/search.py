@@ -51,6 +51,9 @@ LAST_PAIRS = 6
 """Of runs that compare the final setting with the first anew. The time of one pair more is kept for them, for numbers
 are checked and runs may take longer than they did; or of a quarter of the budget's pairs, where that is fewer."""
 
+FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
+"""Without which nothing is tried: the first setting's, a proof, and the last comparison."""
+
 _ROUNDS, _HALVED_AFTER = 6, (2, 4)
 """Of a screening, each with a run of the baseline and of whatever is left."""
 
