@@ -3,9 +3,9 @@
     python -m benchmarks.statistics [--series 200] [--against FOLDER] [--power]
 
 Prints Markdown: each aim with the share of simulated runs in which it is met. Levels, jumps and AR(1) noise are what
-thresholds were chosen on; ``HELD_OUT`` kinds of step times were only looked at. With ``--against`` (a checkout of an older
-version) what that one says of the same runs stands beside it. ``--power`` prints instead how large a change must be to
-be told.
+thresholds were chosen on; ``HELD_OUT`` kinds of step times were only looked at. With ``--against`` (a checkout of an
+older version) what that one says of the same runs stands beside it. ``--power`` prints instead how large a change must
+be to be told.
 """
 
 from __future__ import annotations
