@@ -81,7 +81,7 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
     """
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
     first = side_a[0].record if side_a else None
-    compared = compare(side_a, side_b, known_spread(first and first.environment))
+    compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
     return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
 
