@@ -1,160 +1,256 @@
 """How far the statistics can be trusted, on simulated step times whose truth is known.
 
-    python -m benchmarks.statistics [--series 1000]
+    python -m benchmarks.statistics [--series 200] [--against FOLDER] [--power]
 
-Prints Markdown: for each kind of run the coverage of the median's 95 % interval after the cut, the words, and
-the cut; the words by how noisy steps are; then what `compare` says of pairs that do not differ, one run a side and
-several, and what "stop when sure" costs in coverage.
+Prints Markdown: each aim with the share of simulated runs in which it is met. Levels, jumps and AR(1) noise are what
+thresholds were chosen on; ``HELD_OUT`` kinds of step times were only looked at. With ``--against`` (a checkout of an
+older version) what that one says of the same runs stands beside it. ``--power`` prints instead how large a change must
+be to be told.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import os
+import subprocess
+import sys
 import time
-from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.simulation import KINDS, Kind, autocorrelated, independent, shared_machine, spiky
-from lm_profiler.analysis.compare.ratio import change, ratio_interval
-from lm_profiler.analysis.steps.statistics import median_interval, precise_enough
-from lm_profiler.analysis.steps.steadiness import KNOWN_TO, steadiness
+from benchmarks.simulation import HELD_OUT, Kind, Simulated, Times, jump, level, repeating
+from benchmarks.statistics_subjects import Subject, subject
 
-LENGTHS = (15, 30, 60, 200)
-COMPARED = ("independent, 2 %", "independent, 15 %", "one-sided spikes", "AR(1), 0.3", "AR(1), 0.6", "eager warm-up")
-REPEATS = ((1, 1), (1, 3), (1, 5), (2, 2), (2, 5), (3, 3), (3, 5), (5, 5), (10, 10))
-
-Times = NDArray[np.float64]
+PLACES = ("first 3", "1/4", "1/2", "3/4", "last 3", "3 in the middle")
+SIZES = (0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 1.0)
+TARGET = 0.005
+STEPS = 20
 
 
-def judged(name: str, kind: Kind, steps: int, series: int) -> list[str]:
-    """One row: what `steadiness` and the median's interval make of `series` runs of one kind."""
-    rng = np.random.default_rng(20240607)
-    words: Counter[str | None] = Counter()
-    cuts, truths, covered, wrong = [], [], [], 0
+@dataclass(frozen=True)
+class Row:
+    """An aim: ``share`` of simulated runs, of a subject, a generator and a number of series."""
+
+    aim: str
+    case: str
+    wanted: str
+    share: Callable[[Subject, np.random.Generator, int], float]
+
+    def told(self, series: int) -> float:
+        return self.share(subject(), np.random.default_rng(20_261_123), series)
+
+
+def at_place(rng: np.random.Generator, steps: int, place: str, by: float, noise: float, rho: float = 0.0) -> Times:
+    """A level that is higher by the share ``by`` from ``place`` on, or there alone."""
+    if place in ("1/4", "1/2", "3/4"):
+        return jump(rng, steps, {"1/4": 0.25, "1/2": 0.5, "3/4": 0.75}[place], by, noise, rho).times_s
+    first = {"first 3": 0, "last 3": steps - 3, "3 in the middle": steps // 2}[place]
+    slow = np.isin(np.arange(steps), np.arange(first, first + 3))
+    return level(rng, steps, noise, rho).times_s * (1.0 + by * slow)
+
+
+def jump_told(
+    steps: int, sigmas: float, rho: float, place: str, of: Subject, rng: np.random.Generator, series: int
+) -> float:
+    runs = (at_place(rng, steps, place, sigmas * 0.01, 0.01, rho) for _ in range(series))
+    return float(np.mean([of.tells_change(times) for times in runs]))
+
+
+def alarmed(kind: Kind, steps: int, of: Subject, rng: np.random.Generator, series: int) -> float:
+    """A change or a pattern is told where there is none."""
+    runs = [kind(rng, steps).times_s for _ in range(series)]
+    return float(np.mean([of.tells_change(times) or of.period(times) > 0 for times in runs]))
+
+
+def covered(kind: Kind, steps: int, of: Subject, rng: np.random.Generator, series: int) -> float:
+    """Of the runs that have an interval."""
+    centre = of.centre(kind(np.random.default_rng(1), 20_000))
+    held = [of.holds(kind(rng, steps), centre) for _ in range(series)]
+    known = [one for one in held if one is not None]
+    return float(np.mean(known)) if known else math.nan
+
+
+def named(kind: Kind, steps: int, of: Subject, rng: np.random.Generator, series: int) -> float:
+    runs = [kind(rng, steps) for _ in range(series)]
+    return float(np.mean([of.period(run.times_s) == run.period for run in runs]))
+
+
+def right_word(kind: Kind, steps: int, of: Subject, rng: np.random.Generator, series: int) -> float:
+    runs = [kind(rng, steps) for _ in range(series)]
+    return float(np.mean([of.word(run.times_s) == run.word for run in runs]))
+
+
+def stopped(kind: Kind, of: Subject, rng: np.random.Generator, series: int) -> float:
+    """The interval where ``until_ci`` stops holds the level."""
+    centre = of.centre(kind(np.random.default_rng(1), 20_000))
+    held = []
+    for _ in range(max(1, series // 2)):
+        run = kind(rng, 400)
+        end = of.stops_at(run.times_s, TARGET)
+        held.append(of.holds(Simulated(run.times_s[:end], 0, run.level_s, run.word), centre))
+    return float(np.mean([one for one in held if one is not None]))
+
+
+def compared(
+    words: Sequence[str],
+    spread: float,
+    change: Kind,
+    repeats: int,
+    learned: bool,
+    of: Subject,
+    rng: np.random.Generator,
+    series: int,
+) -> float:
+    """``compare`` says one of ``words`` of B, made by ``change``, against A; processes differ by ``spread``."""
+
+    def side(kind: Kind, runs: int) -> list[Times]:
+        return [math.exp(spread * rng.standard_normal()) * kind(rng, STEPS).times_s for _ in range(runs)]
+
+    told = []
     for _ in range(series):
-        run = kind(rng, steps)
-        verdict = steadiness(run.times_s)
-        words[verdict.word] += 1
-        words[verdict.also] += verdict.also is not None
-        wrong += (verdict.also or verdict.word) not in ("noisy", run.word)
-        cuts.append(verdict.cut)
-        truths.append(run.warmup)
-        interval = median_interval(run.times_s[verdict.cut :])
-        if run.median_s is not None and interval is not None:
-            covered.append(interval[0] <= run.median_s <= interval[1])
-    shares = [_percent(words[word] / series) for word in ("noisy", "steady", "slowing", "unsettled")]
-    coverage = _percent(float(np.mean(covered))) if covered else "–"
-    true_cut = f"{np.mean(truths):.0f}" if truths[0] < steps else "all"
-    return [name, str(steps), coverage, *shares, f"{np.mean(cuts):.1f}", true_cut, _percent(wrong / series)]
+        shown = [float(x.mean()) for x in side(level, 5)] if learned else []
+        told.append(of.compares(side(level, repeats), side(change, repeats), shown) in words)
+    return float(np.mean(told))
 
 
-def heard(name: str, kind: Kind, steps: int, series: int) -> list[str]:
-    """One row: how often runs of one kind are called noisy or steady, and steady with a median that is 5 % off."""
-    rng = np.random.default_rng(20240611)
-    words: Counter[str | None] = Counter()
-    off = 0
-    for _ in range(series):
-        run = kind(rng, steps)
-        verdict = steadiness(run.times_s)
-        words[verdict.word] += 1
-        if verdict.word == "steady" and run.median_s is not None:
-            off += abs(float(np.median(run.times_s[verdict.cut :])) / run.median_s - 1.0) > KNOWN_TO
-    return [name, str(steps), *(_percent(count / series) for count in (words["noisy"], words["steady"], off))]
+def slower(rng: np.random.Generator, steps: int, by: float) -> Simulated:
+    made = level(rng, steps)
+    return Simulated(made.times_s * (1.0 + by), 0, None, made.word)
 
 
-def alarms(name: str, kind: Kind, steps: int, pairs: int) -> list[str]:
-    """One row: one run against one, cut where each became steady; equal ones, then B 5 % slower than A."""
-    rng = np.random.default_rng(20240608)
-
-    def side() -> list[Times]:
-        times = kind(rng, steps).times_s
-        return [times[steadiness(times).cut :]]
-
-    return [name, str(steps), *_judged_pairs([(side(), side()) for _ in range(pairs)])]
+EVERY_FIFTH: Kind = partial(repeating, every=5, slow=(2,), by=0.5)
 
 
-def alarms_of_repeats(repeats: tuple[int, int], spread: float, pairs: int) -> list[str]:
-    """One row: `repeats` runs a side of 20 steps, whose processes differ by `spread`; equal ones, then 5 % slower."""
-    rng = np.random.default_rng(20240610)
+def rows() -> Iterator[Row]:
+    """Each aim, tuned kinds first."""
+    for steps, sigmas in ((20, 7), (40, 5), (100, 5)):
+        for rho in (0.0, 0.6):
+            for place in PLACES:
+                case = f"{steps} steps, {sigmas} sigma, {place}, AR(1) {rho}"
+                yield Row("a jump is told", case, "≥ 95 %", partial(jump_told, steps, sigmas, rho, place))
+    for rho, wanted in ((0.0, "≤ 1 %"), (0.3, "≤ 3 %"), (0.6, "≤ 3 %")):
+        for steps in (20, 40, 100):
+            share = partial(alarmed, partial(level, rho=rho), steps)
+            yield Row("false alarm", f"{steps} steps, AR(1) {rho}", wanted, share)
+    for rho in (0.0, 0.3, 0.6):
+        for steps in (20, 40, 100):
+            share = partial(covered, partial(level, rho=rho), steps)
+            yield Row("95 % interval of the level holds it", f"{steps} steps, AR(1) {rho}", "≥ 93 %", share)
+    for rho in (0.0, 0.3, 0.6):
+        share = partial(stopped, partial(level, rho=rho))
+        yield Row("until_ci of 0.5 %: the interval holds", f"AR(1) {rho}", "≥ 93 %", share)
+    yield from _comparisons()
+    for name, kind in HELD_OUT.items():
+        example = kind(np.random.default_rng(0), 40)
+        if example.period and example.word == "steady":
+            yield Row("held out: the pattern is named", f"{name}, 40 steps", "≥ 95 %", partial(named, kind, 40))
+        yield Row("held out: the right word", f"{name}, 40 steps", "", partial(right_word, kind, 40))
+    for name, kind in HELD_OUT.items():
+        if kind(np.random.default_rng(0), 40).level_s is not None:
+            share = partial(covered, kind, 40)
+            yield Row("held out: the interval holds the level", f"{name}, 40 steps", "≥ 93 %", share)
 
-    def side(runs: int) -> list[Times]:
-        levels = np.exp(spread * rng.standard_normal(runs))
-        return [level * spiky(rng, 20).times_s for level in levels]
 
-    judged = _judged_pairs([(side(repeats[0]), side(repeats[1])) for _ in range(pairs)])
-    return [f"{repeats[0]} and {repeats[1]}", _percent(spread), *judged]
-
-
-def _judged_pairs(pairs: list[tuple[list[Times], list[Times]]]) -> list[str]:
-    """Alarms, SAME and coverage of equal pairs; SLOWER where B is made 5 % slower."""
-    equal = [ratio_interval(a, b, seed=seed) for seed, (a, b) in enumerate(pairs)]
-    words = Counter(change(interval) for interval in equal)
-    covered = np.mean([interval.low <= 1.0 <= interval.high for interval in equal if interval is not None])
-    slower = [ratio_interval(a, [1.05 * run for run in b], seed=seed) for seed, (a, b) in enumerate(pairs)]
-    slower_told = sum(change(interval) == "SLOWER" for interval in slower)
-    different, same = ((words["FASTER"] + words["SLOWER"]) / len(pairs), words["SAME"] / len(pairs))
-    return [_percent(float(share)) for share in (different, same, covered, slower_told / len(pairs))]
+def _comparisons() -> Iterator[Row]:
+    differ = ("FASTER", "SLOWER")
+    cases = ((0.01, 1, False), (0.03, 1, False), (0.03, 1, True), (0.05, 1, False), (0.03, 3, False), (0.03, 5, False))
+    for spread, runs, learned in cases:
+        case = f"processes differ by {spread:.0%}, {runs} a side{', after selftest' * learned}"
+        share = partial(compared, differ, spread, level, runs, learned)
+        yield Row("compare: equal ones called different", case, "≤ 5 %", share)
+        share = partial(compared, ("SLOWER",), spread, partial(slower, by=0.2), runs, learned)
+        yield Row("compare: 20 % slower is SLOWER", case, "", share)
+    for spread, runs, learned in ((0.01, 1, True), (0.01, 3, False), (0.02, 5, False)):
+        case = f"processes differ by {spread:.0%}, {runs} a side{', after selftest' * learned}"
+        share = partial(compared, ("SLOWER",), spread, EVERY_FIFTH, runs, learned)
+        yield Row("compare: every fifth step +50 % is SLOWER", case, "≥ 80 %", share)
 
 
-def stopped(name: str, kind: Kind, series: int, cap: int = 400) -> list[str]:
-    """One row: coverage and length when measuring ends at ±0.5 %, asked every five steps, at most `cap`
-    steps.
-    """
-    rng = np.random.default_rng(20240609)
-    covered, lengths = [], []
-    for _ in range(series):
-        run = kind(rng, cap)
-        ends = range(10, cap + 1, 5)
-        end = next((n for n in ends if precise_enough(run.times_s[:n], 0.005)), cap)
-        interval = median_interval(run.times_s[:end])
-        if interval is not None and run.median_s is not None:
-            covered.append(interval[0] <= run.median_s <= interval[1])
-            lengths.append(end)
-    return [name, f"{np.median(lengths):.0f}", _percent(float(np.mean(covered)))]
+def told(series: int, at: int) -> float:
+    return list(rows())[at].told(series)
+
+
+def smallest(series: int, cell: tuple[int, float, bool]) -> str:
+    """Of ``SIZES`` the smallest change that is told in 95 % of runs, wherever it is (or for three steps only)."""
+    steps, noise, short = cell
+    places = ("last 3", "3 in the middle") if short else ("1/4", "1/2", "3/4")
+    of = subject()
+    for size in SIZES:
+        rng = np.random.default_rng(7)
+        shares = (
+            np.mean([of.tells_change(at_place(rng, steps, place, size, noise)) for _ in range(series)])
+            for place in places
+        )
+        if all(share >= 0.95 for share in shares):
+            return f"{size:.0%}"
+    return f"over {SIZES[-1]:.0%}"
+
+
+def power(pool: ProcessPoolExecutor, series: int) -> Iterator[list[str]]:
+    """A row for each number of steps."""
+    cells = [(n, noise, short) for n in (10, 20, 40, 100) for short in (False, True) for noise in (0.01, 0.03, 0.08)]
+    found = iter(list(pool.map(partial(smallest, series), cells)))
+    for n in (10, 20, 40, 100):
+        yield [str(n), *(next(found) for _ in range(6))]
 
 
 def main() -> None:
-    """Print the tables and the time that they took."""
+    """Print the table and the time that it took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, default=1000, help="simulated runs per row")
-    series = parser.parse_args().series
-    began = time.perf_counter()
-    columns = ["run", "steps", "coverage of 95 % interval", "noisy", "steady", "slowing", "unsettled", "mean cut"]
-    rows = [judged(name, kind, steps, series) for name, kind in KINDS.items() for steps in LENGTHS]
-    _table([*columns, "true warm-up", "wrong word"], rows)
-    rows = [heard(name, kind, steps, series) for name, kind in _noises() for steps in (10, 20, 60, 200)]
-    _table(["noise", "steps", "noisy", "steady", "steady, and the median is more than 5 % off"], rows)
-    judged_columns = ["called FASTER or SLOWER", "called SAME", "coverage of 97 % interval", "5 % slower called SLOWER"]
-    rows = [alarms(name, KINDS[name], steps, series) for name in COMPARED for steps in (10, 20, 50)]
-    _table(["A/A, one run against one", "steps", *judged_columns], rows)
-    rows = [alarms_of_repeats(repeats, spread, series) for spread in (0.005, 0.01, 0.02) for repeats in REPEATS]
-    _table(["A/A, runs a side", "processes differ by (std)", *judged_columns], rows)
-    pairs = [("independent, 2 %", independent), ("one-sided spikes", spiky), ("AR(1), 0.3", autocorrelated)]
-    rows = [stopped(name, kind, series) for name, kind in pairs]
-    _table(["stopped at ±0.5 %", "median steps", "coverage of 95 % interval"], rows)
-    print(f"{series} simulated runs or pairs a row; {time.perf_counter() - began:.0f} s")
+    parser.add_argument("--series", type=int, default=200, help="simulated runs per row")
+    parser.add_argument("--against", type=Path, help="a checkout of an older version")
+    parser.add_argument("--power", action="store_true", help="how large a change must be to be told")
+    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    options, began = parser.parse_args(), time.perf_counter()
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        if options.power:
+            columns = [f"{what}, noise {x}" for what in ("level", "3 steps") for x in ("1 %", "3 %", "8 %")]
+            _table(["steps", *columns], power(pool, options.series))
+            return
+        shares = list(pool.map(partial(told, options.series), range(len(list(rows())))))
+    if options.json:
+        print(json.dumps(shares))
+        return
+    before = _of(options.against, options.series) if options.against else None
+    header = ["aim", "case", "wanted", *(["before"] if before else []), "now"]
+    _table(header, (_line(row, at, shares, before) for at, row in enumerate(rows())))
+    print(f"{options.series} simulated runs or pairs a row; {time.perf_counter() - began:.0f} s")
 
 
-def _noises() -> Iterable[tuple[str, Kind]]:
-    for noise in (0.01, 0.02, 0.05, 0.10, 0.15, 0.30, 1.0):
-        yield f"independent, {_percent(noise)}", partial(independent, noise=noise)
-        yield f"AR(1) of 0.6, {_percent(noise)}", partial(autocorrelated, rho=0.6, noise=noise)
-    yield "others use the machine now and then", shared_machine
-    yield "one-sided spikes", spiky
+def _line(row: Row, at: int, now: Sequence[float], before: Sequence[float] | None) -> list[str]:
+    return [row.aim, row.case, row.wanted, *([_percent(before[at])] if before else []), _percent(now[at])]
 
 
-def _table(header: list[str], rows: Iterable[list[str]]) -> None:
-    for row in [header, ["---"] * len(header), *rows]:
-        print("| " + " | ".join(row) + " |")
+def _of(folder: Path, series: int) -> list[float]:
+    """The shares of the version in ``folder``: its lm_profiler under these benchmarks."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(folder.resolve())!r}); import lm_profiler, runpy; "
+        f"sys.path[0] = {str(Path(__file__).resolve().parents[1])!r}; "
+        f"sys.argv = ['statistics', '--json', '--series={series}']; "
+        "runpy.run_module('benchmarks.statistics', run_name='__main__', alter_sys=True)"
+    )
+    outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        (sys.executable, "-c", code), check=True, capture_output=True, text=True, env=outside, cwd="/"
+    )
+    return [float(share) for share in json.loads(done.stdout)]
+
+
+def _table(header: list[str], lines: Iterable[list[str]]) -> None:
+    for line in [header, ["---"] * len(header), *lines]:
+        print("| " + " | ".join(line) + " |", flush=True)
     print()
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return "–" if math.isnan(share) else f"{100 * share:.1f} %"
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #   benchmarks/wheelhouse.sh fetch FOLDER               with a network: download wheels for Python 3.12 on x86-64 Linux
 #   benchmarks/wheelhouse.sh install FOLDER [PYTHON]    there: an environment in .venv-gpu, on top of that PYTHON's
 #
-# scipy (35 MB) stays away: only comparisons of several runs with several need it, and no part of `make gpu` has one.
+# scipy (35 MB) stays away: of lm_profiler only tests use it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 verb=${1:-} folder=${2:-} python=${3:-python3}

@@ -42,6 +42,11 @@ def check_cell(folder: Path, call: Sequence[str], options: Mapping[str, str]) ->
     return _cell(folder, call, options, CHECK, _CHECKED)
 
 
+def seed_cell(folder: Path, call: Sequence[str], seed: int) -> Cell:
+    """The cell of ``Cells.under``: the first setting's losses under another seed."""
+    return _cell(folder, call, {}, f"seed{seed}", {**_CHECKED, "numerics.audit": "false", "seed_everything": str(seed)})
+
+
 def timed_cell(
     folder: Path, call: Sequence[str], options: Mapping[str, str], number: int, warm: Mapping[str, str] | None = None
 ) -> Cell:

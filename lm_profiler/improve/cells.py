@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_profiler.improve.calls import NOT_REHEARSED, check_cell, look_cell, setting_of, timed_cell, warm_up
+from lm_profiler.improve.calls import NOT_REHEARSED, check_cell, look_cell, seed_cell, setting_of, timed_cell, warm_up
 from lm_profiler.improve.ran import RanCell
 from lm_profiler.improve.shortage import MemorySeen
 from lm_profiler.record.entry import Entry
@@ -73,6 +73,10 @@ class Cells:
     def check(self, options: Mapping[str, str]) -> RanCell:
         """A setting whose numbers are looked at."""
         return self._done(check_cell(self.folder.path, self._call, options))
+
+    def under(self, seed: int) -> RanCell:
+        """The first setting's losses under another seed."""
+        return self._done(seed_cell(self.folder.path, self._call, seed))
 
     def time(self, options: Mapping[str, str], number: int) -> RanCell:
         """A setting, timed for the ``number``-th time."""

@@ -38,16 +38,16 @@ class ImproveDisplay(LiveDisplay):
         self._folder, self._budget_s = folder, budget_s
         self._record: ImproveRecord | None = None
         self._running: tuple[Cell, float] | None = None
-        self._told = 0
+        self._told: list[Tried] = []
 
     def tell(self, record: ImproveRecord) -> None:
         """How the search stands now."""
         self._record = record
         done = [tried for tried in record.tried if tried.verdict is not None and tried.verdict != "REFUSED"]
         if not self._console.is_terminal:
-            for tried in done[self._told :]:
+            for tried in (of for of in done if of not in self._told):
                 self._say(f"[{duration_text(record.elapsed_s)} of {duration_text(self._budget_s)}] {tried_text(tried)}")
-        self._told = len(done)
+        self._told = done
         self.tick()
 
     def began(self, cell: Cell, device: str | None) -> None:

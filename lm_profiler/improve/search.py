@@ -10,10 +10,11 @@ from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
 from lm_profiler.improve.cells import Cells, Interrupted
 from lm_profiler.improve.changes import OF_ONES_OWN
-from lm_profiler.improve.numerics import distances, judge, trains_the_same
+from lm_profiler.improve.numerics import SEEDS, distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
 from lm_profiler.improve.told import Account
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
+from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RunRecord
 
 
@@ -33,7 +34,8 @@ def search(
         first: The first setting's own run, whose samples a step's seconds are scaled to.
         tell: Is given the record after each answer.
     """
-    asking = improve(candidates, account.request.budget_s - account.look_s, account.request.accept_numerics)
+    left_s, known = account.request.budget_s - account.look_s, known_spread(first.environment)
+    asking = improve(candidates, left_s, account.request.accept_numerics, known)
     state = Improvement()
 
     def write(ended: Ended) -> ImproveRecord:
@@ -69,6 +71,19 @@ def _since_the_first(cells: Cells, b: RunRecord) -> float:
     return 0.0
 
 
+def _differ_anyway(cells: Cells) -> tuple[float, float]:
+    """By what share the losses of the first setting differ under other seeds, and the seconds that it took to know.
+
+    Only a change whose losses are off has it found out; once for all of them.
+    """
+    runs, took_s = [cells.check({})], 0.0
+    for seed in SEEDS:
+        runs.append(cells.under(seed))
+        took_s += runs[-1].took_s
+        cells.left_s -= runs[-1].took_s
+    return loss_tolerance([None if run.entry.record is None else run.entry.record.numerics for run in runs]), took_s
+
+
 def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) -> Ran | Checked:
     if not isinstance(asked, Check):
         return ran(cells.time(asked.options, asked.number), first)
@@ -87,7 +102,12 @@ def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) 
     other = other_step(a, b)
     if asked.a_options and loss is not None:
         loss = max(loss, _since_the_first(cells, b))
-    within, why = judge(loss, gradients, asked.candidate.may_change, other, global_batch == "free")
+    rest = (gradients, asked.candidate.may_change, other, global_batch == "free")
+    within, why = judge(loss, *rest)
+    if within is False and judge(0.0, *rest)[0] is not False:  # for its loss alone
+        tolerance, more_s = _differ_anyway(cells)
+        took_s += more_s
+        within, why = judge(loss, *rest, tolerance)
     if asked.candidate.may_change == OF_ONES_OWN and within is not False:
         within, unlike = trains_the_same(a, b, other is None)
         why = unlike or why

@@ -7,7 +7,6 @@ from importlib import import_module
 EXTRA_OF = {
     "matplotlib": "report",
     "plotly": "report",
-    "scipy": "report",
     "pyarrow": "parquet",
     "submitit": "slurm",
     "viztracer": "perfetto",

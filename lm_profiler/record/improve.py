@@ -114,7 +114,7 @@ class ImproveRecord(Part):
     options: dict[str, str] = Field(default_factory=dict)
     """Of all accepted changes together; empty where nothing helped."""
     tried: list[Tried] = Field(default_factory=list)
-    """The last may be under way."""
+    """Some may be under way."""
     left: list[str] = Field(default_factory=list)
     """Names of changes that nobody came to."""
     final: Final | None = None

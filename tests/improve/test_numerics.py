@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
-from lm_profiler.improve.numerics import distances, judge, trains_the_same
+from lm_profiler.improve.numerics import distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.record.run import ModelFacts, NumericsFacts, RunRecord
 from tests.support.made_runs import made_record
 
@@ -119,3 +119,22 @@ def test_clipping_that_is_taken_away_with_an_option_that_is_not_known_is_seen() 
 def test_with_other_batches_that_are_allowed_an_option_that_is_not_known_must_leave_the_model() -> None:
     assert trains_the_same(trained(), trained(losses=[9.0, 9.0]), same_batches=False) == (True, None)
     assert trains_the_same(trained(), trained(parameters=64), same_batches=False)[0] is False
+
+
+@pytest.mark.parametrize(
+    "losses, tolerance",
+    [
+        ([2.0, 2.001, 1.999, 2.0, 2.002], 0.01),
+        ([2.0, 2.2, 1.9, 2.1, 1.8], 3.93 * 0.158114 / 2.0),
+        ([-2.0, -2.2, -1.9, -2.1, -1.8], 3.93 * 0.158114 / 2.0),
+        ([2.0, 2.2], 0.01),  # too few to tell
+        ([0.0, 0.0, 0.0, 0.0], 0.01),
+    ],
+)
+def test_what_equal_runs_differ_by_is_tolerated_but_never_less_than_one_percent(
+    losses: list[float], tolerance: float
+) -> None:
+    told = [facts([loss - 0.5, loss + 0.5]) for loss in losses]
+    assert loss_tolerance([*told, None, facts([None])]) == pytest.approx(tolerance, rel=1e-5)
+    assert judge(tolerance * 0.99, 0.0, None, tolerance=tolerance)[0] is True
+    assert judge(tolerance * 1.01, 0.0, None, tolerance=tolerance)[0] is False

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import (
@@ -16,7 +15,6 @@ from lm_profiler.record.run import (
     MemoryReading,
     ModelFacts,
     RunRecord,
-    Steadiness,
     Throughput,
 )
 from lm_profiler.record.steps import StepRow, StepTable, write_steps
@@ -72,12 +70,9 @@ def entry(folder: Path | str, measured: Sequence[StepRow], **changes: Any) -> En
 
 
 def entry_of_steps(folder: str, step_s: Sequence[float], **changes: Any) -> Entry:
-    """Steps of 40 % forward, 50 % backward, 10 % other, judged and cut as a run does it."""
-    judged = steadiness(step_s)
-    kept = {name: getattr(judged, name) for name in ("word", "cut", "drift", "lag1", "bias_of_mean", "evidence")}
+    """Steps of 40 % forward, 50 % backward, 10 % other."""
     shares = {"forward": 0.4, "backward": 0.5, "other": 0.1}
-    parts = {part: [share * seconds for seconds in step_s] for part, share in shares.items()}
-    return entry(folder, rows(parts), steadiness=Steadiness(recompilations=0, **kept), **changes)
+    return entry(folder, rows({part: [share * s for s in step_s] for part, share in shares.items()}), **changes)
 
 
 def write(folder: Path, measured: Sequence[StepRow], **changes: Any) -> Path:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from lm_profiler.analysis.compare.differences import Difference, in_config, in_environment, unlike
 from lm_profiler.analysis.compare.ratio import (
-    ASSUMED_SPREAD,
     CONFIDENCE,
     Change,
-    ProcessSpread,
     RatioInterval,
     change,
     minimum_detectable_effect,
@@ -22,6 +19,7 @@ from lm_profiler.analysis.compare.ratio import (
 from lm_profiler.analysis.compare.sides import Side, read_side, typical
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 from lm_profiler.record.quantities import MEMORY, PARTS, QUANTITIES
 from lm_profiler.usage_error import UsageError
 
@@ -249,8 +247,9 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
 def _scatter(a: int, b: int, spread: ProcessSpread) -> list[str]:
     """What so many runs a side cannot say."""
     if a == b == 1:
-        known = "are taken to" if math.isinf(spread.freedom) else "were seen to"
-        by = f"{spread.std:.1%} (std): three runs a side would do"
+        known = "were seen to" if spread.learned else "are taken to"
+        remedy = "" if spread.learned else "; lm_profiler selftest shows by how much here"
+        by = f"{spread.std:.1%} (std): three runs a side would do{remedy}"
         return [f"one run against one: equal processes {known} differ by {by}"]
     if single := "A" if a == 1 else "B" if b == 1 else "":
         return [f"{single} is a single run: taken to scatter as the other side's do"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Literal
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.steps.statistics import Interval, finite
-from lm_profiler.record.extras import require
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
 
@@ -23,20 +24,6 @@ CONFIDENCE = 0.97
 """Of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries, and steps that
 are not what a model of them says take their share of that."""
 
-
-@dataclass(frozen=True)
-class ProcessSpread:
-    """By how much processes of one program differ on a machine: the std of the logarithm of their mean steps.
-
-    ``freedom`` is how many processes beyond the first have shown it; infinite where it is assumed.
-    """
-
-    std: float
-    freedom: float = math.inf
-
-
-ASSUMED_SPREAD = ProcessSpread(0.05)
-"""Until equal runs of this machine have shown it (``selftest``): no change of a single run below 15 % is then told."""
 
 _OF_95 = NormalDist().inv_cdf(0.975)
 
@@ -62,9 +49,6 @@ def single_interval(
     A process keeps its memory layout, its cores and its neighbours from its first step to its last (Kalibera & Jones
     2013, ISMM, section 4): the means' own intervals are widened by how far processes differ. None where a mean is not
     positive, or the interval is wider than ``WIDEST``.
-
-    Raises:
-        MissingExtra: scipy is not installed, which a ``spread`` that was measured needs.
     """
     if min(a.mean, b.mean) <= 0.0:
         return None
@@ -86,7 +70,6 @@ def repeats_interval(a: Sequence[float], b: Sequence[float], confidence: float =
 
     Raises:
         ValueError: for NaN or infinite values.
-        MissingExtra: scipy is not installed.
     """
     x, y = finite(a), finite(b)
     if not x.size or not y.size or max(x.size, y.size) < 2 or min(x.min(), y.min()) <= 0.0:
@@ -125,6 +108,16 @@ def minimum_detectable_effect(interval: RatioInterval) -> float:
     return max(MARGIN, abs(interval.ratio - 1.0), (z + NormalDist().inv_cdf(0.8)) / z * half_width)
 
 
+def detectable(spread: ProcessSpread, runs: int) -> float:
+    """The smallest true change, as a share, that ``runs`` a side would be called for in four of five tries.
+
+    Of processes that differ by ``spread``, whose steps are many; several a side show by how much they differ.
+    """
+    off = spread.std * math.sqrt(2.0 / runs)
+    reach = _student(2.0 * runs - 2.0 if runs > 1 else spread.freedom, CONFIDENCE)
+    return max(MARGIN, math.expm1(off * (reach + NormalDist().inv_cdf(0.8))))
+
+
 def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInterval | None:
     """The interval from ``low`` to ``high``, logarithms relative to ``ratio``; None where it says nothing."""
     if high - low > math.log(WIDEST):
@@ -132,14 +125,30 @@ def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInte
     return RatioInterval(ratio, ratio * math.exp(low), ratio * math.exp(high), confidence)
 
 
+@lru_cache(maxsize=64)
 def _student(freedom: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t."""
+    """The two-sided quantile of Student's t, of a whole number of degrees of freedom or infinitely many."""
     if math.isinf(freedom):
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    require("scipy", "compare")
-    from scipy.special import stdtrit  # here: whoever compares single runs need not wait for it
+    low, high = 0.0, math.pi / 2.0
+    while high - low > 1e-12:
+        angle = (low + high) / 2.0
+        low, high = (angle, high) if _within(angle, int(freedom)) < confidence else (low, angle)
+    return math.tan(high) * math.sqrt(int(freedom))
 
-    return float(stdtrit(freedom, (1.0 + confidence) / 2.0))
+
+def _within(angle: float, freedom: int) -> float:
+    """How likely Student's t lies within the tangent of ``angle`` times the root of ``freedom`` (Abramowitz & Stegun
+    1964, 26.7.3 and 26.7.4).
+    """
+    odd, squared = freedom % 2, math.cos(angle) ** 2
+    term = (math.cos(angle) if freedom > 1 else 0.0) if odd else 1.0
+    total = term
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * squared
+        total += term
+    value = math.sin(angle) * total
+    return 2.0 / math.pi * (angle + value) if odd else value
 
 
 def _half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:

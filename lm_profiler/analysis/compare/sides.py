@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,22 +99,39 @@ def read_side(label: str, entries: Sequence[Entry]) -> Side:
         UsageError: none of them did, or they are no repeats of one another.
         RecordError: a ``steps.csv`` cannot be read.
     """
-    runs, notes = [], []
+    runs, left_out, doubts = list[Run](), list[tuple[Path, str]](), list[tuple[Path, str]]()
     for entry in entries:
         steps = _measured(entry)
         if entry.record is None or not steps:
             why = f"{entry.status}, {_reason(entry)}" if entry.reason else entry.status
-            notes.append(f"{label}: {entry.folder} is left out: it has no measured step ({why})")
+            left_out.append((entry.folder, f"it has no measured step ({why})"))
             continue
         model = model_of(steps)
         level = steps[model.first : model.end]
         runs.append(Run(entry.folder, entry.record, steps, model, _warmed_up_s(entry, level)))
-        notes += [f"{label}: {entry.folder} {doubt}" for doubt in _doubts(entry, entry.record)]
+        doubts += [(entry.folder, doubt) for doubt in _doubts(entry, entry.record)]
     if not runs:
-        raise UsageError(notes[0].replace(" is left out", "") if notes else f"{label}: expected runs, given none")
+        why = "{}: {}".format(*left_out[0]) if left_out else "expected runs, given none"
+        raise UsageError(f"{label}: {why}")
+    said = [*((folder, f"is left out: {why}") for folder, why in left_out), *doubts]
+    notes = [f"{label}: {note}" for note in _one_of_each(said, len(entries))]
     if paths := dict.fromkeys(path for run in runs[1:] for path in _as_repeat(runs[0], run)):
         notes.append(f"{label}: its runs differ in {', '.join(paths)}")
     return Side(runs, notes)
+
+
+def _one_of_each(said: Sequence[tuple[Path, str]], runs: int) -> list[str]:
+    """A note for each kind of what was said of runs, with the first of which it was: twenty alike are read by nobody.
+
+    A kind is what stands before the particulars.
+    """
+    alike: dict[str, list[tuple[Path, str]]] = {}
+    for folder, text in said:
+        alike.setdefault(re.split("[:(]", text)[0], []).append((folder, text))
+    firsts = [(*these[0], len({folder for folder, _ in these}) - 1) for these in alike.values()]
+    return [
+        f"{folder} {text}" + (f"; likewise {more} more of {runs} runs" if more else "") for folder, text, more in firsts
+    ]
 
 
 def _measured(entry: Entry) -> list[StepRow]:
@@ -135,9 +153,9 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
     if entry.status != "ok":
         doubts.append(f"ended {entry.status} ({_reason(entry)}); the steps that it measured count")
     if record.steadiness is not None and record.steadiness.word != "steady":
-        words = ", ".join(record.words) or "too short to call steady"
+        words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}")
-    doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
+    doubts += [f"was disturbed: {said}" for said in contention_lines(record.contention)]
     if record.ranks is not None and record.ranks.finding.kind in ("straggler", "several", "host", "turns"):
         doubts.append(f"has ranks that wait: {record.ranks.finding.evidence}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:

@@ -1,73 +1,94 @@
-"""Is B faster than A? An interval for pairs of fresh processes, which holds after however many it is looked at."""
+"""Is B faster than A? Intervals for pairs of fresh processes that hold at every look, and when to look no further."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.compare.ratio import MARGIN, RatioInterval
 from lm_profiler.analysis.steps.statistics import finite
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
-PROCESSES = 0.05
-"""By how much (std of the logarithm) processes of one program are taken to differ, until pairs have shown it."""
+LOOKS = (2, 4, 8, 12, 16, 24)
+"""Pairs after which a comparison is looked at: each look more costs width. One slow process must not decide, so the
+first is at two."""
 
-FEWEST_PAIRS = 2
-"""Of which a word is said: one slow process must not decide."""
-
-_BORROWED = 6
+_BORROWED = 4
 """Pairs of its own for which a comparison takes what the others showed. More would be narrower, and wrong of a change
 that makes processes differ more."""
 
-_EFFECTS = 20.0
-"""Variance of the changes for which the interval is narrowest, in variances of a pair. It holds for all."""
+_SURE = 1.64
+"""Standard errors by which a comparison must miss ``MARGIN`` before it is given up: one in twenty real gains of twice
+the margin are, at all looks together."""
+
+_DRAWS = 40_000
 
 
-def spread(settings: Sequence[Sequence[float]]) -> float:
+def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
     """How far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
-    It begins at ``PROCESSES``, which weighs as much as one process beyond a setting's first.
+    It begins at what is ``known`` of the machine; what is assumed weighs as much as one process beyond the first.
     """
     logs = [np.log(finite(processes)) for processes in settings if len(processes)]
+    weight = min(known.freedom, float(_BORROWED)) if known.learned else 1.0
     freedom = sum(processes.size - 1 for processes in logs)
-    return math.sqrt((PROCESSES**2 + sum(map(_squares, logs))) / (1 + freedom))
+    return math.sqrt((weight * known.std**2 + sum(map(_squares, logs))) / (weight + freedom))
 
 
-def anytime_interval(ratios: Sequence[float], error: float, spread: float) -> RatioInterval | None:
-    """Geometric mean of pairs' ratios, with an interval that holds after all of their numbers at once.
+def repeated_interval(
+    ratios: Sequence[float], error: float, spread: float, looks: tuple[int, ...] = LOOKS
+) -> RatioInterval | None:
+    """Geometric mean of pairs' ratios at the latest look, with an interval that holds at all ``looks`` together.
 
-    A confidence sequence: the means that a mixture of normal changes, with a scale unknown beforehand, does not
-    outweigh by 1 / ``error`` (Robbins 1970, Annals of Mathematical Statistics 41:1397; of an unknown scale: Lai 1976,
-    Annals of Statistics 4:265). What is known of it (``spread`` of processes) counts like a few pairs more.
-    None of fewer than ``FEWEST_PAIRS``, or where so few bound nothing.
+    As many standard errors wide at each look, which is what Pocock (1977, Biometrika 64:191) has for tests and Jennison
+    & Turnbull (1989, JRSS B 51:305) for intervals; how many is simulated. What is known of the scatter (``spread`` of
+    processes) counts like a few pairs more. None before the first look.
 
     Raises:
         ValueError: for NaN or infinite values.
     """
-    logs = np.log(finite(ratios))
-    n = logs.size
-    if n < FEWEST_PAIRS:
+    n = max((look for look in looks if look <= len(ratios)), default=0)
+    if not n:
         return None
-    weight = 1.0 + n * _EFFECTS
-    outweighed = (math.sqrt(weight) / error) ** (2.0 / (_BORROWED + n))
-    if outweighed >= weight:
-        return None
-    squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
-    half_width = math.sqrt(squares * (outweighed - 1.0) / (1.0 - outweighed / weight) / n)
+    logs = np.log(finite(ratios)[:n])
+    half_width = _widths(error, looks) * _standard_error(logs, spread)
     ratio = math.exp(float(logs.mean()))
     return RatioInterval(ratio, ratio * math.exp(-half_width), ratio * math.exp(half_width), 1.0 - error)
 
 
-def hopeless(ratios: Sequence[float], spread: float) -> bool:
-    """Whether more pairs are not worth their time: with one standard error for it, B does not save ``MARGIN``."""
+def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
+    """By how much B looks faster than ``MARGIN``, in logarithms, with so many standard ``errors`` taken off."""
     logs = np.log(finite(ratios))
-    n = logs.size
-    if n < FEWEST_PAIRS:
-        return False
-    error = math.sqrt((_BORROWED * 2.0 * spread**2 + _squares(logs)) / (_BORROWED + n - 1) / n)
-    return float(logs.mean()) - error > math.log1p(-MARGIN)
+    return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
+
+
+def hopeless(ratios: Sequence[float], spread: float) -> bool:
+    """Whether more pairs are not worth their time: B hardly saves ``MARGIN``. It is asked at looks, after the first."""
+    return len(ratios) in LOOKS[1:] and gain(ratios, spread, -_SURE) < 0.0
+
+
+@lru_cache(maxsize=64)
+def _widths(error: float, looks: tuple[int, ...]) -> float:
+    """Standard errors by which the mean of equal pairs is off at any of ``looks`` in a share ``error`` of series."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((_DRAWS, looks[-1]))
+    before = rng.chisquare(_BORROWED, _DRAWS)
+    sums, squares = np.cumsum(x, axis=1), np.cumsum(x * x, axis=1)
+    most = np.zeros(_DRAWS)
+    for n in looks:
+        total, own = sums[:, n - 1], squares[:, n - 1] - sums[:, n - 1] ** 2 / n
+        most = np.maximum(most, np.abs(total) / np.sqrt(n * (before + own) / (_BORROWED + n - 1)))
+    return float(np.quantile(most, 1.0 - error))
+
+
+def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
+    """Of the mean of pairs' logarithms."""
+    squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
+    return math.sqrt(squares / (_BORROWED + logs.size - 1) / logs.size)
 
 
 def _squares(logs: NDArray[np.float64]) -> float:

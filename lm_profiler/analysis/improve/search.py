@@ -2,6 +2,10 @@
 
 It has no clock and no chance of its own, so the same answers give the same search again: a search that was killed goes
 on when the answers that it had are told anew.
+
+All candidates are screened against one shared baseline, the worse half of them left after a few rounds (sequential
+halving: Karnin, Koren & Somekh 2013, ICML). What looks faster is then proven, or not, in pairs of fresh processes that
+it was not chosen by: so only proofs can err, and these share ``ERROR``, however many candidates there are.
 """
 
 from __future__ import annotations
@@ -10,8 +14,19 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
-from lm_profiler.analysis.compare.ratio import change
-from lm_profiler.analysis.improve.decision import FEWEST_PAIRS, anytime_interval, hopeless, spread
+from lm_profiler.analysis.improve.comparisons import (
+    ENDED,
+    FEWEST_PAIRS,
+    MOST_PAIRS,
+    failed,
+    judged,
+    may_go_on,
+    name_of,
+    passed_over,
+    ratio_of,
+    takes_place_of,
+)
+from lm_profiler.analysis.improve.decision import gain, spread
 from lm_profiler.analysis.improve.trials import (
     Candidate,
     Check,
@@ -24,50 +39,70 @@ from lm_profiler.analysis.improve.trials import (
     Trial,
     seconds,
 )
-from lm_profiler.record.improve import TriedVerdict
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 ERROR = 0.05
 """Share of all searches that may accept a change which does not make the step faster."""
 
-MOST_PAIRS = 40
-"""Of runs in one comparison."""
-
 SHARE = 4
-"""Pairs that a comparison may have, however many wait: two say little of what saves 10 %."""
+"""Pairs that a proof may have, however many wait: two say little of what saves 10 %."""
 
 LAST_PAIRS = 6
 """Of runs that compare the final setting with the first anew. The time of one pair more is kept for them, for numbers
 are checked and runs may take longer than they did; or of a quarter of the budget's pairs, where that is fewer."""
 
+FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
+"""Without which nothing is tried: the first setting's, a proof, and the last comparison."""
+
+_ROUNDS, _HALVED_AFTER = 6, (2, 4)
+"""Of a screening, each with a run of the baseline and of whatever is left."""
+
+_CLEAR = 2.5
+"""Standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is."""
+
+_MOVED = 0.85
+"""Where the step has become so much faster since a screening, what bound it may be gone: all is screened anew."""
+
 _SETTLED = ("NUMERICS", "FAILED")
 """Of these another setting would hardly change anything."""
 
-_UNLIKELY = "more pairs would hardly show it to be faster"
-_ENDED = "the budget ended it"
 
-
-def improve(candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool = False) -> Improving:
+def improve(
+    candidates: Sequence[Candidate],
+    budget_s: float,
+    accept_numerics: bool = False,
+    known: ProcessSpread = ASSUMED_SPREAD,
+) -> Improving:
     """Asks for runs and checks; is sent a ``Ran`` for each ``Trial`` and a ``Checked`` for each ``Check``.
 
-    The group with the largest ceiling goes first, unknown ones after the known, and in it what has the fewest options.
-    What wins is kept, and the rest is tried on top of it. What contains a change that failed is refused.
-    Where budget is left, comparisons that did not decide go on, and what was tried on an earlier setting is tried on
-    the latest. The budget is of seconds that runs and checks took: no pair is begun that would not end in time, by the
-    runs so far, and a run that was cut decides nothing.
+    Where the budget has no room to screen all, those with the largest ceiling come first, unknown ones after the
+    known; of one group, what has the fewest options. What is proven is kept, and the rest is tried on top of it. What
+    contains a change that failed is refused. The budget is of seconds that runs and checks took: none is begun that
+    would not end in time, by the runs so far, and a run that was cut decides nothing. ``known`` is by how much
+    processes of this machine differ.
     """
-    return _Searcher(candidates, budget_s, accept_numerics).search()
+    return _Searcher(candidates, budget_s, accept_numerics, known).search()
 
 
 class _Searcher:
     """The state of a search between two questions."""
 
-    def __init__(self, candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool) -> None:
-        self.now = Improvement(left=_ordered(candidates))
-        self.budget_s, self.accept_numerics = budget_s, accept_numerics
-        self.candidates = len(candidates)
+    def __init__(
+        self, candidates: Sequence[Candidate], budget_s: float, accept_numerics: bool, known: ProcessSpread
+    ) -> None:
+        self.candidates = _ordered(candidates)
+        self.now = Improvement(left=self.candidates)
+        self.budget_s, self.accept_numerics, self.known = budget_s, accept_numerics, known
         self.kept: dict[str, Candidate] = {}
         self.runs: dict[frozenset[tuple[str, str]], list[Ran]] = {}
         self.kept_s = 0.0
+        self.unproven, self.short = 0, False
+        self.screen_anew()
+
+    def screen_anew(self) -> None:
+        self.rounds, self.since = 0, 1.0
+        self.screened: dict[str, Compared] = {}
+        self.out: set[str] = set()
 
     def search(self) -> Improving:
         first = yield from self.run({})
@@ -75,28 +110,95 @@ class _Searcher:
         if first.seconds is None:
             return replace(self.now, ended="budget" if first.cut else "failed")
         self.kept_s = max(FEWEST_PAIRS, min(LAST_PAIRS + 1, self.room() // 4)) * self.pair_s()
-        while (turn := self.next()) and (self.room() >= FEWEST_PAIRS or self.clear(turn)):
-            yield from self.try_(turn)
+        while chosen := (yield from self.chosen()):
+            taken: set[str] = set()
+            for at, compared in enumerate(chosen):
+                assert compared.candidate is not None
+                if compared.candidate.group not in taken and self.room() >= FEWEST_PAIRS:
+                    accepted = yield from self.prove(compared, len(chosen) - at)
+                    taken |= {compared.candidate.group} if accepted else set()
+        more = self.short or bool(self.pool() or self.open())
         last = Compared(None, {}, self.now.options)
         if self.now.accepted and (pairs := int(self.left_s / self.pair_s(last))) >= FEWEST_PAIRS:
             yield from self.compare(last, min(LAST_PAIRS, pairs))
         unchecked = bool(self.now.accepted) and self.now.last is None
-        cut = any(one.why == _ENDED for one in self.latest())
-        return replace(self.now, ended="budget" if turn or unchecked or cut else "done")
+        cut = any(one.why == ENDED for one in self.latest())
+        return replace(self.now, ended="budget" if more or unchecked or cut else "done")
 
-    def next(self) -> Compared | None:
-        """What is clear by now; else what nobody has tried; else the most promising; else what was tried before."""
-        here = sorted(self.open(), key=_ratio)
-        for one in here:
-            if self.clear(one):
-                return one
-        if self.now.left:
-            return self.on_top(self.now.left[0])
-        if here:
-            return here[0]
-        earlier = [one for one in self.latest() if not one.accepted and one.verdict not in _SETTLED]
-        again = [self.on_top(one.candidate) for one in earlier if one.candidate and one.a_options != self.now.options]
-        return next((one for one in again if one.b_options != self.now.options and not self.failed_in(one)), None)
+    def chosen(self) -> Generator[Question, Ran | Checked, list[Compared]]:
+        """What is to be proven next, the most promising first; empty where nothing is, or no room is left."""
+        while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
+            batch = [one for one in pool if name_of(one) in self.screened]
+            if not batch:
+                self.rounds, batch = 0, pool[: max(1, 2 * (self.room() - FEWEST_PAIRS) - 1)]
+            if len(batch) == 1 and not self.rounds:
+                return batch
+            if promising := (yield from self.screen(batch)):
+                return [self.on_top(one.candidate) for one in promising if one.candidate]
+        return sorted(self.open(), key=ratio_of)[:1] if self.room() >= FEWEST_PAIRS else []
+
+    def pool(self) -> list[Compared]:
+        """Candidates that this screening is not done with, on top of the latest setting, the highest ceiling first."""
+        out = self.out | {name_of(one) for one in self.latest() if one.verdict in _SETTLED or self.failed_in(one)}
+        pool = [self.on_top(one) for one in self.candidates if one.name not in out]
+        known = [(one, self.screened.get(name_of(one), one)) for one in pool if one.b_options != self.now.options]
+        return [replace(one, a=before.a, b=before.b) for one, before in known]
+
+    def open(self) -> list[Compared]:
+        """Proofs on the latest setting that more pairs may decide."""
+        return [one for one in self.latest() if one.a_options == self.now.options and may_go_on(one)]
+
+    def latest(self) -> list[Compared]:
+        """Of each candidate."""
+        return list({name_of(one): one for one in self.now.tried}.values())
+
+    def screen(self, alive: list[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
+        """Rounds until some clearly look faster, or one is left; returns these, the best first."""
+        while len(alive) > 1 and self.rounds < _ROUNDS:
+            if 2 * self.room() <= len(alive):
+                self.short = True
+                break
+            self.rounds += 1
+            alive = yield from self.round(alive)
+            by = spread([seconds(runs) for runs in self.runs.values()], self.known)
+            alive.sort(key=lambda one: -gain(one.ratios, by))
+            if promising := [one for one in alive if gain(one.ratios, by, _CLEAR) > 0.0]:
+                return promising
+            most = math.ceil(len(alive) / 2) if self.rounds in _HALVED_AFTER else len(alive)
+            for one in alive[most:]:
+                self.pass_over(one)
+            alive = alive[:most]
+        for one in alive:
+            if one is not alive[0] or not gain(one.ratios, self.spread_beside(one)) > 0.0:
+                self.pass_over(one)
+        return [one for one in alive if name_of(one) not in self.out]
+
+    def round(self, alive: Sequence[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
+        """A run of the baseline, which all share, and one of each, in turns from the first and from the last on."""
+        base = yield from self.run(self.now.options)
+        if base.seconds is None and not base.cut:  # once more: on it depends what becomes of all
+            base = yield from self.run(self.now.options)
+        left = list[Compared]()
+        for one in alive if self.rounds % 2 else reversed(alive):
+            if (broken := self.failed_in(one)) is not None:
+                one = replace(one, verdict="REFUSED", why=f"{broken.name} FAILED")
+            elif base.seconds is None:
+                one = failed(replace(one, a=(*one.a, base)))
+            else:
+                b = yield from self.run(one.b_options)
+                one = failed(replace(one, a=(*one.a, base), b=(*one.b, b)))
+            self.screened[name_of(one)] = one
+            self.tell(one)
+            if one.verdict is None:
+                left.append(one)
+            else:
+                self.out.add(name_of(one))
+        return left
+
+    def pass_over(self, compared: Compared) -> None:
+        """Leave it: it does not look faster beside the others."""
+        self.out.add(name_of(compared))
+        self.tell(passed_over(compared, self.spread_beside(compared)))
 
     def failed_in(self, compared: Compared) -> Candidate | None:
         """A change that this one contains and that failed, but not for memory, which the rest of it may save."""
@@ -104,46 +206,43 @@ class _Searcher:
         broken = [one.candidate for one in self.latest() if one.b and one.b[-1].failed and not one.b[-1].out_of_memory]
         return next((of for of in broken if of is not None and of.options.items() < options.items()), None)
 
-    def latest(self) -> list[Compared]:
-        """Of each candidate."""
-        return list({one.candidate.name: one for one in self.now.tried if one.candidate is not None}.values())
-
-    def open(self) -> list[Compared]:
-        """Comparisons with the latest setting that more pairs may decide."""
-        return [one for one in self.latest() if one.a_options == self.now.options and _may_go_on(one)]
-
-    def clear(self, compared: Compared) -> bool:
-        """Whether it is FASTER by what the others have shown meanwhile of how far processes differ."""
-        return compared.pairs > 0 and self.judged(compared, MOST_PAIRS).verdict == "FASTER"
-
     def on_top(self, candidate: Candidate) -> Compared:
         """Of the candidate with the latest setting, where it takes the place of what its group had."""
         kept = [one for group, one in self.kept.items() if group != candidate.group]
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.now.options, options)
 
-    def try_(self, compared: Compared) -> Generator[Question, Ran | Checked, None]:
-        """A comparison to its verdict, or to the end of its share of the budget."""
+    def prove(self, compared: Compared, waiting: int) -> Generator[Question, Ran | Checked, bool]:
+        """A comparison in pairs of its own, to its verdict or to its share of the budget; whether it was accepted."""
         candidate = compared.candidate
         assert candidate is not None
-        waiting = len(self.now.left) or len(self.open())
-        share = min(self.room(), max(SHARE, self.room() // max(1, waiting)))
-        self.now = replace(
-            self.now,
-            left=tuple(one for one in self.now.left if one != candidate),
-            tried=(*(one for one in self.now.tried if one is not compared), compared),
-        )
-        if (failed := self.failed_in(compared)) is not None:
-            self.tell(replace(compared, verdict="REFUSED", why=f"{failed.name} FAILED"))
-            return
+        if not compared.pairs:
+            # An interval errs on both of its sides and one of them accepts. What was proven spends nothing of the error
+            # (Holm 1979): had it been wrong, the search would have erred already.
+            compared = replace(self.on_top(candidate), error=ERROR / 2.0**self.unproven)
+        self.out.add(candidate.name)
+        if (broken := self.failed_in(compared)) is not None:
+            self.tell(replace(compared, verdict="REFUSED", why=f"{broken.name} FAILED"))
+            return False
+        first = not compared.pairs
+        share = min(self.room(), max(SHARE, self.room() // waiting))
         compared = yield from self.compare(compared, min(MOST_PAIRS, compared.pairs + share))
         if compared.verdict == "FASTER":
             compared = yield from self.check(candidate, compared)
-        if compared.accepted:
-            self.kept.pop(candidate.group, None)
-            self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
-            self.now = replace(self.now, options=compared.b_options)
         self.tell(compared)
+        if compared.accepted:
+            self.accept(candidate, compared)
+        else:
+            self.unproven += first
+        return compared.accepted
+
+    def accept(self, candidate: Candidate, compared: Compared) -> None:
+        self.kept.pop(candidate.group, None)
+        self.kept[candidate.group] = candidate  # behind the others: where both set an option, the later one counts
+        self.now = replace(self.now, options=compared.b_options)
+        self.since *= ratio_of(compared)
+        if self.since < _MOVED:
+            self.screen_anew()
 
     def check(self, candidate: Candidate, compared: Compared) -> Generator[Question, Ran | Checked, Compared]:
         checked = yield Check(candidate, compared.a_options, compared.b_options, self.now)
@@ -156,11 +255,10 @@ class _Searcher:
 
     def compare(self, compared: Compared, most: int) -> Generator[Question, Ran | Checked, Compared]:
         """Pairs of runs, B first and A first in turns, until the interval decides."""
-        if compared.pairs:
-            compared = self.judged(compared, most)
+        compared = replace(compared, verdict=None)
         while compared.verdict is None:
             if not self.has_time_for(compared):
-                compared = replace(compared, verdict="UNDECIDED", why=_ENDED)
+                compared = replace(compared, verdict="UNDECIDED", why=ENDED)
                 self.tell(compared)
                 break
             for side in "ba" if len(compared.a) % 2 == 0 else "ab":
@@ -173,14 +271,12 @@ class _Searcher:
         return compared
 
     def judged(self, compared: Compared, most: int) -> Compared:
-        """By how far the processes of all other comparisons differ, with its part of the error."""
+        return judged(compared, most, self.spread_beside(compared))
+
+    def spread_beside(self, compared: Compared) -> float:
+        """By how far the processes of all other comparisons differ."""
         own = {id(ran) for ran in (*compared.a, *compared.b)}
-        others = [seconds([ran for ran in runs if id(ran) not in own]) for runs in self.runs.values()]
-        tries = [one for one in self.now.tried if one.candidate == compared.candidate]
-        earlier = [one for one in tries if one.a_options != compared.a_options]
-        # An interval may err on both of its sides and one of them accepts; each further try has half the error.
-        error = ERROR if compared.candidate is None else 2.0 * ERROR / self.candidates / 2.0 ** (len(earlier) + 1)
-        return judged(replace(compared, verdict=None), error, most, spread(others))
+        return spread([seconds([ran for ran in runs if id(ran) not in own]) for runs in self.runs.values()], self.known)
 
     def run(self, options: Mapping[str, str]) -> Generator[Question, Ran | Checked, Ran]:
         runs = self.runs.setdefault(frozenset(options.items()), [])
@@ -194,7 +290,9 @@ class _Searcher:
         if compared.candidate is None:
             self.now = replace(self.now, last=compared)
         else:
-            self.now = replace(self.now, tried=(*self.now.tried[:-1], compared))
+            others = (one for one in self.now.tried if not takes_place_of(compared, one))
+            left = tuple(one for one in self.now.left if one != compared.candidate)
+            self.now = replace(self.now, tried=(*others, compared), left=left)
 
     @property
     def left_s(self) -> float:
@@ -222,36 +320,6 @@ def _usual_s(runs: Sequence[Ran]) -> float:
     """What a run that ended well took; 0 where none did."""
     took = [ran.took_s for ran in runs if ran.seconds is not None]
     return sum(took) / len(took) if took else 0.0
-
-
-def judged(compared: Compared, error: float, most: int, spread: float) -> Compared:
-    """With its interval and, once that decides or there is no more to be had, its verdict."""
-    for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
-        if runs and runs[-1].seconds is None:
-            if runs[-1].cut:
-                return replace(compared, verdict="UNDECIDED", why=_ENDED)
-            refused = runs[-1].refused
-            verdict: TriedVerdict = "FAILED" if refused is None else "REFUSED"
-            why = f"{side}{refused or runs[-1].failed or 'has no measured step'}"
-            return replace(compared, verdict=verdict, why=why)
-    if len(compared.a) != len(compared.b):
-        return compared
-    interval = anytime_interval(compared.ratios, error, spread)
-    compared, word = replace(compared, interval=interval), change(interval)
-    last = compared.candidate is None
-    if word != "UNCLEAR" and not (last and compared.pairs < most):
-        return replace(compared, verdict=word)
-    if not last and hopeless(compared.ratios, spread):
-        return replace(compared, verdict="UNDECIDED", why=_UNLIKELY)
-    return replace(compared, verdict="UNDECIDED" if compared.pairs >= most else None)
-
-
-def _may_go_on(compared: Compared) -> bool:
-    return compared.verdict == "UNDECIDED" and compared.why is None and compared.pairs < MOST_PAIRS
-
-
-def _ratio(compared: Compared) -> float:
-    return compared.b_s / compared.a_s if compared.a_s and compared.b_s else math.inf
 
 
 def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

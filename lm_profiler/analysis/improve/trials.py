@@ -82,7 +82,8 @@ class Compared:
         b_options: Of B.
         a: Runs of A, in the order of the pairs.
         b: Runs of B.
-        interval: Of the ratio of seconds, B over A; None where too little is known. It holds whenever it is looked at.
+        interval: Of the ratio of seconds, B over A; None where too little is known. It holds at all looks together.
+        error: In how many of all tries an interval of it may be wrong, at any look.
         verdict: Of the step's time, or why there is none; None while it is under way.
         accepted: Whether B is what the rest is tried on.
         checked: Of the numbers; None where that was not asked.
@@ -95,6 +96,7 @@ class Compared:
     a: tuple[Ran, ...] = ()
     b: tuple[Ran, ...] = ()
     interval: RatioInterval | None = None
+    error: float = 0.05
     verdict: TriedVerdict | None = None
     accepted: bool = False
     checked: Checked | None = None
@@ -136,7 +138,7 @@ class Improvement:
     Attributes:
         first: The run of the first setting alone, before anything was compared; None until it has ended.
         options: What has been accepted: options beside those of the first setting.
-        tried: Comparisons in order; the last may be under way.
+        tried: Comparisons in order; some may be under way.
         left: Candidates that wait for their turn, in order (at the end: that had none).
         last: The final setting against the first, anew; None where nothing was accepted or the budget did not last.
         spent_s: Seconds of the budget.

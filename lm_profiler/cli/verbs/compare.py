@@ -15,6 +15,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
@@ -70,7 +71,9 @@ def run(options: Options) -> int:
     """
     a, b = (options.folders[:1], options.folders[1:]) if options.folders else (options.a, options.b)
     try:
-        comparison = compare(_entries("A", a), _entries("B", b))
+        side_a, side_b = _entries("A", a), _entries("B", b)
+        machine = next((run.record.environment for run in side_a if run.record is not None), None)
+        comparison = compare(side_a, side_b, known_spread(machine))
     except (UsageError, RecordError) as error:
         raise UsageError(f"compare: {error}") from None
     if comparison.unlike and not options.unlike:

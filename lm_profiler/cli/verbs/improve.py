@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,6 +14,7 @@ import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
@@ -33,6 +35,7 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
+from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
@@ -98,12 +101,25 @@ def _run(request: ImproveRequest, folder: SweepFolder, call: Sequence[str]) -> i
             cells.left_s = request.budget_s
             try:
                 look = cells.look()
+                if (told := too_short(request, look.took_s)) is not None:
+                    say(told)
                 cells.longest_s = max(request.budget_s / _SHARE, _PATIENCE * look.took_s)
                 record = _improved(request, cells, look, display)
             except Interrupted as why:  # in the first setting's own run
                 say(f"interrupted{f': {why}' if why.args else ''}; run the same command again to go on")
                 return INTERRUPTED
     return _ending(folder, record, call)
+
+
+def too_short(request: ImproveRequest, look_s: float) -> str | None:
+    """What is said of a budget in which perhaps nothing is tried, by the seconds of the first setting's own run."""
+    least_s = look_s * (1 + FEWEST_RUNS)
+    if not look_s or request.budget_s >= least_s:
+        return None
+    return (
+        f"budget: {duration_text(request.budget_s)} may be too short to try anything: a comparison takes {FEWEST_RUNS} "
+        f"runs, and the first took {duration_text(look_s)}; --budget={math.ceil(least_s)}s is enough for one"
+    )
 
 
 def _written(request: ImproveRequest, call: Sequence[str]) -> list[Cell]:

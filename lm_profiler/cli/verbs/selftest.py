@@ -1,7 +1,7 @@
 """``selftest``: how far can this machine's figures be trusted?
 
-The same cell runs twice, each time in a fresh process (A/A): what differs between the two is not the program. Then
-the instruments' own cost, against ``Trainer(barebones=True)``.
+The same cell runs five times, each time in a fresh process: what differs between them is not the program. By how much
+they do is kept for ``compare`` and ``improve``. Then the instruments' own cost, against ``Trainer(barebones=True)``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from statistics import median
 
 import numpy as np
 
-from lm_profiler.analysis.compare.ratio import RatioInterval, change, minimum_detectable_effect, single_interval
+from lm_profiler.analysis.compare.ratio import detectable
 from lm_profiler.analysis.hardware.contention import contention_lines
-from lm_profiler.analysis.steps.cuts import steps_after
-from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.cli.usage import TOLD_IN, answered
-from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.process_spread import ProcessSpread, keep_spread, spread_of
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.usage_error import UsageError
@@ -43,13 +41,16 @@ _TOY = (
 )
 _UNTIMED_OFF = ("--actions.steps=0", "--memory.steps=0", "--trace.steps=0")
 _RESAMPLES = 2000
+_PROCESSES = "ABCDE"
+"""Four processes beyond the first: two would say nothing of how far they differ."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Run the same fit twice in fresh processes, and print how much two equal runs differ on this machine.
+    """Run the same fit in five fresh processes, and print by how much equal runs differ on this machine.
 
-    Also the smallest change that a comparison can detect, and what the instruments cost beside Trainer(barebones=True).
+    It is kept for compare and improve. Also the smallest change that a comparison can detect, and what the instruments
+    cost beside Trainer(barebones=True).
 
     Args:
         options: Options of fit; without any, a small model.
@@ -67,45 +68,44 @@ def run(options: Options) -> int:
     given = [*(options.options or _TOY), *_UNTIMED_OFF]
     try:
         with tempfile.TemporaryDirectory(prefix="lm_profiler-selftest-") as folder:
-            runs = [_fit(given, Path(folder), name) for name in ("A", "B")]
-            costs = _cost(runs[0][0], Path(folder))
+            runs = [_fit(given, Path(folder), name) for name in _PROCESSES]
+            costs = _cost(runs[0], Path(folder))
     except subprocess.CalledProcessError as error:
         said = "\n".join(error.stderr.strip().splitlines()[-2:])
         print(said or f"a run of the self-test ended with code {error.returncode}", file=sys.stderr)
         return FAILED
-    for line in report(runs, costs):
+    seen = spread_of([run.time["step"].mean or 0.0 for run in runs])
+    machine = runs[0].environment
+    kept = seen if seen is None or machine is None else keep_spread(machine, seen)
+    for line in report(runs, seen, kept, costs):
         print(line)
     return OK
 
 
-def report(runs: Sequence[tuple[RunRecord, list[float]]], costs: tuple[list[float], list[float]]) -> list[str]:
-    """The self-test's lines: ``runs`` are A and B with their steps (seconds), ``costs`` bare and instrumented steps."""
-    (a, steps_a), (b, steps_b) = runs
-    where = a.environment.device_name if a.environment is not None else "unknown"
-    lines = [f"A/A on {where}: the same {a.verb} twice, in fresh processes"]
-    for name, record in (("A", a), ("B", b)):
+def report(
+    runs: Sequence[RunRecord],
+    seen: ProcessSpread | None,
+    kept: ProcessSpread | None,
+    costs: tuple[list[float], list[float]],
+) -> list[str]:
+    """The self-test's lines: ``runs`` are equal ones, ``seen`` by how much they differ, None where that is unknown;
+    ``kept`` with earlier self-tests of the machine; ``costs`` bare and instrumented steps in seconds.
+    """
+    where = runs[0].environment.device_name if runs[0].environment is not None else "unknown"
+    lines = [f"equal runs on {where}: the same {runs[0].verb} {len(runs)} times, in fresh processes"]
+    for name, record in zip(_PROCESSES, runs, strict=False):
         step = record.time["step"]
         words = "; ".join([", ".join(record.words) or "too short to judge", *contention_lines(record.contention)])
         middle, low, high = (TIMES["step"].show(end, unit=False) for end in (step.mean, step.mean_low, step.mean_high))
         lines.append(f"  {name}: step {middle} ms [{low}, {high}], {words}")
-    means = mean_interval(steps_a), mean_interval(steps_b)
-    interval = None if means[0] is None or means[1] is None else single_interval(means[0], means[1])
-    if interval is None:
-        lines.append("  too few steps, or too noisy ones, to compare; raise --stages.measure_steps")
+    if seen is None or kept is None:
+        lines.append("  too few steps to compare; raise --stages.measure_steps")
     else:
-        lines += _comparison(interval)
-    return [*lines, _cost_line(*costs, a.time["step"].mean)]
-
-
-def _comparison(interval: RatioInterval) -> list[str]:
-    word: str = change(interval)
-    seen, low, high = (ratio - 1.0 for ratio in (interval.ratio, interval.low, interval.high))
-    if word in ("FASTER", "SLOWER"):
-        word = f"false alarm: {word}; something else was using the machine"
-    return [
-        f"  observed difference: {seen:+.2%} [{low:+.2%}, {high:+.2%}], {word}",
-        f"  smallest change that one run against one can detect: {minimum_detectable_effect(interval):.1%}",
-    ]
+        earlier = "" if kept.freedom <= seen.freedom else f"; {kept.std:.1%} with earlier self-tests"
+        lines.append(f"  processes differ by {seen.std:.1%} (std){earlier}: kept for compare and improve")
+        one, three = (f"{detectable(kept, runs_a_side):.1%}" for runs_a_side in (1, 3))
+        lines.append(f"  smallest change that one run against one can detect: {one}; three against three: {three}")
+    return [*lines, _cost_line(*costs, runs[0].time["step"].mean)]
 
 
 def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: float | None) -> str:
@@ -123,11 +123,9 @@ def _cost_line(bare: Sequence[float], instrumented: Sequence[float], step_s: flo
     )
 
 
-def _fit(options: Sequence[str], folder: Path, name: str) -> tuple[RunRecord, list[float]]:
+def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
     _python(folder, "lm_profiler", "fit", *options, f"--log_dir={folder}", f"--name={name}")
-    run = folder / name / "version_0"
-    record = read_run(run)
-    return record, [row.time("step") for row in steps_after(Entry(run, record)).rows]
+    return read_run(folder / name / "version_0")
 
 
 def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:

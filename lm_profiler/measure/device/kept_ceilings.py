@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -18,6 +17,7 @@ from lm_profiler.measure.device.copy_rate import copy_rate
 from lm_profiler.measure.device.environment import cpu_name, device_name
 from lm_profiler.measure.device.precision import float32_matmul_precision
 from lm_profiler.record.files import write_whole
+from lm_profiler.record.process_spread import cache_folder
 from lm_profiler.record.reading import read_json
 
 AGREE = 0.8
@@ -29,12 +29,6 @@ FRESH_S = 86_400.0
 
 _AGREED = "agreed_at"
 """In seconds since 1970."""
-
-
-def cache_folder() -> Path:
-    """Where programs keep what they can find out again (XDG Base Directory Specification 0.8)."""
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "lm_profiler"
 
 
 def known_ceiling(

@@ -16,6 +16,7 @@ from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.record.collection import collect
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page import answers
 from lm_profiler.report.page import ranks as who_waits
@@ -79,7 +80,8 @@ def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
         UsageError: they are no two sides of a comparison.
     """
     side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
-    compared = compare(side_a, side_b)
+    first = side_a[0].record if side_a else None
+    compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
     shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
     return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
 

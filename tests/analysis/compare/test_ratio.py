@@ -1,49 +1,66 @@
 """FASTER and SLOWER must be earned; what does not differ must not be called different."""
 
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.simulation import autocorrelated, independent, spiky
+from benchmarks.simulation import Times, level, repeating, spiky
 from lm_profiler.analysis.compare.ratio import (
-    PROCESS_SPREAD,
     RatioInterval,
-    _resampled_medians,
     change,
-    ratio_interval,
+    detectable,
     repeats_interval,
+    single_interval,
 )
+from lm_profiler.analysis.steps.statistics import Interval, mean_interval
+from lm_profiler.analysis.steps.step_model import fit
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, spread_of
+
+ALIKE = ProcessSpread(0.0)
 
 
-def of_one_run(a, b, **options):
-    return ratio_interval([a], [b], **options)
+def mean_of(steps: Sequence[float] | Times) -> Interval:
+    found = fit(steps).interval_of(np.asarray(steps))
+    assert found is not None
+    return found
 
 
-def test_ratio_is_that_of_the_medians_and_b_is_on_top():
-    a, b = np.linspace(1.0, 1.1, 11), np.linspace(2.0, 2.2, 11)
+def of_one_run(a: Times, b: Times, spread: ProcessSpread = ASSUMED_SPREAD) -> RatioInterval:
+    found = single_interval(mean_of(a), mean_of(b), spread=spread)
+    assert found is not None
+    return found
+
+
+def test_ratio_is_that_of_the_means_and_b_is_on_top() -> None:
+    a, b = np.linspace(1.0, 1.1, 9), np.linspace(2.0, 2.2, 9)
     found = of_one_run(a, b)
     assert found.ratio == pytest.approx(2.0)
     assert found.low < 2.0 < found.high
 
 
-def test_interval_is_near_scipys_bootstrap():
+def test_of_processes_that_do_not_differ_the_interval_is_near_students() -> None:
     rng = np.random.default_rng(5)
-    a, b = independent(rng, 60).times_s, 1.1 * independent(rng, 60).times_s
-    found = of_one_run(a, b, confidence=0.95, process_spread=0.0, resamples=4000)
-    theirs = stats.bootstrap(
-        (a, b),
-        lambda x, y, axis: np.median(y, axis=axis) / np.median(x, axis=axis),
-        method="percentile",
-        n_resamples=4000,
-        rng=np.random.default_rng(1),
-    ).confidence_interval
-    assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.003)
+    a, b = level(rng, 60).times_s, 1.1 * level(rng, 60).times_s
+    known = [mean_interval(x) for x in (a, b)]
+    assert known[0] is not None
+    assert known[1] is not None
+    found = single_interval(known[0], known[1], 0.95, ALIKE)
+    theirs = stats.ttest_ind(np.log(b), np.log(a)).confidence_interval(0.95)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((math.exp(theirs.low), math.exp(theirs.high)), abs=0.003)
 
 
-def test_the_same_seed_gives_the_same_interval():
-    a, b = np.random.default_rng(1).lognormal(size=(2, 20))
-    assert of_one_run(a, b, seed=3) == of_one_run(a, b, seed=3)
-    assert of_one_run(a, b, seed=3) != of_one_run(a, b, seed=4)
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 40])
+def test_what_few_processes_have_shown_is_believed_as_students_t_has_it(freedom: int) -> None:
+    exact = Interval(1.0, 1.0, 1.0)
+    found = single_interval(exact, exact, 0.9, ProcessSpread(0.01, freedom))
+    assert found is not None
+    assert math.log(found.high) == pytest.approx(stats.t.ppf(0.95, freedom) * math.sqrt(2.0) * 0.01)
 
 
 @pytest.mark.parametrize(
@@ -58,84 +75,94 @@ def test_the_same_seed_gives_the_same_interval():
         (None, "UNCLEAR"),
     ],
 )
-def test_words(interval, word):
+def test_words(interval: RatioInterval | None, word: str) -> None:
     assert change(interval) == word
 
 
-@pytest.mark.parametrize("kind", [independent, spiky, autocorrelated])
-@pytest.mark.parametrize("n", [10, 30])
-def test_a_against_a_is_seldom_called_different(kind, n):
-    rng = np.random.default_rng(11)
-    words = [change(of_one_run(kind(rng, n).times_s, kind(rng, n).times_s, resamples=500, seed=i)) for i in range(400)]
-    assert np.mean([word in ("FASTER", "SLOWER") for word in words]) < 0.05
+def process(rng: np.random.Generator, spread: float, scale: float = 1.0) -> Times:
+    return scale * math.exp(spread * rng.standard_normal()) * level(rng, 20).times_s
 
 
-def test_processes_that_differ_as_assumed_are_seldom_called_different():
-    rng = np.random.default_rng(14)
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("spread", [0.01, 0.03])
+def test_one_run_against_an_equal_one_is_called_different_in_less_than_one_in_twenty(
+    spread: float, learned: bool
+) -> None:
+    rng, words = np.random.default_rng(14), []
+    for _ in range(300):
+        selftest = [float(process(rng, spread).mean()) for _ in range(5)] if learned else []
+        known = spread_of(selftest) or ASSUMED_SPREAD
+        words.append(change(of_one_run(process(rng, spread), process(rng, spread), known)))
+    assert np.mean([word in ("FASTER", "SLOWER") for word in words]) <= 0.05
 
-    def process():
-        return np.exp(PROCESS_SPREAD * rng.standard_normal()) * independent(rng, 20).times_s
 
-    words = [change(of_one_run(process(), process(), resamples=500, seed=i)) for i in range(400)]
-    assert np.mean([word in ("FASTER", "SLOWER") for word in words]) < 0.05
-
-
-def test_six_percent_is_found():
+def test_before_a_selftest_nothing_below_15_percent_is_told_of_one_run_each() -> None:
     rng = np.random.default_rng(12)
-    words = [
-        change(of_one_run(independent(rng, 20).times_s, 1.06 * independent(rng, 20).times_s, resamples=500))
-        for _ in range(100)
-    ]
-    assert words.count("SLOWER") >= 95
+
+    def told(more: float, spread: ProcessSpread) -> float:
+        words = [change(of_one_run(process(rng, 0.01), process(rng, 0.01, 1.0 + more), spread)) for _ in range(60)]
+        return words.count("SLOWER") / 60
+
+    assert told(0.10, ASSUMED_SPREAD) == 0.0
+    assert told(0.25, ASSUMED_SPREAD) > 0.95
+    assert told(0.10, ProcessSpread(0.01, 4)) > 0.95
 
 
-def test_repeats_are_judged_by_students_test_on_the_logarithms_of_their_medians():
+def test_every_fifth_step_slower_by_half_is_slower() -> None:
+    """By 10 % in the mean, by nothing in the median."""
+    rng = np.random.default_rng(3)
+    shown = ProcessSpread(0.01, 4)
+    words = [change(of_one_run(process(rng, 0.01), repeating(rng, 20, 5, (2,), 0.5).times_s, shown)) for _ in range(60)]
+    assert words.count("SLOWER") / 60 >= 0.8
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_the_change_that_is_promised_to_be_told_is_told_in_four_of_five_tries(runs: int) -> None:
+    rng, spread = np.random.default_rng(5), ProcessSpread(0.02)
+    more, words = detectable(spread, runs), []
+    for _ in range(400):
+        a, b = (
+            [Interval(x, x, x) for x in scale * np.exp(0.02 * rng.standard_normal(runs))] for scale in (1.0, 1.0 + more)
+        )
+        means = [[own.mean for own in side] for side in (a, b)]
+        words.append(change(single_interval(a[0], b[0], spread=spread) if runs == 1 else repeats_interval(*means)))
+    assert words.count("SLOWER") / 400 == pytest.approx(0.8, abs=0.08)
+    assert "FASTER" not in words
+
+
+def test_repeats_are_judged_by_students_test_on_the_logarithms_of_their_means() -> None:
     rng = np.random.default_rng(13)
-    a, b = ([level * independent(rng, 9).times_s for level in levels] for levels in ((1.0, 1.05, 0.95), (1.2, 1.3)))
-    logs_a, logs_b = ([np.log(np.median(run)) for run in runs] for runs in (a, b))
-    theirs = stats.ttest_ind(logs_b, logs_a, equal_var=True).confidence_interval(0.9)
-    found = ratio_interval(a, b, confidence=0.9)
+    a, b = ([scale * spiky(rng, 9).times_s.mean() for scale in of] for of in ((1.0, 1.05, 0.95), (1.2, 1.3)))
+    theirs = stats.ttest_ind(np.log(b), np.log(a), equal_var=True).confidence_interval(0.9)
+    found = repeats_interval(a, b, confidence=0.9)
+    assert found is not None
     assert (found.low, found.high) == pytest.approx((np.exp(theirs.low), np.exp(theirs.high)))
-    assert found.ratio == pytest.approx(np.exp(np.mean(logs_b) - np.mean(logs_a)))
+    assert found.ratio == pytest.approx(np.exp(np.mean(np.log(b)) - np.mean(np.log(a))))
 
 
-def test_a_single_run_is_taken_to_scatter_as_the_others_do():
+def test_a_single_run_is_taken_to_scatter_as_the_others_do() -> None:
     others, one = [0.10, 0.11, 0.105, 0.1], [0.12]
     s = np.std(np.log(others), ddof=1)
     reach = stats.t.ppf(0.985, 3) * s * np.sqrt(1 + 1 / 4)  # the prediction interval of one more value
     ratio = 0.12 / stats.gmean(others)
     found, turned = repeats_interval(others, one), repeats_interval(one, others)
+    assert found is not None
+    assert turned is not None
     assert (found.low, found.high) == pytest.approx((ratio * np.exp(-reach), ratio * np.exp(reach)))
     assert (turned.low, turned.high) == pytest.approx((1 / found.high, 1 / found.low))
 
 
-def test_repeats_without_any_scatter_leave_no_doubt():
+def test_repeats_without_any_scatter_leave_no_doubt() -> None:
     assert repeats_interval([8, 8], [10, 10, 10]) == RatioInterval(*[pytest.approx(1.25)] * 3)
 
 
-@pytest.mark.parametrize("n", [7, 8])
-def test_medians_are_drawn_as_if_the_steps_had_been(n):
-    x = np.sort(np.random.default_rng(4).lognormal(size=n))
-    drawn = np.median(np.random.default_rng(5).choice(x, size=(50_000, n)), axis=1)
-    at_once = _resampled_medians(np.random.default_rng(6), x, 50_000)
-    assert stats.ks_2samp(drawn, at_once).statistic < 0.012  # 1.95 sqrt(2 / 50,000): one in a thousand is larger
-
-
-def test_steps_that_resemble_their_neighbours_widen_the_interval():
-    level = np.repeat([1.0, 1.1, 1.0, 1.1, 1.0, 1.1], 10)  # the same values, in blocks and in turn
-    turns = np.tile([1.0, 1.1], 30)
-    blocks, in_turn = (of_one_run(steps, steps, process_spread=0.0) for steps in (level, turns))
-    assert np.log(blocks.high) > 2.0 * np.log(in_turn.high)
-
-
-def test_nothing_is_claimed_of_too_little():
-    assert of_one_run([1.0] * 5, [1.0] * 50) is None
-    assert of_one_run([], [1.0] * 50) is None
-    assert of_one_run([0.0] * 10, [1.0] * 10) is None
-    assert ratio_interval([[0.0], [1.0]], [[1.0] * 10]) is None
+def test_nothing_is_claimed_of_too_little() -> None:
+    assert single_interval(Interval(0.0, 0.0, 0.0), Interval(1.0, 1.0, 1.0)) is None
+    assert single_interval(Interval(1.0, -math.inf, math.inf), Interval(1.0, 1.0, 1.0)) is None
+    assert repeats_interval([0.0, 1.0], [1.0]) is None
     assert repeats_interval([1.0], [1.0]) is None
 
 
-def test_missing_readings_are_refused():
+def test_missing_readings_are_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
-        of_one_run([1.0] * 9 + [np.nan], [1.0] * 10)
+        repeats_interval([1.0, np.nan], [1.0] * 10)

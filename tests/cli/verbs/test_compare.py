@@ -74,7 +74,7 @@ def test_what_differs_comes_first_then_the_table_then_the_verdict(
 def test_where_it_is_unclear_it_says_what_could_be_told_and_how(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rough = [0.010, 0.012, 0.014, 0.009, 0.011, 0.013, 0.0105]
+    rough = [0.010, 0.0112, 0.0114, 0.0109, 0.0111, 0.0113, 0.0105]
     sides = [str(write(tmp_path / side, rows({"forward": rough}))) for side in "ab"]
     assert run([*sides, "--fail_on", "slower"]) == 0
     found = json.loads(_printed(capsys, [*sides, "--format", "json"]))
@@ -166,7 +166,7 @@ def test_a_file_gets_what_the_terminal_would(
 
 def test_it_loads_nothing_that_is_slow(pair: tuple[str, str], tmp_path: Path) -> None:
     again = write_run(tmp_path / "again")
-    slow = ("torch", "lightning", "pandas", "matplotlib", "scipy.stats")
+    slow = ("torch", "lightning", "pandas", "matplotlib", "scipy")
     code = (
         "import sys; from lm_profiler.cli.main import main\n"
         f"main(['compare', '--a', {pair[0]!r}, {again!r}, '--b', {pair[1]!r}])\n"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import warm
 import yaml
 
+from lm_profiler.analysis.improve.search import FEWEST_RUNS
+from lm_profiler.analysis.improve.search import improve as search
+from lm_profiler.analysis.improve.trials import Candidate, Checked, Ran, Trial
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
+from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
+from lm_profiler.improve.request import ImproveRequest
 from lm_profiler.record.improve import read_improve
 from tests.support.made_improve import made_improve
 
@@ -127,3 +133,27 @@ def test_a_search_without_time_for_its_first_run_says_so(tmp_path: Path) -> None
     code, out, _ = said("report", "logs/it")
     assert code == 0
     assert "the first setting's own run did not end within the budget" in out
+
+
+@pytest.mark.parametrize("budget, told", [("40s", True), ("59s", True), ("60s", False), ("10m", False)])
+def test_a_budget_that_may_be_too_short_is_told_with_the_least_that_is_enough(budget: str, told: bool) -> None:
+    said = improve.too_short(ImproveRequest(config="demo", budget=budget), 6.0)
+    assert (said is not None) is told
+    assert said is None or "--budget=60s" in said
+    assert improve.too_short(ImproveRequest(config="demo", budget=budget), 0.0) is None  # it had run before
+
+
+def test_the_least_budget_is_enough_for_a_proof_and_one_run_less_is_not() -> None:
+    def tried(runs: float) -> int:
+        searching, options = search([Candidate("a", {"a": "1"}, "a")], runs), set[bool]()
+        asked = next(searching)
+        with suppress(StopIteration):
+            while True:
+                if isinstance(asked, Trial):
+                    options.add(bool(asked.options))
+                    asked = searching.send(Ran(0.5 if asked.options else 1.0, 1.0))
+                else:
+                    asked = searching.send(Checked(True))
+        return len(options) - 1
+
+    assert (tried(FEWEST_RUNS), tried(FEWEST_RUNS - 1)) == (1, 0)

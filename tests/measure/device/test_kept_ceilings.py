@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from lm_profiler.measure.device import kept_ceilings as module
-from lm_profiler.measure.device.kept_ceilings import cache_folder, known_ceiling, known_copy_rate
+from lm_profiler.measure.device.kept_ceilings import known_ceiling, known_copy_rate
+from lm_profiler.record.process_spread import cache_folder
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,67 @@
+"""What selftests have shown of a machine is kept for it, and for no other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from compared import ENVIRONMENT
+
+from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread, keep_spread, known_spread, spread_of
+
+OTHER = ENVIRONMENT.model_copy(update={"device_name": "NVIDIA L4"})
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "lm_profiler"
+
+
+def test_it_is_the_standard_deviation_of_logarithms() -> None:
+    means = [0.1, 0.103, 0.099, 0.104, 0.1]
+    found = spread_of(means)
+    assert found is not None
+    assert (found.std, found.freedom) == (pytest.approx(np.std(np.log(means), ddof=1)), 4)
+    assert spread_of(means[:1]) is None
+    assert spread_of([0.1, 0.0]) is None
+
+
+def test_a_machine_is_known_after_its_own_selftest_only() -> None:
+    assert known_spread(ENVIRONMENT) == known_spread(None) == ASSUMED_SPREAD
+    assert keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4)) == ProcessSpread(pytest.approx(0.02), 4)
+    assert known_spread(ENVIRONMENT) == ProcessSpread(pytest.approx(0.02), 4)
+    assert known_spread(OTHER) == ASSUMED_SPREAD
+
+
+def test_earlier_selftests_count_beside_the_latest_and_fade() -> None:
+    keep_spread(ENVIRONMENT, ProcessSpread(0.04, 4))
+    both = keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
+    assert (both.std**2, both.freedom) == (pytest.approx((0.04**2 + 0.02**2) / 2), 8)
+    for _ in range(30):
+        both = keep_spread(ENVIRONMENT, ProcessSpread(0.01, 4))
+    assert both == ProcessSpread(pytest.approx(0.01, rel=0.05), 20)
+
+
+def test_processes_of_one_minute_are_not_believed_to_the_last_digit() -> None:
+    keep_spread(ENVIRONMENT, ProcessSpread(0.0001, 4))
+    assert known_spread(ENVIRONMENT).std == 0.005
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"std": -1, "freedom": 4}', '{"std": "x", "freedom": 4}', '{"std": NaN, "freedom": 0}']
+)
+def test_a_damaged_file_is_as_none(text: str, cache: Path) -> None:
+    keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4))
+    (file,) = cache.iterdir()
+    assert json.loads(file.read_text()) == {"std": 0.02, "freedom": 4}
+    file.write_text(text)
+    assert known_spread(ENVIRONMENT) == ASSUMED_SPREAD
+
+
+def test_where_nothing_can_be_written_the_selftest_goes_on(cache: Path) -> None:
+    cache.touch()
+    assert keep_spread(ENVIRONMENT, ProcessSpread(0.02, 4)).std == pytest.approx(0.02)
+    assert known_spread(ENVIRONMENT) == ASSUMED_SPREAD
