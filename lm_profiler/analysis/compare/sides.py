@@ -138,8 +138,10 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
         words = ", ".join(record.words) or "too short to call steady"
         doubts.append(f"was {words}")
     doubts += [f"ran where {said}" for said in contention_lines(record.contention)]
-    if record.ranks is not None and record.ranks.finding.kind in ("straggler", "several", "host", "turns"):
-        doubts.append(f"has ranks that wait: {record.ranks.finding.evidence}")
+    if (ranks := record.ranks) is not None and ranks.finding.saves_s is not None:
+        of = ranks.finding
+        whom = f"rank {of.rank}" if of.rank is not None else "one after another" if of.kind == "turns" else "several"
+        doubts.append(f"has ranks that wait {ranks.waiting_share:.0%} of a step for {whom}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
     return doubts
