@@ -137,7 +137,6 @@ SLOW_RANK_ROW = (
     figure("excess_s", "longer by", "ms", "how much longer that takes than on the others, in the mean step"),
     figure("low_s", "longer by, low", "ms", "an end of its 95 % interval"),
     figure("high_s", "longer by, high", "ms", "an end of its 95 % interval"),
-    figure("certain", "certain", "text", "neither chance nor other programs explain it"),
     figure("first_step", "from step", "count", "where it begins to be slow"),
     figure("last_step", "to step", "count", "where it ends to be slow"),
 )
