@@ -3,8 +3,8 @@
     python -m benchmarks.rank_findings [--series 100]
 
 Prints Markdown: what is said of equal ranks (naming anybody is a false alarm), then of each planted fault how often
-just that is named, missed (nobody is named) or wrongly said (another rank or phase, more of them, or fewer), and how far
-the predicted saving is from what the same run takes less without the fault. The simulation is that of the tests
+just that is named, missed (nobody is) or wrongly said (another rank or phase, more of them, or fewer), and how far the
+predicted saving is from what the same run takes less without the fault. The simulation is that of the tests
 (tests/support/simulated_ranks.py), under DDP and sharded in turns.
 """
 

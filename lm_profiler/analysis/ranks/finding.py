@@ -164,12 +164,12 @@ def _nobody(replay: Replay, group: Group) -> RankFinding:
         return RankFinding(kind="equal", others_wait_s=waits_s, steps=steps)
     caused = work.caused_s.sum(axis=1)
     worst = int(caused.argmax())
-    known: dict[str, object] = {"phase": RANK_PARTS[part], "others_wait_s": waits_s, "steps": steps}
+    known = RankFinding(kind="unsure", phase=RANK_PARTS[part], others_wait_s=waits_s, steps=steps)
     if caused[worst] > _ONE * caused.sum():
-        return RankFinding(kind="unsure", rank=group.named[worst], doubt="chance", **known)
+        return known.model_copy(update={"rank": group.named[worst], "doubt": "chance"})
     if group.contended is not None:
-        return RankFinding(kind="unsure", doubt="shared machine", **known)
-    return RankFinding(kind="turns", saves_s=saved[part], **known)
+        return known.model_copy(update={"doubt": "shared machine"})
+    return known.model_copy(update={"kind": "turns", "saves_s": saved[part]})
 
 
 def _unevenness(own: Seconds) -> float:

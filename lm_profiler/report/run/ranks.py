@@ -126,10 +126,10 @@ def _slow(ranks: Ranks) -> str:
         who = f"rank {of.rank}" if of.rank is not None else "slow ranks" if of.host is None else f"host {of.host}"
         return f"{who}: {_ms(of.excess_s or 0.0)} slower" + (f" in {of.phase}" if of.phase else "")
     told = []
-    for where, its in alike.items():
-        mean_s = sum(one.excess_s for rank in its for one in by_rank[rank]) / len(its)
-        who = _who(its, ranks, list(dict.fromkeys(by_rank[rank][0].host for rank in its)))
-        told.append(f"{who} {'is' if len(its) == 1 else 'are'} {_ms(mean_s)} slower {where}")
+    for where, named in alike.items():
+        mean_s = sum(one.excess_s for rank in named for one in by_rank[rank]) / len(named)
+        who = _who(named, ranks, list(dict.fromkeys(by_rank[rank][0].host for rank in named)))
+        told.append(f"{who} {'is' if len(named) == 1 else 'are'} {_ms(mean_s)} slower {where}")
     return "; ".join(told)
 
 

@@ -1,4 +1,4 @@
-"""What the Ranks view is told: a row a rank, how much each is above the median of the others, and what is left out."""
+"""What the Ranks view is told: a row a rank, how much each is above the fast ones, and what is left out."""
 
 from __future__ import annotations
 
