@@ -41,7 +41,7 @@ _MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
-class Group:
+class HeardRanks:
     """The ranks that said when they came: what each is called, and its host.
 
     ``uncertainty_s`` is by how much two of their clocks may differ still; ``contended`` what other programs may have
@@ -54,7 +54,7 @@ class Group:
     contended: Contended | None = None
 
 
-def finding(replay: Replay, group: Group) -> RankFinding:
+def finding(replay: Replay, group: HeardRanks) -> RankFinding:
     """What the steps say."""
     work, steps = replay.work, len(replay.course.steps)
     if steps < _LEAST_STEPS:
@@ -72,7 +72,7 @@ def finding(replay: Replay, group: Group) -> RankFinding:
     return _nobody(replay, group)
 
 
-def _told(slow: Sequence[Slow], replay: Replay, group: Group) -> RankFinding | None:
+def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFinding | None:
     """What of ``slow`` has to be mended, and saves enough to be told."""
     mended = _that_matter(slow, replay)
     saves_s = replay.saves_s(mended)
@@ -123,7 +123,7 @@ def _that_matter(slow: Sequence[Slow], replay: Replay) -> list[Slow]:
     return kept
 
 
-def _slow_rank(one: Slow, replay: Replay, group: Group) -> SlowRank:
+def _slow_rank(one: Slow, replay: Replay, group: HeardRanks) -> SlowRank:
     steps = replay.course.steps
     return SlowRank(
         rank=group.named[one.rank],
@@ -153,7 +153,7 @@ def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
     return min(by_all / max(everyone - len(ranks), 1), waited_s) if len(ranks) < everyone else waited_s
 
 
-def _nobody(replay: Replay, group: Group) -> RankFinding:
+def _nobody(replay: Replay, group: HeardRanks) -> RankFinding:
     """No rank is the slow one: they take turns, or do not differ. Other programs stop ranks in turns as well."""
     work, steps = replay.work, len(replay.course.steps)
     uneven = [part for part, own_s in enumerate(np.moveaxis(work.judged_s, 2, 0)) if _unevenness(own_s) >= _UNEVEN]

@@ -70,8 +70,8 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
     if ranks < 2 or steps < FEWEST_VALUES:
         return []
     busy = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
-    found = [slow for part in range(parts) for slow in _in_part(own_s[:, :, part], part, step_s, ranks * busy)]
-    return sorted(found, key=lambda slow: -slow.seconds)
+    slower = [slow for part in range(parts) for slow in _in_part(own_s[:, :, part], part, step_s, ranks * busy)]
+    return sorted(slower, key=lambda slow: -slow.seconds)
 
 
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.contended import contended
 from lm_profiler.analysis.ranks.course import course_of
-from lm_profiler.analysis.ranks.finding import Group, finding
+from lm_profiler.analysis.ranks.finding import HeardRanks, finding
 from lm_profiler.analysis.ranks.replay import Replay
 from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
 from lm_profiler.analysis.ranks.work import RanksWork, Seconds, work_of
@@ -57,7 +57,7 @@ def ranks_of(
     clocks = clocks or alignment(timelines)
     shown, columns = _shown(work), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    group = Group(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
+    group = HeardRanks(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
     concluded = finding(Replay(course, whole), group)
     missing = world - len(timelines)
     unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
