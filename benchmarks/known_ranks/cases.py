@@ -60,12 +60,11 @@ def of_four() -> Sequence[Case]:
 
 
 def two_phases(first: int, other: int) -> Case:
-    """One rank is late by the longer delay; the other's is hidden behind it."""
+    """One rank is late by the longer delay; the other's is hidden behind it, but where that one is mended."""
     return Case(
         f"forward of rank {first} +40, data of rank {other} +60",
         [Delay(first, "forward", 40e-3), Delay(other, "data", 60e-3)],
-        told=("straggler", other, "data"),
-        mended=1,
+        told=("several", None, None),
     )
 
 

@@ -44,8 +44,7 @@ class Sleeper:
         delays: what is added.
         rank: of this process, of ``world``.
         accumulate: batches a step.
-        delayed: whether a step with this number has the ``delays``, else it has those of ``mended``.
-        mended: the delays that are left when one is mended.
+        delayed: whether a step with this number has the ``delays``.
         noise: standard deviation of every sleep, as a share of it.
         seed: of the noise, which differs from rank to rank.
     """
@@ -56,7 +55,6 @@ class Sleeper:
     world: int
     accumulate: int = 1
     delayed: Callable[[int], bool] = lambda step: True
-    mended: Sequence[Delay] = ()
     noise: float = 0.0
     seed: int = 0
     batch: int = -1
@@ -78,7 +76,7 @@ class Sleeper:
 
     def __call__(self, phase: str, share: float = 1.0) -> None:
         """``share`` of what the running batch is to sleep in ``phase``."""
-        delays = self.delays if self.delayed(self.batch // self.accumulate) else self.mended
+        delays = self.delays if self.delayed(self.batch // self.accumulate) else ()
         wanted_s = self.base_s[phase] + sum(d.of(self.rank, self.world, phase, self.batch) for d in delays)
         time.sleep(wanted_s * share * max(1 + self.noise * self._random.gauss(0, 1), 0.1))
         self.woke_ns = time.perf_counter_ns()

@@ -37,8 +37,8 @@ class Case:
     """What is done to the ranks.
 
     ``steps`` are measured; ``turns``: how often it then runs without the delays and with them.
-    ``told``: kind, rank and phase of the finding that is right. ``mended``: which of the delays is taken away to see
-    what that saves; None: all. ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in
+    ``told``: kind, rank and phase of the finding that is right. All delays are taken away to see what that saves.
+    ``accumulate`` batches make a step; ``bucket_mb`` is DDP's; ``sharded`` is FSDP2 in
     DDP's place; ``talks``: the module calls a collective of its own amid backward.
     """
 
@@ -55,12 +55,6 @@ class Case:
     sharded: bool = False
     talks: bool = False
     told: tuple[str, int | None, str | None] = ("equal", None, None)
-    mended: int | None = None
-
-    @property
-    def mended_delays(self) -> list[Delay]:
-        """Those that are left when the one is mended."""
-        return [] if self.mended is None else [d for n, d in enumerate(self.delays) if n != self.mended]
 
 
 @dataclass(frozen=True)
@@ -84,9 +78,7 @@ def watch(case: Case, rank: int, world: int) -> Seen:
     def delayed(step: int) -> bool:
         return step < began or (step - began) // BLOCK % 2 == 1
 
-    sleeper = Sleeper(
-        *(case.base_s, case.delays, rank, world, case.accumulate, delayed, case.mended_delays, case.noise, case.seed)
-    )
+    sleeper = Sleeper(*(case.base_s, case.delays, rank, world, case.accumulate, delayed, case.noise, case.seed))
     with tempfile.TemporaryDirectory() as folder:
         profiler = TrainingProfiler(
             StageOptions(warmup_steps=WARMUP, measure_steps=case.steps, stop_when_done=False),

@@ -158,7 +158,7 @@ class Recorder:
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
-        waits = partial(ranks_facts, trainer, measured, self._steady, late.traced)
+        waits = partial(ranks_facts, trainer, measured, self._steady, late.traced, record.contention)
         facts["ranks"] = try_or_note("who waits for whom", waits, notes)
         facts["rates"] = try_or_note("rates", lambda: self._rates(facts["utilisation"], late), notes)
         record = record.model_copy(update=facts)

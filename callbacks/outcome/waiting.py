@@ -11,14 +11,20 @@ from lm_profiler.analysis.ranks.exposed import exposed_communication
 from lm_profiler.analysis.ranks.summary import ranks_of
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.record.run import Ranks
+from lm_profiler.record.run import Contention, Ranks
 from lm_profiler.record.steps import StepRow
 
 _ON_HOST = "arrivals at collectives, from torch's flight recorder"
 _ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
 
 
-def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow], traced: Traced | None) -> Ranks | None:
+def ranks_facts(
+    trainer: Trainer,
+    measured: Measured,
+    steady: Sequence[StepRow],
+    traced: Traced | None,
+    contention: Contention | None = None,
+) -> Ranks | None:
     """In the ``steady`` steps, or those after them in which collectives were timed on the stream.
 
     None where one rank trains alone, or nothing says when they came.
@@ -38,4 +44,6 @@ def ranks_facts(trainer: Trainer, measured: Measured, steady: Sequence[StepRow],
         witness=_ON_STREAM if on_stream else _ON_HOST,
         exposed_s=exposed.seconds,
         exposed_source=exposed.source,
+        contention=contention,
+        counters=measured.counters,
     )

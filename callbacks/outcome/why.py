@@ -44,6 +44,7 @@ def waterfall_of(
         ci_low=times.mean_low,
         ci_high=times.mean_high,
         input_s=times.mean * sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES),
+        waiting_s=_waiting_s(record),
         ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
         recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
         rates=rates,
@@ -54,6 +55,11 @@ def waterfall_of(
     )
     phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
     return waterfall(step, traced).model_copy(update={"step_phases": phases})
+
+
+def _waiting_s(record: RunRecord) -> dict[str, float]:
+    """For other ranks, by phase: of the rank that was traced."""
+    return next((of.waiting_s for of in record.ranks.by_rank if of.rank == 0), {}) if record.ranks is not None else {}
 
 
 def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:

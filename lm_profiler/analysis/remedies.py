@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.run import Finding, FindingName, RankFinding, RunRecord, Settings
+from lm_profiler.record.run import RANK_PARTS, Finding, FindingName, RankFinding, RunRecord, Settings
 
 Say = Callable[[Finding, Settings], str]
 
@@ -34,6 +34,10 @@ def _for_ranks(finding: RankFinding) -> str:
         if finding.phase in ("forward", "backward"):
             return "Give all ranks batches of like length (bucket or pack them)."
         return "Find what stops one rank at a time: logging, checkpoints, garbage collection, other programs."
+    if finding.phase == RANK_PARTS[-1]:
+        return "See what the slow ranks do between steps: validation, checkpoints, logging, a new epoch's loader."
+    if finding.kind == "several" and finding.phase is None:
+        return "Mend them together, each in its phase: one alone is hidden behind the others."
     if finding.kind == "several":
         return "See what these ranks have in common: their data, their disks, their host or switch, longer batches."
     who = f"host {finding.host}" if finding.kind == "host" else f"rank {finding.rank} (host {finding.host})"

@@ -40,7 +40,7 @@ def test_the_rank_that_is_waited_for_stands_out(
     make(ranks=made_ranks(world=world, slow=1))
     tab = open_either(theme)
     view = tab.open_run("ranks", "Ranks")
-    expect(view).to_contain_text("is 30.0 ms slower in data than the median of the others")
+    expect(view).to_contain_text("is 30.0 ms slower in data")
     table = view.locator("table.heat")
     assert table.locator("tbody tr").count() == world
     assert sorted(set(coloured(table))) == ["30.0", "35.0"]  # the others' waiting, its data

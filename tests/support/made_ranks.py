@@ -8,7 +8,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes
+from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, SlowRank
 
 OWN_MS = {"data": 5.0, "forward": 20.0, "backward": 30.0, "optimizer": 10.0}
 STEPS = 20
@@ -33,9 +33,7 @@ def made_ranks(world: int = 2, slow: int | None = 1, excess_ms: float = 30.0, **
             "waiting_share": sum(waiting) / world / step_s,
             "by_rank": times,
             "columns": list(range(6, 6 + STEPS)),
-            "finding": _straggler(slow, excess_ms / 1e3, len(hosts) > 1)
-            if slow is not None
-            else RankFinding(kind="equal", evidence="no rank is slower than the others"),
+            "finding": _straggler(slow, excess_ms / 1e3) if slow is not None else RankFinding(kind="equal"),
             "exposed_s": {"backward": 3.2e-3},
             "exposed_source": "DDP’s own timings",
             "witness": "torch’s flight recorder",
@@ -58,13 +56,12 @@ def _spread(seconds: list[float]) -> RankSpread:
     return RankSpread(least_s=min(seconds), median_s=median(seconds), largest_s=seconds[most], slowest=most)
 
 
-def _straggler(rank: int, excess_s: float, several_hosts: bool) -> RankFinding:
-    host, ms = f"node{rank // 8}", excess_s * 1e3
-    evidence = (
-        f"rank {rank}{f' (host {host})' * several_hosts} is {ms:.1f} ms slower in data than the median of the others;"
-        f" the other ranks wait {ms:.1f} ms a step for it; mending it would save {ms - 1:.1f} ms a step"
-        f" [{ms - 2:.1f}, {ms:.1f}]; last in {STEPS} of {STEPS} steps"
-    )
+def _straggler(rank: int, excess_s: float) -> RankFinding:
+    host, low_s, high_s = f"node{rank // 8}", excess_s - 1e-3, excess_s + 1e-3
+    slow = SlowRank(
+        rank=rank, host=host, phase="data", excess_s=excess_s, low_s=low_s, high_s=high_s, certain=True,
+        first_step=6, last_step=5 + STEPS,
+    )  # fmt: skip
     return RankFinding(
         kind="straggler",
         rank=rank,
@@ -76,5 +73,7 @@ def _straggler(rank: int, excess_s: float, several_hosts: bool) -> RankFinding:
         high_s=excess_s,
         last_in=STEPS,
         others_wait_s=excess_s,
-        evidence=evidence,
+        slow=[slow],
+        slow_ranks=1,
+        steps=STEPS,
     )

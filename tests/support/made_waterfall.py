@@ -15,6 +15,7 @@ TERMS_MS = {
     "bandwidth": 20.0,
     "beyond_bandwidth": 30.2,
     "communication": 0.9,
+    "waiting": 0.0,
     "gaps": 9.0,
     "input": 3.0,
     "unexplained": 1.3,

@@ -16,7 +16,7 @@ from lm_profiler.analysis.compare.ratio import (
     repeats_interval,
     single_interval,
 )
-from lm_profiler.analysis.compare.sides import Side, read_side, typical
+from lm_profiler.analysis.compare.sides import Side, read_side, typical, without_waiting
 from lm_profiler.analysis.steps.statistics import Interval
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
@@ -98,9 +98,10 @@ class Comparison:
         a: The folders of A's runs.
         unlike: Why the sides did not do the same work; empty where they may be compared.
         config, environment: What else differs; None: unknown.
-        phases: Those that occur, by how much they change the step, the largest first.
-        ranks: Of several ranks own work and waiting of the mean one, by their names in the registry: a phase that ends
-            in a collective holds both. Empty where a run does not know them.
+        phases: Those that occur, by how much they change the step, the largest first. Of several ranks without their
+            waiting, where all runs know it.
+        ranks: Of several ranks own work and waiting of the mean one, by their names in the registry. Empty where a run
+            does not know them.
         detectable: The smallest change of the step, as a share, that runs like these can detect.
         compilation: Where one side is compiled and the other is not.
         notes: What a reader must know before using the figures.
@@ -129,7 +130,7 @@ def compare(a: Sequence[Entry], b: Sequence[Entry], spread: ProcessSpread = ASSU
         UsageError: a side has no measured step, or its runs are no repeats; a run is on both sides.
         RecordError: a ``steps.csv`` cannot be read.
     """
-    side_a, side_b = read_side("A", a), read_side("B", b)
+    side_a, side_b = without_waiting(read_side("A", a), read_side("B", b))
     folders_a, folders_b = ([run.folder for run in side.runs] for side in (side_a, side_b))
     if both := {folder.resolve() for folder in folders_a} & {folder.resolve() for folder in folders_b}:
         raise UsageError(f"{min(both)}: expected a run on one side, given on both")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Any
@@ -19,7 +19,7 @@ from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import Quantity
-from lm_profiler.record.run import RunRecord
+from lm_profiler.record.run import Ranks, RunRecord
 from lm_profiler.record.steps import StepRow
 from lm_profiler.usage_error import UsageError
 
@@ -31,6 +31,7 @@ class Run:
     Attributes:
         model: of the steps; figures are of its stretch.
         warmed_up_s: By how much all steps before these took longer, on the host's clock, than as many of these.
+        waits_s: What the mean rank waits for others in each part, where that is not the part's own.
     """
 
     folder: Path
@@ -38,12 +39,16 @@ class Run:
     steps: list[StepRow]
     model: StepModel
     warmed_up_s: float
+    waits_s: Mapping[str, float] = field(default_factory=dict)
 
     def mean(self, part: str) -> Interval:
         """The mean of ``part`` in a step; of fewer than three steps its interval has no end."""
         x = np.array([row.time(part) for row in self.steps])
         here = float(x[self.model.first : self.model.end].mean())
-        return self.model.interval_of(x) or Interval(here, -math.inf, math.inf)
+        known = self.model.interval_of(x) or Interval(here, -math.inf, math.inf)
+        own_s = max(known.mean - self.waits_s.get(part, 0.0), 0.0)
+        # As uncertain as with the waiting: how that scatters from step to step is not recorded.
+        return Interval(own_s, known.low - known.mean + own_s, known.high - known.mean + own_s, known.lag1)
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,25 @@ def _is_compiled(record: RunRecord) -> bool | None:
 def typical(values: Sequence[float]) -> float:
     """The geometric mean, or the mean where one of them is 0."""
     return geometric_mean(values) if min(values) > 0.0 else fmean(values)
+
+
+def without_waiting(*sides: Side) -> list[Side]:
+    """Phases as their ranks' own work, where all runs know it: a phase that ends in a collective holds the wait for
+    whoever is slow elsewhere."""
+    ranks = [run.record.ranks for side in sides for run in side.runs]
+    if None in ranks:
+        return list(sides)
+    return [Side([replace(run, waits_s=_waits_s(run.record.ranks)) for run in side.runs], side.notes) for side in sides]
+
+
+def _waits_s(ranks: Ranks | None) -> dict[str, float]:
+    """Of the mean rank by part; where not each rank is known, of the median one."""
+    if ranks is None:
+        return {}
+    waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
+    if len(ranks.by_rank) == ranks.heard:
+        waits_s = {part: fmean(of.waiting_s.get(part, 0.0) for of in ranks.by_rank) for part in waits_s}
+    return {**waits_s, "forward_backward": waits_s.get("forward", 0.0) + waits_s.get("backward", 0.0)}
 
 
 def read_side(label: str, entries: Sequence[Entry]) -> Side:
@@ -156,8 +180,10 @@ def _doubts(entry: Entry, record: RunRecord) -> list[str]:
         words = ", ".join(record.steadiness.words) or "too short to call steady"
         doubts.append(f"was {words}")
     doubts += [f"was disturbed: {said}" for said in contention_lines(record.contention)]
-    if record.ranks is not None and record.ranks.finding.kind in ("straggler", "several", "host", "turns"):
-        doubts.append(f"has ranks that wait: {record.ranks.finding.evidence}")
+    if (ranks := record.ranks) is not None and ranks.finding.saves_s is not None:
+        of = ranks.finding
+        whom = f"rank {of.rank}" if of.rank is not None else "one after another" if of.kind == "turns" else "several"
+        doubts.append(f"has ranks that wait {ranks.waiting_share:.0%} of a step for {whom}")
     if record.telemetry is not None and record.telemetry.throttle_reasons:
         doubts.append(f"ran on a throttled GPU ({', '.join(record.telemetry.throttle_reasons)})")
     return doubts

@@ -41,7 +41,8 @@ class Course:
         steps: numbers of the steps that all ranks have.
         tracks: of each rank.
         kinds: [E].
-        step: [E], index of the step that ends with the event, or that it is in; -1: what ends there is in no step.
+        step: [E], index of the step that ends with the event, or that it is in, or that comes next if none was left out
+            before it; else -1.
         members: [E, R], whose event it is.
         arrivals_ns: [E, R], when each came; meaningless of others than members.
         waits_ns: [E, R], how long each waited there.
@@ -79,7 +80,7 @@ def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool)
         overlap: whether gradients are reduced while backward goes on.
     """
     tracks = [Track.of(timeline, steps) for timeline in timelines]
-    events, step = _events(timelines, tracks)
+    events, step = _events(timelines, tracks, steps)
     came, members, measured = events.came_ns, events.members, events.measured_ns
     at = np.stack([track.at(came[:, r]) for r, track in enumerate(tracks)], axis=1)
     parts = np.stack([track.codes[at[:, r]] for r, track in enumerate(tracks)], axis=1)
@@ -109,7 +110,9 @@ class _Events:
         return [event for event, label in enumerate(self.labels) if label]
 
 
-def _events(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> tuple[_Events, NDArray[np.int64]]:
+def _events(
+    timelines: Sequence[RankTimeline], tracks: Sequence[Track], steps: Instants
+) -> tuple[_Events, NDArray[np.int64]]:
     """Steps' ends and begins, and the calls between the first and the last; and of each the step."""
     end, begin = (np.stack([getattr(t, name) for t in tracks], axis=1) for name in ("end_ns", "begin_ns"))
     names, came, members, waited = shared_calls(timelines)
@@ -122,19 +125,20 @@ def _events(timelines: Sequence[RankTimeline], tracks: Sequence[Track]) -> tuple
     labels = [""] * own + [name for name, keep in zip(names, within, strict=True) if keep]
     order = in_order(came, members)
     events = _Events([labels[k] for k in order.tolist()], came[order], members[order], measured[order])
-    return events, _steps(order, len(end))
+    return events, _steps(order, steps)
 
 
-def _steps(order: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _steps(order: NDArray[np.int64], steps: Instants) -> NDArray[np.int64]:
     """Of each event, by where the steps' own stand among them."""
-    step, now = np.full(len(order), -1, dtype=np.int64), -1
+    step, now, count = np.full(len(order), -1, dtype=np.int64), -1, len(steps)
+    follows = np.append(np.diff(steps) == 1, False)
     for event, index in enumerate(order.tolist()):
         if index < count:  # a step's end
-            step[event], now = index, -1
-        elif index < 2 * count:  # its begin
+            step[event], now = index, index + 1 if follows[index] else -1
+            continue
+        if index < 2 * count:  # its begin
             now = index - count
-        else:
-            step[event] = now
+        step[event] = now
     return step
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
+from lm_profiler.analysis.ranks.slowness import Slow
 from lm_profiler.analysis.ranks.work import RanksWork, Seconds
 
 Cuts = Mapping[int, Seconds]
@@ -24,8 +25,10 @@ class Replay:
     course: Course
     work: RanksWork
     _parts: dict[int, Seconds] = field(default_factory=dict)
+    _usuals: dict[tuple[int, tuple[int, ...]], tuple[Seconds, Seconds]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._own_s = self.work.judged_s
         self._before = self.course.before_ns()
         self._segments = np.where(self.course.members, self.course.arrivals_ns - self._before, 0).astype(np.float64)
         began = self._before[self.course.members.argmax(axis=0), np.arange(len(self.course.tracks))]
@@ -37,11 +40,14 @@ class Replay:
         """Seconds a step, as it was."""
         return self._whole_ns * 1e-9 / len(self.course.steps)
 
-    def saves_s(self, ranks: Iterable[int], parts: Iterable[int], others: Iterable[int]) -> float:
-        """Seconds a step that the run would be shorter, had ``ranks`` taken in ``parts`` what ``others`` take."""
-        asked = list(others)
-        known = [(part, *self._usual(part, asked)) for part in parts]
-        cuts = {rank: np.sum([self._cut(rank, *usual) for usual in known], axis=0) for rank in ranks}
+    def saves_s(self, slow: Iterable[Slow]) -> float:
+        """Seconds a step that the run would be shorter, had all of these taken what those take that are not slow."""
+        slow = list(slow)
+        mended = {(one.part, one.rank) for one in slow}
+        cuts: dict[int, Seconds] = {}
+        for one in slow:
+            others = tuple(rank for rank in one.fast if (one.part, rank) not in mended)
+            cuts[one.rank] = cuts.get(one.rank, 0.0) + self._cut(one.rank, one.part, *self._usual(one.part, others))
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
     def evened_s(self, part: int) -> float:
@@ -54,12 +60,14 @@ class Replay:
         cuts = {rank: in_part[:, rank] - usual for rank in range(in_part.shape[1])}
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
-    def _usual(self, part: int, others: list[int]) -> tuple[Seconds, Seconds]:
+    def _usual(self, part: int, others: tuple[int, ...]) -> tuple[Seconds, Seconds]:
         """What ``others`` take in ``part``: the median of their steps, the shortest of each first; and before each
         event, in nanoseconds."""
-        of_steps = np.median(np.sort(self.work.own_s[others, :, part], axis=1), axis=0)
-        asked = others[:: max(len(others) // _ASKED, 1)]
-        return of_steps, np.median(self._in_part(part)[:, asked], axis=1)
+        if (part, others) not in self._usuals:
+            of_steps = np.median(np.sort(self._own_s[list(others), :, part], axis=1), axis=0)
+            asked = list(others[:: max(len(others) // _ASKED, 1)])
+            self._usuals[part, others] = of_steps, np.median(self._in_part(part)[:, asked], axis=1)
+        return self._usuals[part, others]
 
     def _cut(self, rank: int, part: int, of_steps: Seconds, of_events: Seconds) -> Seconds:
         """How much less before each event: the whole of it taken off where the rank takes longer than others do.
@@ -67,7 +75,7 @@ class Replay:
         As the others its fastest step takes what their fastest do, and so on. So it keeps its own ups and downs: a rank
         that equals another step by step would never wait for it.
         """
-        own_s = self.work.own_s[rank, :, part]
+        own_s = self._own_s[rank, :, part]
         less = (own_s - of_steps[np.argsort(np.argsort(own_s, kind="stable"), kind="stable")]) * 1e9
         spent = self._in_part(part)
         beyond = np.maximum(spent[:, rank] - of_events, 0.0)

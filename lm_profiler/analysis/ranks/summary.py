@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lm_profiler.analysis.ranks.contended import contended
 from lm_profiler.analysis.ranks.course import course_of
-from lm_profiler.analysis.ranks.finding import finding
+from lm_profiler.analysis.ranks.finding import HeardRanks, finding
 from lm_profiler.analysis.ranks.replay import Replay
 from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
 from lm_profiler.analysis.ranks.work import RanksWork, Seconds, work_of
 from lm_profiler.record.parts import PARTS
-from lm_profiler.record.run import ClockAlignment, Ranks, RankSpread, RankTimes
+from lm_profiler.record.run import ClockAlignment, Contention, Ranks, RankSpread, RankTimes, StepCounters
 
 _SHOWN, _EXTREMES = 64, 8
 _COLUMNS = 256
@@ -28,6 +29,8 @@ def ranks_of(
     clocks: ClockAlignment | None = None,
     exposed_s: Mapping[str, float] | None = None,
     exposed_source: str | None = None,
+    contention: Contention | None = None,
+    counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
     """Who worked and who waited; None where fewer than two ranks say so, or they have no step in common.
 
@@ -35,22 +38,27 @@ def ranks_of(
         timelines: of the ranks that know.
         world: how many ranks there are.
         overlap: whether gradients are reduced while backward goes on (DDP).
-        steps: numbers of the steps that count; None: all that were measured.
+        steps: numbers of the steps that the figures are of; None: all that were measured, of which the finding is.
         witness: what the waiting is known from.
         clocks: how they were brought together; None: as the timelines say.
         exposed_s: seconds a step of communication that no compute hides, by phase, where it is known.
         exposed_source: from where.
+        contention: what else used the machine.
+        counters: of the measured steps of each rank: they tell what of a lateness that explains.
     """
     timelines = sorted(timelines, key=lambda timeline: timeline.rank)
-    common = _common_steps(timelines, steps)
-    if len(timelines) < 2 or not common.size:
+    common = _common_steps(timelines)
+    kept = np.ones(len(common), bool) if steps is None else np.isin(common, list(steps))
+    if len(timelines) < 2 or not kept.any():
         return None
     course = course_of(timelines, common, overlap)
-    work = work_of(course)
+    whole = work_of(course)
+    work, common = whole.of_steps(kept), common[kept]
     clocks = clocks or alignment(timelines)
     shown, columns = _shown(work), _columns(len(common))
     named, hosts = [timeline.rank for timeline in timelines], [timeline.host for timeline in timelines]
-    concluded = finding(Replay(course, work), named, hosts, clocks.uncertainty_s or 0.0)
+    group = HeardRanks(named, hosts, clocks.uncertainty_s or 0.0, contended(contention, counters, named))
+    concluded = finding(Replay(course, whole), group)
     missing = world - len(timelines)
     unseen = f"{missing} of {world} ranks did not say when they came: nobody is seen to wait for them"
     return Ranks(
@@ -94,12 +102,12 @@ def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
     )
 
 
-def _common_steps(timelines: Sequence[RankTimeline], steps: Iterable[int] | None) -> Instants:
+def _common_steps(timelines: Sequence[RankTimeline]) -> Instants:
     common = timelines[0].steps if timelines else np.array([], dtype=np.int64)
     for timeline in timelines[1:]:
         if not np.array_equal(common, timeline.steps):
             common = np.intersect1d(common, timeline.steps)
-    return common if steps is None else common[np.isin(common, list(steps))]
+    return common
 
 
 def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:

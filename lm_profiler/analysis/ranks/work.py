@@ -18,13 +18,24 @@ Seconds = NDArray[np.float64]
 class RanksWork:
     """Seconds: ``own_s`` and ``waiting_s`` are [rank, step, part] and add up to the step.
 
-    ``caused_s`` is [rank, step]: how long the other ranks, in the mean, waited for it; also where it had made another
-    rank late, which they waited for.
+    ``between_s`` is [rank, step]: own work between the step before and this one; 0 of the first, and where a step was
+    left out. ``caused_s`` is [rank, step]: how long the other ranks, in the mean, waited for it; also where it had made
+    another rank late, which they waited for.
     """
 
     own_s: Seconds
     waiting_s: Seconds
+    between_s: Seconds
     caused_s: Seconds
+
+    def of_steps(self, kept: NDArray[np.bool_]) -> RanksWork:
+        """Of these steps alone."""
+        return RanksWork(self.own_s[:, kept], self.waiting_s[:, kept], self.between_s[:, kept], self.caused_s[:, kept])
+
+    @property
+    def judged_s(self) -> Seconds:
+        """[rank, step, part]: own work, with what lies between steps as a part more (``OUTSIDE``)."""
+        return np.concatenate([self.own_s, self.between_s[:, :, None]], axis=2)
 
     @property
     def step_s(self) -> float:
@@ -38,8 +49,8 @@ def work_of(course: Course) -> RanksWork:
     waiting = np.stack([_waited_ns(course, rank) for rank in range(ranks)])
     spent = np.stack([track.spent_ns() for track in course.tracks])
     own = np.maximum(spent - waiting, 0.0)
-    caused = _caused_ns(course)
-    return RanksWork(own * 1e-9, waiting * 1e-9, caused * 1e-9)
+    between = np.stack([_between_ns(course, rank) for rank in range(ranks)])
+    return RanksWork(own * 1e-9, waiting * 1e-9, between * 1e-9, _caused_ns(course) * 1e-9)
 
 
 def _waited_ns(course: Course, rank: int) -> Seconds:
@@ -48,6 +59,14 @@ def _waited_ns(course: Course, rank: int) -> Seconds:
     cells = course.step[inside] * OUTSIDE + course.parts[inside, rank]
     waited = np.bincount(cells, course.waits_ns[inside, rank], len(course.steps) * OUTSIDE)
     return np.asarray(waited.reshape(-1, OUTSIDE), dtype=np.float64)
+
+
+def _between_ns(course: Course, rank: int) -> Seconds:
+    """[step]."""
+    track, outside = course.tracks[rank], (course.step >= 0) & (course.parts[:, rank] == OUTSIDE)
+    waited = np.bincount(course.step[outside], course.waits_ns[outside, rank], len(course.steps))
+    lasted = np.where(np.diff(course.steps) == 1, track.begin_ns[1:] - track.end_ns[:-1], 0)
+    return np.asarray(np.maximum(np.append(0, lasted) - waited, 0.0), dtype=np.float64)
 
 
 def _caused_ns(course: Course) -> Seconds:

@@ -26,7 +26,9 @@ FINEST = 0.0003
 AGREEMENT = 0.95
 """Of the resamples that must give an answer before it is more than this run's luck."""
 
-_PHI = np.arange(0.0, 0.96, 0.05)
+PHI = np.arange(0.0, 0.96, 0.05)
+"""Coefficients of AR(1) noise that are weighed against each other."""
+
 _DRAWS = 4000
 _RESAMPLES = 200
 
@@ -76,9 +78,20 @@ def mean_interval(values: ArrayLike) -> Interval | None:
         return None
     mean = float(x.mean())
     scale = mean or 1.0
-    y = x / scale - 1.0
-    score, centre, width = np.empty((3, _PHI.size))
-    for i, phi in enumerate(_PHI):
+    score, centre, width = ar1_means(x / scale - 1.0)
+    posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - PHI**2)
+    posterior /= posterior.sum()
+    which = np.searchsorted(np.cumsum(posterior)[:-1], (np.arange(_DRAWS) + 0.5) / _DRAWS)
+    half = abs(scale) * float(np.quantile(np.abs(_student(n - 1) * width[which] + centre[which]), 0.95))
+    return Interval(mean, mean - half, mean + half, float(posterior @ PHI))
+
+
+def ar1_means(y: Series) -> tuple[Series, Series, Series]:
+    """For each of ``PHI``: -2 log of the likelihood of ``y``, marginal in level and scale; the mean of generalised
+    least squares; its standard error."""
+    n = y.size
+    score, centre, width = np.empty((3, PHI.size))
+    for i, phi in enumerate(PHI):
         slow, stay = 1.0 - phi, 1.0 - phi * phi
         whitened = y[1:] - phi * y[:-1]
         weight = stay + (n - 1) * slow * slow
@@ -87,11 +100,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
         variance = max(float(squares - on_one**2 / weight), 0.0) / (n - 1) + FINEST**2 * stay
         score[i] = (n - 1) * math.log(variance) - math.log(stay) + math.log(weight)
         centre[i], width[i] = on_one / weight, math.sqrt(variance / weight)
-    posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - _PHI**2)
-    posterior /= posterior.sum()
-    which = np.searchsorted(np.cumsum(posterior)[:-1], (np.arange(_DRAWS) + 0.5) / _DRAWS)
-    half = abs(scale) * float(np.quantile(np.abs(_student(n - 1) * width[which] + centre[which]), 0.95))
-    return Interval(mean, mean - half, mean + half, float(posterior @ _PHI))
+    return score, centre, width
 
 
 @lru_cache(maxsize=128)

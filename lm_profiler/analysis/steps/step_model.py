@@ -192,8 +192,10 @@ def _around(mean: float, half: float, lag1: float) -> Interval:
     return Interval(mean, mean / off, mean * off, lag1)
 
 
-def fit(step_s: ArrayLike) -> StepModel:
+def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     """Fit the model to step times in seconds, in the order in which they were taken, warm-up included.
+
+    Without ``warms_up`` what is high at the beginning is a level like others, or a decay, and nothing is cut.
 
     Raises:
         ValueError: for NaN or infinite values.
@@ -205,15 +207,15 @@ def fit(step_s: ArrayLike) -> StepModel:
     y = np.log(x)
     phases = _phases(y)
     pattern = np.zeros(n) if phases is None else phases.repeated(n)
-    cut = _far_out(y - pattern)
+    cut = _far_out(y - pattern) if warms_up else 0
     course, away = _fitted(y[cut:] - pattern[cut:])
     settles = None
-    if course.decay:  # it dies away: from where it is below 1 %, once more
+    if course.decay and warms_up:  # it dies away: from where it is below 1 %, once more
         below = np.flatnonzero(course.shape - course.shape[-1] < _SMALL)
         settles = cut + (int(below[0]) if below.size else n - cut)
         cut = min(settles, n // 2)
         course, away = _fitted(y[cut:] - pattern[cut:])
-    begins = _high_levels(course, n // 2 - cut)
+    begins = _high_levels(course, n // 2 - cut) if warms_up else 0
     cut, course = cut + begins, _without(course, begins)
     odd = np.zeros(n, bool)
     odd[cut:] = away[begins:] & (np.abs(np.expm1(y[cut:] - pattern[cut:] - course.fitted)) >= ODD)

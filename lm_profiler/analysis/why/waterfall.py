@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lm_profiler.analysis.hardware.floors import IN_CACHES
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
@@ -30,6 +30,7 @@ class Step:
     Attributes:
         step_s: its mean, in the 95 % interval from ``ci_low`` to ``ci_high``.
         input_s: of it, waiting for the batch and for its transfer.
+        waiting_s: of it, waiting for other ranks, by phase.
         ideal_s: the model's FLOPs at the peak.
         recomputed_share: of all FLOPs, what activation checkpointing repeats.
         rates: FLOP/s by the dtype of the factors.
@@ -50,13 +51,13 @@ class Step:
     clock_share: float | None = None
     lists: Lists = UNKNOWN_LISTS
     multiprocessors: int | None = None
+    waiting_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
     """The waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of it."""
     notes: list[str] = []
-    terms = [*_products(step, traced, notes), *_memory(step, traced, notes), _communication(traced)]
-    terms += _waiting(step, traced)
+    terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
     unexplained = step.step_s - sum(term.seconds for term in terms)
     return Waterfall(
@@ -132,29 +133,46 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
     ]
 
 
-def _communication(traced: Traced) -> Term:
-    return _term("communication", traced.seconds("communication"), list(traced.of("communication")), traced)
-
-
 def _waiting(step: Step, traced: Traced) -> list[Term]:
-    """What is left of the untraced step: the wait that was measured there, and gaps as far as the trace has seen any.
+    """What is left of the untraced step: the waits that were measured there, and gaps as far as the trace has seen any.
 
     The trace stretches gaps: it says where they are, and how much at most. A wait for the batch may be in the traced
-    steps alone, or in the others alone: neither is taken out of gaps that were seen elsewhere.
+    steps alone, or in the others alone: neither is taken out of gaps that were seen elsewhere. A wait for other ranks
+    is in the traced steps, too: in collectives on a device's stream, else where no operator ran.
     """
-    copies = traced.seconds("input")
-    busy = copies + sum(traced.seconds(use) for use in ("products", "memory", "communication"))
-    at_input = [gap for gap in traced.gaps if gap.phase in INPUT_PHASES]
-    elsewhere = [gap for gap in traced.gaps if gap.phase not in INPUT_PHASES]
+    copies, exchanged = traced.seconds("input"), traced.seconds("communication")
+    for_ranks = sum(step.waiting_s.values())
+    in_calls = min(for_ranks, exchanged) if traced.on_device else 0.0
+    busy = copies + exchanged + sum(traced.seconds(use) for use in ("products", "memory"))
+    gaps = traced.gaps if in_calls else _less(traced.gaps, step.waiting_s, traced.steps)
+    at_input = [gap for gap in gaps if gap.phase in INPUT_PHASES]
+    elsewhere = [gap for gap in gaps if gap.phase not in INPUT_PHASES]
     seen = sum(gap.ns for gap in elsewhere) * 1e-9 / traced.steps
     idle = max(step.step_s - busy, 0.0)
-    waited = min(max(step.input_s - copies, 0.0), idle)
+    in_gaps = min(for_ranks - in_calls, idle)
+    for_input = step.input_s - sum(step.waiting_s.get(phase, 0.0) for phase in INPUT_PHASES)
+    waited = min(max(for_input - copies, 0.0), idle - in_gaps)
+    waiting_s = in_calls + in_gaps
     copied = _term("input", copies, list(traced.of("input")), traced)
     unseen = [Gap(1, "data", "not while traced")] * traced.steps
     return [
-        _gap_term("gaps", min(idle - waited, seen), elsewhere, traced),
+        _term("communication", exchanged - in_calls, list(traced.of("communication")), traced),
+        Term(name="waiting", seconds=waiting_s, phases=by_phase(step.waiting_s.items(), waiting_s)),
+        _gap_term("gaps", min(idle - in_gaps - waited, seen), elsewhere, traced),
         _together(copied, _gap_term("input", waited, at_input or unseen, traced)),
     ]
+
+
+def _less(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
+    """``gaps`` without what was waited in their phases, seconds a step: it is in the longest."""
+    left, kept = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}, []
+    for gap in sorted(gaps, key=lambda gap: -gap.ns):
+        taken = min(gap.ns, left.get(gap.phase, 0))
+        if taken:
+            left[gap.phase] -= taken
+        if gap.ns > taken:
+            kept.append(gap._replace(ns=gap.ns - taken))
+    return kept
 
 
 def _term(

@@ -86,6 +86,7 @@ LISTS: dict[str, tuple[Quantity, ...]] = {
         figure("source", "source", "text", "where that figure is from"),
     ),
     "ranks.by_rank": ranks.RANK_ROW,
+    "ranks.finding.slow": ranks.SLOW_RANK_ROW,
     "ranks.by_rank[].own_by_column_s": (figure("", "own work", "ms", "of the rank in each column", "rank_own_s"),),
     "ranks.columns": (figure("", "first step", "count", "of each column of the heat map", "ranks_column"),),
     "rank_step_s": (figure("", "median step", "ms", "median step of each rank", "rank_step_s"),),

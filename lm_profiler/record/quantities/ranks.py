@@ -38,7 +38,7 @@ def _saved(record: RunRecord) -> tuple[float, float] | None:
 
 
 _APART = "median step of the slowest rank over the fastest's, less 1"
-_MEND = "by how much a step would be shorter if that took the median of the other ranks, with its 95 % interval"
+_MEND = "by how much a step would be shorter if that took what the others take, with its 95 % interval"
 _EXPOSED = "time of the collectives in {} that no compute hides"
 
 _WAITING = computed("waiting_s", "waiting", "ms", "how long the mean rank waits for others in a step", _waiting)
@@ -57,9 +57,12 @@ RANKS: tuple[Quantity, ...] = (
         ("rank", "slow rank", "count", "the rank that the others wait for", "slow_rank"),
         ("host", "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host"),
         ("phase", "slow phase", "text", "the phase that takes longer there", "slow_phase"),
-        ("excess_s", "longer by", "ms", "how much longer that takes than the median of the other ranks", "slow_by_s"),
+        ("excess_s", "longer by", "ms", "how much longer that takes than the others", "slow_by_s"),
         ("others_wait_s", "others wait", "ms", "how long the other ranks wait for it in the mean step"),
         ("last_in", "last in", "count", "steps in which the others waited for it longest", "slow_in_steps"),
+        ("slow_ranks", "slow ranks", "count", "how many ranks the others wait for"),
+        ("steps", "steps judged", "count", "measured steps that say who waits for whom", "ranks_judged_steps"),
+        ("doubt", "why nobody is named", "text", "few steps, chance, or a shared machine", "ranks_doubt"),
     ),
     replace(figure("ranks.finding.saves_s", "mending it saves", "ms", _MEND, "mending_saves_s"), interval=_saved),
     *figures_of(
@@ -126,3 +129,15 @@ RANK_ROW = (
     *(figure(f"waiting_s.{part}", f"waiting in {part}", "ms", _FOR_OTHERS, f"{part}_waiting") for part in PARTS),
 )
 """A rank's mean step."""
+
+SLOW_RANK_ROW = (
+    figure("rank", "rank", "count", "that is slow"),
+    figure("host", "host", "text", "its machine"),
+    figure("phase", "phase", "text", "in which it is slow"),
+    figure("excess_s", "longer by", "ms", "how much longer that takes than on the others, in the mean step"),
+    figure("low_s", "longer by, low", "ms", "an end of its 95 % interval"),
+    figure("high_s", "longer by, high", "ms", "an end of its 95 % interval"),
+    figure("first_step", "from step", "count", "where it begins to be slow"),
+    figure("last_step", "to step", "count", "where it ends to be slow"),
+)
+"""A rank that the others wait for, in one phase."""

@@ -17,6 +17,7 @@ TERMS = {
     "bandwidth": ("memory traffic", "memory-bound kernels, if they moved their bytes at the full bandwidth"),
     "beyond_bandwidth": ("beyond bandwidth", "what memory-bound kernels take longer than at the full bandwidth"),
     "communication": ("communication", "communication that no other kernel hides"),
+    "waiting": ("waiting for ranks", "waiting for other ranks, which only mending those saves"),
     "gaps": ("gaps", "nothing ran: waiting for the host, or at a synchronization"),
     "input": ("input", "waiting for data and its transfer"),
     "unexplained": ("unexplained", "what is left of the step"),

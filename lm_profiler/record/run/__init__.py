@@ -22,7 +22,17 @@ from lm_profiler.record.run.owners import LIGHTNING, OURS, BetweenSteps, OtherBy
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, json_of, read_as
 from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.rank_ends import RankEnd, cause_of, end_file
-from lm_profiler.record.run.ranks import ClockAlignment, FindingKind, RankFinding, Ranks, RankSpread, RankTimes
+from lm_profiler.record.run.ranks import (
+    RANK_PARTS,
+    ClockAlignment,
+    FindingKind,
+    RankDoubt,
+    RankFinding,
+    Ranks,
+    RankSpread,
+    RankTimes,
+    SlowRank,
+)
 from lm_profiler.record.run.rates import FlopRate, Rates
 from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
 from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
@@ -32,13 +42,13 @@ from lm_profiler.record.run.step_times import Steadiness, StepLevel, StepPattern
 from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
 
 __all__ = [
-    "LIGHTNING", "OURS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound", "ClockAlignment",
-    "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName", "Floor", "FlopRate",
-    "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels", "MemoryReading", "ModelFacts",
-    "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory", "OwnedTime", "Part",
-    "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime", "RankEnd", "RankFinding", "RankSpread", "RankTimes",
-    "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Settings", "Slack", "Status", "Steadiness", "StepCounters",
-    "StepLevel", "StepPattern", "Sync", "Telemetry", "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary",
-    "Utilisation", "Verb", "Verdict", "Waterfall", "cause_of", "end_file", "json_of", "read_as", "read_run",
-    "worst_first",
+    "LIGHTNING", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",
+    "ClockAlignment", "Contention", "Contributor", "Environment", "Failure", "Finding", "FindingKind", "FindingName",
+    "Floor", "FlopRate", "Flops", "GpuSharing", "LoaderFacts", "MemoryCauses", "MemoryFacts", "MemoryLevels",
+    "MemoryReading", "ModelFacts", "Newer", "NumericsFacts", "NumericsKind", "OddStep", "OtherByOwner", "OutOfMemory",
+    "OwnedTime", "Part", "PlaceName", "PlaceSlack", "PlannedMemory", "PythonTime", "RankDoubt", "RankEnd",
+    "RankFinding", "RankSpread", "RankTimes", "Ranks", "Rates", "RecordError", "RunRecord", "Saving", "Settings",
+    "Slack", "SlowRank", "Status", "Steadiness", "StepCounters", "StepLevel", "StepPattern", "Sync", "Telemetry",
+    "Term", "TermName", "ThreadUse", "Throughput", "TimeSummary", "Utilisation", "Verb", "Verdict", "Waterfall",
+    "cause_of", "end_file", "json_of", "read_as", "read_run", "worst_first",
 ]  # fmt: skip

@@ -6,12 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
+RANK_PARTS = (*PARTS, "between steps")
+"""Where a rank can be slow: a part of the step, or what it does between steps (validation, checkpoints)."""
+
 FindingKind = Literal["straggler", "several", "host", "turns", "equal", "unsure"]
-"""``straggler``: the others wait for one rank; ``several``: for ranks that are slow in the same phase; ``host``: for
-those of one host; ``turns``: for another one each step; ``equal``: nobody waits long for anybody; ``unsure``: they
-wait, and the steps do not say for whom."""
+"""``straggler``: the others wait for one rank; ``several``: for ranks that are slow together, in the same phase or in
+different ones between two meetings; ``host``: for those of one host; ``turns``: for another one each step; ``equal``:
+nobody waits long for anybody; ``unsure``: they wait, and the steps do not say for whom."""
 
 
 class RankSpread(Part):
@@ -46,15 +50,40 @@ class RankTimes(Part):
         return sum(self.waiting_s.values())
 
 
+RankDoubt = Literal["few steps", "chance", "shared machine"]
+"""Why nobody is named though ranks wait: it takes more steps to be sure; one rank was slow in some steps, perhaps by
+chance; other programs used the machine, and may have made it late."""
+
+
+class SlowRank(Part):
+    """A rank that takes ``excess_s`` of the mean step longer in ``phase`` (one of ``RANK_PARTS``) than those that are
+    not slow there, in its 95 % interval from ``low_s`` to ``high_s`` (None: unknown).
+
+    ``certain`` says that neither chance nor, on a shared machine, other programs explain it. It was slow from
+    ``first_step`` to ``last_step``, which are those of the run where it was slow throughout.
+    """
+
+    rank: int
+    host: str
+    phase: str
+    excess_s: float
+    low_s: float | None
+    high_s: float | None
+    certain: bool
+    first_step: int
+    last_step: int
+
+
 class RankFinding(Part):
     """For whom the others wait, and what mending it would save.
 
-    Of a ``straggler``: ``rank``, ``host`` and ``phase`` of it; of a ``host`` and of ``several`` ranks: ``host`` (None:
-    they are of more than one) and ``phase``; of ``turns``: ``phase``, where one phase of all ranks is behind it.
-    ``excess_s`` is how much longer that takes than the median of the other ranks. ``saves_s`` is what a step would be
-    shorter if it took their median, by replaying the steps from collective to collective, in its 95 % interval from
-    ``low_s`` to ``high_s``; of ``turns``, if every rank took the median in ``phase``. ``last_in`` of the steps it was
-    the one that the others waited for longest; ``others_wait_s`` is how long they wait for it in the mean.
+    ``slow`` has each rank and phase that has to be mended (the 64 slowest), of ``slow_ranks`` ranks; of ``unsure``
+    what may have to be, if ``doubt`` were not. ``rank``, ``host`` and ``phase`` are theirs where all have the same; of
+    ``turns`` the phase in which they are uneven. ``excess_s`` is how much longer a slow rank takes in the mean.
+    ``saves_s`` is what a step would be shorter if all of them took what the others take, by replaying the steps from
+    collective to collective, in its 95 % interval from ``low_s`` to ``high_s``; of ``turns``, if every rank took the
+    median in ``phase``. ``last_in`` of the ``steps`` they were those that the others waited for longest;
+    ``others_wait_s`` is how long they wait for them in the mean.
     """
 
     kind: Annotated[FindingKind, Newer]
@@ -67,7 +96,10 @@ class RankFinding(Part):
     high_s: float | None = None
     last_in: int | None = None
     others_wait_s: float | None = None
-    evidence: str = ""
+    slow: list[SlowRank] = Field(default_factory=list)
+    slow_ranks: int | None = None
+    steps: int | None = None
+    doubt: Annotated[RankDoubt, Newer] | None = None
 
 
 class ClockAlignment(Part):
@@ -89,7 +121,8 @@ class Ranks(Part):
     8 with most own work and the 8 with least. ``columns`` are the first steps of the heat map's columns, each the mean
     of the steps up to the next. ``step_s`` is the mean step; ``waiting_share`` how much of it the mean rank waits.
     ``exposed_s`` is what of the collectives no compute hides, by phase, as ``exposed_source`` says (empty: unknown).
-    ``witness`` says what the waiting is known from, ``steps`` of how many steps.
+    ``witness`` says what the waiting is known from, ``steps`` of how many steps: those that the run's other figures are
+    of. The finding is of all that were measured.
     """
 
     world: int

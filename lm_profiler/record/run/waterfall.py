@@ -16,6 +16,7 @@ TermName = Literal[
     "bandwidth",
     "beyond_bandwidth",
     "communication",
+    "waiting",
     "gaps",
     "input",
     "unexplained",
@@ -26,7 +27,8 @@ TermName = Literal[
 than the peak is stated for. ``slow_products``: what matrix products and fused attention take beyond both.
 ``recomputation``: what activation checkpointing repeats. ``bandwidth``: memory-bound kernels, if they moved their bytes
 at the full bandwidth; ``beyond_bandwidth``: what they take longer. ``communication``: that no other kernel hides.
-``gaps``: the device waited for the host, or at a synchronization. ``input``: it waited for data and its transfer.
+``waiting``: for other ranks, which only mending those saves. ``gaps``: the device waited for the host, or at a
+synchronization. ``input``: it waited for data and its transfer.
 """
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
+import numpy as np
+
+from lm_profiler.analysis.ranks.slowness import fast_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import GROUPS, PARTS, counted
 from lm_profiler.record.run import Ranks, RankTimes, RunRecord
@@ -14,7 +17,7 @@ from lm_profiler.report.run.ranks import communication_lines, who_waits
 
 
 def ranks(entry: Entry) -> Json:
-    """A row a rank: ``own`` of each of the ``phases``, how much that is ``above`` the median of the other ranks, what
+    """A row a rank: ``own`` of each of the ``phases``, how much that is ``above`` that of the fast ranks, what
     it waits; and the same of its own work ``by_column``, of which ``columns`` are the first steps. Or ``why`` there
     are none. In seconds of the mean step.
     """
@@ -66,18 +69,13 @@ def _in_order(known: Ranks) -> list[RankTimes]:
 
 
 def _above(seconds: Sequence[float], known: Ranks | None = None, part: str = "") -> list[float]:
-    """Each less the median of the others: of all ranks, where the record knows theirs but not each of them."""
+    """Each less the median of those that are fast: of all ranks, where the record knows theirs but not each of them."""
     if known is not None and len(known.by_rank) < known.heard:
         return [one - known.own[part].median_s for one in seconds]
     if len(seconds) < 2:
         return [0.0] * len(seconds)
-    ranked = sorted(seconds)
-    return [one - median(_without(ranked, one)) for one in seconds]
-
-
-def _without(ranked: list[float], one: float) -> list[float]:
-    at = ranked.index(one)
-    return ranked[:at] + ranked[at + 1 :]
+    usual_s = median(seconds[rank] for rank in fast_ranks(np.array(seconds)))
+    return [one - usual_s for one in seconds]
 
 
 def _heard(known: Ranks) -> str:

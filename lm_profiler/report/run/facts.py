@@ -21,7 +21,7 @@ _LISTS_OF = {
     "Use of the hardware": ("rates.flops",),
     "Synchronization": ("syncs",),
     "Numerics": ("numerics.kinds", "numerics.losses", "numerics.gradient_norms"),
-    "Ranks": ("rank_step_s", "ranks.by_rank"),
+    "Ranks": ("rank_step_s", "ranks.finding.slow", "ranks.by_rank"),
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")

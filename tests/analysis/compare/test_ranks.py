@@ -31,7 +31,26 @@ def test_waiting_and_own_work_are_rows_and_who_is_waited_for_is_a_note() -> None
     assert ["waiting", "22.500", "0.000", "-22.500", "-23.7%", "", "UNCLEAR"] in texts
     told = [note for note in found.notes if "ranks that wait" in note]
     assert len(told) == 1
-    assert told[0].startswith("A: a has ranks that wait: rank 1 is 30.0 ms slower in data")
+    assert told[0].startswith("A: a has ranks that wait 24% of a step for rank 1")
+
+
+def test_waiting_is_not_blamed_on_the_phase_that_ends_in_it() -> None:
+    """Only rank 1's data is slower in B: the others wait for it in backward, which itself is as it was."""
+
+    def clocked(folder: str, excess_ms: float) -> Entry:
+        ranks = made_ranks(world=4, excess_ms=excess_ms)
+        seconds = {"data": 5e-3 + excess_ms / 4e3, "forward": 20e-3, "backward": 30e-3 + 0.75e-3 * excess_ms}
+        wobble = (1.0, 1.01, 0.99) * 3
+        measured = rows({part: [mean_s * one for one in wobble] for part, mean_s in seconds.items()})
+        return entry(folder, measured, ranks=ranks)
+
+    found = compare([clocked("a", 0.0)], [clocked("b", 30.0)])
+    changes = {of.part: of for of in found.phases}
+    assert changes["backward"].difference_s == pytest.approx(0.0, abs=1e-9)
+    assert changes["data"].difference_s == pytest.approx(7.5e-3)
+    assert found.forward_backward.difference_s == pytest.approx(0.0, abs=1e-9)
+    assert {of.part: of.difference_s for of in found.ranks}["waiting_s"] == pytest.approx(22.5e-3)
+    assert found.step.difference_s == pytest.approx(30e-3)  # which holds both
 
 
 def test_repeats_say_whether_waiting_changed() -> None:

@@ -67,6 +67,7 @@ def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps(fall: Wa
         "bandwidth": 2 * plant.ADDED_US,
         "beyond_bandwidth": 2 * plant.ADD_TOOK - plant.HIDDEN - 2 * plant.ADDED_US + plant.REPLAYED,
         "communication": plant.EXPOSED,
+        "waiting": 0.0,
         "gaps": plant.LATE,
         "input": plant.WAIT + plant.COPY,
         "unexplained": 0.0,
@@ -78,7 +79,7 @@ def test_terms_add_up_to_the_step_and_none_but_the_last_is_negative(fall: Waterf
     assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s, rel=1e-12)
     assert all(term.seconds >= 0 for term in fall.terms[:-1])
     assert [term.at_most_s for term in fall.terms if term.name in ("ideal", "unexplained")] == [None, None]
-    assert all(term.at_most_s == term.seconds for term in fall.terms[1:-1])
+    assert all(term.at_most_s == term.seconds for term in fall.terms[1:-1] if term.name != "waiting")
 
 
 def test_contributors_and_phases_of_a_term_add_up_to_it(fall: Waterfall) -> None:
@@ -180,7 +181,7 @@ def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
     assert terms(fall) == pytest.approx(
         {
             "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
-            "communication": 20, "gaps": 38, "input": 20, "unexplained": 0,
+            "communication": 20, "waiting": 0, "gaps": 38, "input": 20, "unexplained": 0,
         },
         abs=1e-6,
     )  # fmt: skip
@@ -218,6 +219,35 @@ def test_a_wait_that_only_the_trace_or_only_the_step_had_is_not_taken_out_of_gap
         assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
 
 
+# -- other ranks --------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_other_ranks_is_no_gap_that_could_be_won() -> None:
+    """On the CPU it is where no operator ran: 60 of the 200 of Python in backward are its own."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 500)
+    trace.range("phase: data", 0, 50)
+    trace.range("phase: forward", 50, 200)
+    trace.operator("aten::mm", 50, 170)
+    trace.range("phase: backward", 200, 500)
+    trace.operator("aten::mm", 200, 300)
+    waits = {"backward": 140 * US, "data": 20 * US}
+    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), traced_of(Packed(trace.events)))
+    told = terms(fall)
+    assert [told[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
+    assert term(fall, "waiting").at_most_s is None
+    assert term(fall, "waiting").phases == pytest.approx(waits)
+    causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
+    assert causes == pytest.approx({"backward: Python": 60, "forward: Python": 30})
+
+
+def test_on_a_devices_stream_the_collectives_hold_the_waiting(traced: Traced) -> None:
+    fall = waterfall(step(waiting_s={"backward": 150 * US}), traced)
+    told = terms(fall)
+    assert (told["waiting"], told["communication"]) == pytest.approx((150, plant.EXPOSED - 150))
+    assert told["gaps"] == pytest.approx(terms(waterfall(step(), traced))["gaps"])
+
+
 # -- the device is the CPU ----------------------------------------------------------------------------------------
 
 
@@ -245,7 +275,7 @@ def test_operators_take_the_kernels_place_on_the_cpu() -> None:
     assert terms(fall) == pytest.approx(
         {
             "ideal": 150, "clock": 0, "slow_products": 50, "recomputation": 0, "bandwidth": 120,
-            "beyond_bandwidth": 180, "communication": 0, "gaps": 400, "input": 100, "unexplained": 0,
+            "beyond_bandwidth": 180, "communication": 0, "waiting": 0, "gaps": 400, "input": 100, "unexplained": 0,
         },
         abs=1e-3,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the Ranks view is told: a row a rank, how much each is above the median of the others, and what is left out."""
+"""What the Ranks view is told: a row a rank, how much each is above the fast ones, and what is left out."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def told(**options: Any) -> Any:
     return ranks(Entry(Path("a"), made_record(**options)))
 
 
-def test_each_rank_is_held_against_the_median_of_the_others() -> None:
+def test_each_rank_is_held_against_the_fast_ones() -> None:
     answer = told(ranks=made_ranks(world=2, slow=1))
     assert answer["phases"] == ["data", "forward", "backward", "optimizer"]
     fast, slow = answer["rows"]
-    assert fast["above"] == pytest.approx([-30e-3, 0, 0, 0])
+    assert fast["above"] == pytest.approx([0, 0, 0, 0])
     assert slow["above"] == pytest.approx([30e-3, 0, 0, 0])
     assert (fast["waiting"], slow["waiting"]) == pytest.approx((30e-3, 0))
     assert len(slow["by_column"]) == len(answer["columns"]) == 20
@@ -32,7 +32,14 @@ def test_of_three_ranks_two_slow_ones_do_not_hide_each_other() -> None:
     found = made_ranks(world=3, slow=1)
     also = found.by_rank[2].model_copy(update={"own_s": {**found.by_rank[2].own_s, "forward": 40e-3}})
     answer = told(ranks=found.model_copy(update={"by_rank": [*found.by_rank[:2], also]}))
-    assert [row["above"][1] for row in answer["rows"]] == pytest.approx([-10e-3, -10e-3, 20e-3])
+    assert [row["above"][1] for row in answer["rows"]] == pytest.approx([0, 0, 20e-3])
+
+
+def test_more_slow_ranks_than_fast_ones_have_a_colour() -> None:
+    fast, *others = made_ranks(world=4, slow=0).by_rank[::-1]
+    rows = [fast, *(of.model_copy(update={"own_s": {**of.own_s, "data": 45e-3}}) for of in others)]
+    answer = told(ranks=made_ranks(world=4).model_copy(update={"by_rank": rows}))
+    assert [row["above"][0] for row in answer["rows"]] == pytest.approx([40e-3, 40e-3, 40e-3, 0])
 
 
 def test_where_not_all_ranks_are_known_the_slowest_come_first_and_it_is_said() -> None:

@@ -27,7 +27,7 @@ export async function show(root, { run, colours }) {
   );
 }
 
-const legend = (more, waits) => el("p", { class: "legend" }, el("span", {}, swatch(more), "more than the median of the others"), el("span", {}, swatch(waits), "waiting"));
+const legend = (more, waits) => el("p", { class: "legend" }, el("span", {}, swatch(more), "more than the fast ranks"), el("span", {}, swatch(waits), "waiting"));
 
 // Its colours say what stands out, and so not which phase is which.
 function byPhase({ phases, rows, step_s, several_hosts }, more, waits) {
@@ -37,7 +37,7 @@ function byPhase({ phases, rows, step_s, several_hosts }, more, waits) {
     const begins = several_hosts && row.host !== rows[i - 1]?.host;
     const named = [...(several_hosts ? [begins ? row.host : ""] : []), String(row.rank)].map((text) => el("th", {}, text));
     const cells = phases.map((part, at) => {
-      const than = `${ms(Math.abs(row.above[at]), 1)} ${row.above[at] < 0 ? "less" : "more"} than the median of the others`;
+      const than = `${ms(Math.abs(row.above[at]), 1)} ${row.above[at] < 0 ? "less" : "more"} than the fast ranks`;
       return cell(row.own[at], row.above[at] / full, more, `rank ${row.rank}, ${part}: ${ms(row.own[at])} of own work, ${than}`);
     });
     const waited = cell(row.waiting, row.waiting / full, waits, `rank ${row.rank} waits ${ms(row.waiting)} for others`);
@@ -61,7 +61,7 @@ function bySteps(found, more) {
   const height = 90 + Math.max(100, Math.min(24, 840 / found.rows.length) * found.rows.length);
   chart.style.height = `${height}px`;
   requestAnimationFrame(() => drawSteps(chart, found, more, height));
-  const said = "More own work than the median of the others: a line is a rank that is always slow, spots are ranks in turns.";
+  const said = "More own work than the fast ranks: a line is a rank that is always slow, spots are ranks in turns.";
   const steps = card("Own work, step by step", el("p", { class: "quiet" }, said), chart);
   steps.classList.add("grow");
   return [steps];

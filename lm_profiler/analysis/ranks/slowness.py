@@ -1,0 +1,154 @@
+"""Which ranks are slower than the others, in which part and from which step to which: or was it chance?
+
+What a rank takes longer than the others is a series with levels, a pattern, odd steps and noise, as step times are. Its
+noise is that of what this model leaves: never of data that still hold the difference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from lm_profiler.analysis.ranks.work import Seconds
+from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means
+from lm_profiler.analysis.steps.step_model import fit
+
+SIGNIFICANCE = 0.02
+"""Of calling any rank slower when all are equal."""
+
+_LEAST = 0.01
+"""Of the step: what is less is not looked at."""
+
+_CLEAR = 0.5
+"""Of what the slowest rank takes longer than the fastest: a gap in between that is as large divides slow from fast."""
+
+_TESTED = 8
+"""Of more ranks that are slow in one part, the slowest and the least slow are tested."""
+
+_HALF = 0.5
+"""Of the highest level: levels as high are those of the slow stretch."""
+
+_LOWEST = 0.05
+_GRID = (np.arange(256) + 0.5) / 256.0
+_TAIL = 0.025
+_HALVINGS = 30
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that takes longer in a part than others do.
+
+    Attributes:
+        rank: its index.
+        part: code of the part; one more than those of a step for what lies between steps.
+        fast: indices of the ranks that it is held against.
+        seconds: how much longer than their mean, in the mean step; ``half_s`` is half its 95 % interval.
+        certain: whether chance does not explain it, though all ranks and parts were looked at.
+        first, end: the stretch of steps in which it is slow, by index.
+    """
+
+    rank: int
+    part: int
+    fast: tuple[int, ...]
+    seconds: float
+    half_s: float
+    certain: bool
+    first: int
+    end: int
+
+
+def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
+    """Those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
+
+    Means over the steps are compared, not medians: what happens every fifth step counts. Differences are taken within
+    each step, so that steps that are long for all do no harm. Bonferroni's correction is for all ranks and parts.
+    """
+    ranks, steps, parts = own_s.shape
+    if ranks < 2 or steps < FEWEST_VALUES:
+        return []
+    busy = int(np.count_nonzero(own_s.mean(axis=1).max(axis=0) > 0.0))
+    slower = [slow for part in range(parts) for slow in _in_part(own_s[:, :, part], part, step_s, ranks * busy)]
+    return sorted(slower, key=lambda slow: -slow.seconds)
+
+
+def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
+    """Those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
+    order = np.argsort(means_s, kind="stable")
+    gaps = np.diff(means_s[order])
+    at = int(gaps.argmax())
+    clear = gaps[at] > 0.0 and gaps[at] >= _CLEAR * np.ptp(means_s)
+    return tuple(sorted((order[: at + 1] if clear else order).tolist()))
+
+
+def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]:
+    means = own_s.mean(axis=1)
+    fast = fast_ranks(means)
+    held = np.isin(np.arange(means.size), fast)
+    # Nobody is held against itself.
+    above = means - (means[held].sum() - held * means) / np.maximum(len(fast) - held, 1)
+    slow = [rank for rank in np.argsort(-above).tolist() if above[rank] >= _LEAST * step_s and fast != (rank,)]
+    tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
+    known = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
+    return [
+        known[rank] if rank in known else replace(known[slow[-1]], rank=rank, seconds=float(above[rank]))
+        for rank in slow
+    ]
+
+
+def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
+    apart = own_s[rank] - own_s[[other for other in fast if other != rank]].mean(axis=0)
+    seconds, n = float(apart.mean()), apart.size
+    x = np.maximum(step_s + apart, _LOWEST * step_s)
+    model = fit(x, warms_up=False)
+    rest, even = x - model.expected, ~model.odd
+    odd_s = math.sqrt(float((rest[~even] ** 2).sum())) / n  # as uncertain as a compound Poisson process
+    fitted = len(model.levels) + (0 if model.pattern is None else model.pattern.every - 1)
+    mean = _Mean.of(rest[even] / step_s, odd_s / step_s, max(int(even.sum()) - fitted, 1))
+    levels = [float(apart[a:b].mean()) for a, b in pairwise(model.edges)]
+    stretches = zip(pairwise(model.edges), levels, strict=True)
+    high = [stretch for stretch, level in stretches if level >= _HALF * max(levels)]
+    certain = seconds > 0.0 and mean.beyond(seconds / step_s) < SIGNIFICANCE / tests
+    return Slow(rank, part, fast, seconds, mean.half * step_s, certain, high[0][0], high[-1][1])
+
+
+@dataclass(frozen=True)
+class _Mean:
+    """How far the mean of noise may be from 0: Student's t of each AR(1) coefficient, weighed by how likely it is."""
+
+    weights: Seconds
+    widths: Seconds
+    freedom: int
+
+    @classmethod
+    def of(cls, noise: Seconds, odd: float, freedom: int) -> _Mean:
+        """Of ``noise``, whose mean is as uncertain by ``odd`` beside; ``freedom`` counts what was not fitted."""
+        if noise.size < FEWEST_VALUES:
+            return cls(np.ones(1), np.full(1, np.inf), 1)
+        score, _, widths = ar1_means(noise - noise.mean())
+        weights = np.exp(-0.5 * (score - score.min())) * (1.0 - PHI)  # ten steps could show nothing without this prior
+        widths = np.hypot(widths * math.sqrt((noise.size - 1) / freedom), odd)
+        return cls(weights / weights.sum(), widths, freedom)
+
+    def beyond(self, by: float) -> float:
+        """The probability that it is larger than ``by`` (0 or more): t = √n tan θ makes the tail ∫ cosⁿ⁻¹θ dθ."""
+        n = self.freedom
+        begin = np.arctan(by / self.widths / math.sqrt(n))[:, None]
+        scale = math.exp(math.lgamma((n + 1) / 2.0) - math.lgamma(n / 2.0)) / math.sqrt(math.pi)
+        inside = np.cos(begin + (math.pi / 2.0 - begin) * _GRID) ** (n - 1)
+        return float(self.weights @ (scale * (math.pi / 2.0 - begin[:, 0]) * inside.mean(axis=1)))
+
+    @property
+    def half(self) -> float:
+        """Half of the 95 % interval."""
+        if not np.isfinite(self.widths).all():
+            return math.inf
+        low, high = 0.0, float(self.widths.max())
+        while self.beyond(high) > _TAIL:
+            low, high = high, 2.0 * high
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2.0
+            low, high = (middle, high) if self.beyond(middle) > _TAIL else (low, middle)
+        return high

@@ -1,0 +1,103 @@
+"""Is a rank slower, or was it chance? By simulation, with a fixed seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import t
+
+from lm_profiler.analysis.ranks.slowness import _Mean, fast_ranks, slow_ranks
+
+STEP_S = 0.06
+PARTS_S = np.array([0.005, 0.02, 0.03, 0.005])
+
+
+def own_work(rng: Any, ranks: int, steps: int, phi: float = 0.0, noise: float = 0.02) -> Any:
+    """[rank, step, part], with AR(1) noise."""
+    drawn = rng.standard_normal((ranks, steps, PARTS_S.size))
+    for step in range(1, steps):
+        drawn[:, step] = phi * drawn[:, step - 1] + np.sqrt(1.0 - phi**2) * drawn[:, step]
+    return PARTS_S * np.maximum(1.0 + noise * drawn, 0.05)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 7, 19, 199])
+@pytest.mark.parametrize("by", [0.0, 1.0, 3.0, 6.0])
+def test_the_tail_of_students_t_is_scipys(freedom: int, by: float) -> None:
+    mean = _Mean(np.ones(1), np.ones(1), freedom)
+    assert mean.beyond(by) == pytest.approx(t.sf(by, freedom), rel=2e-2)
+    assert mean.half == pytest.approx(t.isf(0.025, freedom), rel=5e-3)
+
+
+@pytest.mark.parametrize("ranks, steps", [(2, 5), (2, 20), (4, 10), (8, 20)])
+def test_equal_ranks_whose_steps_resemble_their_neighbours(ranks: int, steps: int) -> None:
+    """AR(1) of 0.6: certain in 5 of 100 at most, of all ranks and parts together."""
+    rng = np.random.default_rng(5)
+    wrong = 0
+    for _ in range(60):
+        slow = slow_ranks(own_work(rng, ranks, steps, phi=0.6), STEP_S)
+        wrong += any(one.certain for one in slow)
+    assert wrong <= 3
+
+
+STRETCHES = {
+    "always": slice(None),
+    "second half": slice(10, None),
+    "first half": slice(10),
+    "last quarter": slice(15, None),
+    "every fifth": slice(None, None, 5),
+}
+SLOWER_S = {"always": 0.012, "second half": 0.006, "first half": 0.006, "last quarter": 0.003, "every fifth": 0.012}
+"""In the mean step."""
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("where", list(STRETCHES))
+def test_a_rank_that_is_slower_in_some_steps(where: str, ranks: int) -> None:
+    """In 20 of 20 runs it is certain, and nothing else is."""
+    rng = np.random.default_rng(7)
+    for _ in range(20):
+        own_s = own_work(rng, ranks, 20)
+        own_s[1, STRETCHES[where], 1] += STEP_S / (1 if "every" in where else 5)
+        found = [one for one in slow_ranks(own_s, STEP_S) if one.certain]
+        assert [(one.rank, one.part) for one in found] == [(1, 1)]
+        assert found[0].seconds == pytest.approx(SLOWER_S[where], rel=0.1)
+        if where.endswith(("half", "always")):
+            assert (found[0].first, found[0].end) == STRETCHES[where].indices(20)[:2]
+
+
+def test_the_interval_holds_what_is_longer() -> None:
+    rng, held = np.random.default_rng(3), 0
+    for _ in range(60):
+        own_s = own_work(rng, 3, 20, phi=0.4, noise=0.05)
+        own_s[2, :, 1] += 0.01
+        (slow,) = (one for one in slow_ranks(own_s, STEP_S) if (one.rank, one.part) == (2, 1))
+        held += abs(slow.seconds - 0.01) <= slow.half_s
+    assert held >= 54  # 95 % of 60 are 57
+
+
+def test_what_happened_once_is_not_certain() -> None:
+    own_s = own_work(np.random.default_rng(0), 2, 20)
+    own_s[1, 7, 0] += 0.5
+    assert not slow_ranks(own_s, STEP_S)[0].certain
+
+
+def test_steps_that_are_long_for_all_ranks_do_no_harm() -> None:
+    rng = np.random.default_rng(0)
+    own_s = rng.uniform(0.01, 0.1, (1, 20, 1)) * (1.0 + 0.01 * rng.standard_normal((2, 20, 1)))
+    own_s[1] += 0.003
+    assert slow_ranks(own_s, STEP_S)[0].certain
+
+
+def test_who_is_fast() -> None:
+    """A clear gap divides them, even where the fewer are fast; without one nobody is set apart."""
+    assert fast_ranks(np.array([0.045, 0.005, 0.046, 0.044])) == (1,)
+    assert fast_ranks(np.array([0.005, 0.045, 0.006])) == (0, 2)
+    assert fast_ranks(np.array([0.01, 0.02, 0.03, 0.04])) == (0, 1, 2, 3)
+    assert fast_ranks(np.full(3, 0.01)) == (0, 1, 2)
+
+
+@pytest.mark.parametrize("shape", [(1, 20, 3), (4, 2, 3)])
+def test_of_one_rank_or_two_steps_nothing_is_said(shape: tuple[int, ...]) -> None:
+    assert slow_ranks(np.ones(shape), STEP_S) == []
