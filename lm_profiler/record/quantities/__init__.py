@@ -7,9 +7,10 @@ May use ``run`` and ``improve``, the records' types. Never a second list of figu
 """
 
 from lm_profiler.record.parts import PARTS, PHASES, TIMED
-from lm_profiler.record.quantities.figures import FIGURES, GROUPS, LISTS, QUANTITIES, overview
+from lm_profiler.record.quantities.figures import FIGURES, GROUPS, QUANTITIES, overview
 from lm_profiler.record.quantities.floors import FLOOR, TIMES_FLOOR
 from lm_profiler.record.quantities.improve import TRIED_COLUMNS
+from lm_profiler.record.quantities.lists import LISTS
 from lm_profiler.record.quantities.plan import PLANNED_COLUMNS, REMEDY_COLUMNS
 from lm_profiler.record.quantities.quantity import Place, Quantity, bytes_text, counted, duration_text, with_prefix
 from lm_profiler.record.quantities.resources import CAUSES
