@@ -26,7 +26,7 @@ from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import check_together
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.stand_in import Split, as_asked, rehearsal_trainer
+from lm_profiler.cli.workers.stand_in import SplitOverDevices, as_asked, rehearsal_trainer
 from lm_profiler.measure.boundary import said
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability
@@ -213,6 +213,6 @@ def _reason(error: Exception) -> str:
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):
         return f"{error}{where}"
-    if isinstance(error, (NotStrided, Split, Uncounted)):
+    if isinstance(error, (NotStrided, SplitOverDevices, Uncounted)):
         return str(error)
     return f"{said(error)}{where}"

@@ -107,7 +107,7 @@ def _callbacks(cli: ProfilerCLI) -> list[Callback]:
     ]
 
 
-class Split(Exception):
+class SplitOverDevices(Exception):
     """The module is split over devices: what one of them holds is not what the module holds."""
 
 
@@ -117,7 +117,7 @@ def has_buckets(given: Mapping[str, Any]) -> bool:
     With ``gradient_as_bucket_view`` they are the gradients.
 
     Raises:
-        Split: it is one that splits the module.
+        SplitOverDevices: it is one that splits the module.
     """
     strategy: Any = given.get("strategy") or "auto"
     options: Mapping[str, Any] = {}
@@ -130,7 +130,7 @@ def has_buckets(given: Mapping[str, Any]) -> bool:
     else:
         kind = DDPStrategy if strategy == "auto" and _devices(given) > 1 else SingleDeviceStrategy
     if issubclass(kind, SHARDED):
-        raise Split(f"the module is split over devices ({kind.__name__})")
+        raise SplitOverDevices(f"the module is split over devices ({kind.__name__})")
     return issubclass(kind, DDPStrategy) and not options.get("gradient_as_bucket_view")
 
 

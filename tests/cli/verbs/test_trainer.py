@@ -185,7 +185,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
         (["fit", "--stages.warmup_steps=-1"], "stages.warmup_steps: expected 0 or more, given -1"),
         (["fit", "--stages.measure_steps=0"], "stages.measure_steps: expected 1 or more, given 0"),
         (["fit", "--trace.steps=-2"], "trace.steps: expected 0 or more, given -2"),
-        (["fit", "--check_memory=maybe"], "check_memory: expected bool, given 'maybe'"),
+        (["fit", "--check_memory=maybe"], "check_memory: expected bool or null, given 'maybe'"),
         (["fit", "--trainer.precision=fp8"], "trainer.precision: expected one of int, transformer-engine, "),
         (["fit", "--model=no.where.Model"], "expected a class that can be imported, given 'no.where.Model' (No mod"),
         (["fit", "--model=lm_profiler.training.Nope"], "model: expected a class that can be imported, given "),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.cli.workers.stand_in import Split, has_buckets
+from lm_profiler.cli.workers.stand_in import SplitOverDevices, has_buckets
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 
@@ -37,5 +37,5 @@ def test_ddp_has_buckets(given: dict[str, Any], expected: bool) -> None:
     "strategy", ["fsdp", "deepspeed_stage_2", {"class_path": "lightning.pytorch.strategies.ModelParallelStrategy"}]
 )
 def test_what_is_split_over_devices_is_not_one_of_them(strategy: Any) -> None:
-    with pytest.raises(Split, match="the module is split over devices"):
+    with pytest.raises(SplitOverDevices, match="the module is split over devices"):
         has_buckets({"strategy": strategy, "devices": 8})
