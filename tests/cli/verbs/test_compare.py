@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from compared import CONFIG, MODEL, rows, write
+from compared import CONFIG, ENVIRONMENT, MODEL, rows, write
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.verbs import compare
+from lm_profiler.record.process_spread import ProcessSpread, keep_spread
 from lm_profiler.usage_error import UsageError
 
 TEN_MS = [0.0100, 0.0101, 0.0099, 0.0102, 0.0098, 0.0100, 0.0101, 0.0099, 0.0100]
@@ -174,3 +175,13 @@ def test_it_loads_nothing_that_is_slow(pair: tuple[str, str], tmp_path: Path) ->
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_selftest_has_shown_of_the_machine_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    sides = [write_run(tmp_path / "a"), write_run(tmp_path / "b", 1.1), "--format", "json"]
+    assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "UNCLEAR"
+    keep_spread(ENVIRONMENT, ProcessSpread(0.005, 16))
+    assert json.loads(_printed(capsys, sides))["step"]["verdict"] == "SLOWER"
