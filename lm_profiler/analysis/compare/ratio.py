@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.steps.statistics import Interval, finite
+from lm_profiler.analysis.steps.statistics import Interval, finite, student
 from lm_profiler.record.process_spread import ASSUMED_SPREAD, ProcessSpread
 
 Change = Literal["FASTER", "SLOWER", "SAME", "UNCLEAR"]
@@ -54,7 +53,7 @@ def single_interval(
         return None
     normal = NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     own = [normal / _OF_95 * (side.known_to or 0.0) for side in (a, b)]
-    between = _student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
+    between = student(spread.freedom, confidence) * math.sqrt(2.0) * spread.std
     half_width = math.hypot(*own, between)
     return _told(b.mean / a.mean, -half_width, half_width, confidence)
 
@@ -114,7 +113,7 @@ def detectable(spread: ProcessSpread, runs: int) -> float:
     Of processes that differ by ``spread``, whose steps are many; several a side show by how much they differ.
     """
     off = spread.std * math.sqrt(2.0 / runs)
-    reach = _student(2.0 * runs - 2.0 if runs > 1 else spread.freedom, CONFIDENCE)
+    reach = student(2.0 * runs - 2.0 if runs > 1 else spread.freedom, CONFIDENCE)
     return max(MARGIN, math.expm1(off * (reach + NormalDist().inv_cdf(0.8))))
 
 
@@ -125,33 +124,7 @@ def _told(ratio: float, low: float, high: float, confidence: float) -> RatioInte
     return RatioInterval(ratio, ratio * math.exp(low), ratio * math.exp(high), confidence)
 
 
-@lru_cache(maxsize=64)
-def _student(freedom: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t, of a whole number of degrees of freedom or infinitely many."""
-    if math.isinf(freedom):
-        return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
-    low, high = 0.0, math.pi / 2.0
-    while high - low > 1e-12:
-        angle = (low + high) / 2.0
-        low, high = (angle, high) if _within(angle, int(freedom)) < confidence else (low, angle)
-    return math.tan(high) * math.sqrt(int(freedom))
-
-
-def _within(angle: float, freedom: int) -> float:
-    """How likely Student's t lies within the tangent of ``angle`` times the root of ``freedom`` (Abramowitz & Stegun
-    1964, 26.7.3 and 26.7.4).
-    """
-    odd, squared = freedom % 2, math.cos(angle) ** 2
-    term = (math.cos(angle) if freedom > 1 else 0.0) if odd else 1.0
-    total = term
-    for k in range(2 + odd, freedom - 1, 2):
-        term *= (k - 1) / k * squared
-        total += term
-    value = math.sin(angle) * total
-    return 2.0 / math.pi * (angle + value) if odd else value
-
-
 def _half_width(x: NDArray[np.float64], y: NDArray[np.float64], confidence: float) -> float:
     freedom = x.size + y.size - 2
     variance = sum(float(((side - side.mean()) ** 2).sum()) for side in (x, y)) / freedom
-    return _student(freedom, confidence) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))
+    return student(freedom, confidence) * math.sqrt(variance * (1.0 / x.size + 1.0 / y.size))

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,7 +83,7 @@ def mean_interval(values: ArrayLike) -> Interval | None:
     posterior = np.exp(-0.5 * (score - score.min())) / np.sqrt(1.0 - PHI**2)
     posterior /= posterior.sum()
     which = np.searchsorted(np.cumsum(posterior)[:-1], (np.arange(_DRAWS) + 0.5) / _DRAWS)
-    half = abs(scale) * float(np.quantile(np.abs(_student(n - 1) * width[which] + centre[which]), 0.95))
+    half = abs(scale) * float(np.quantile(np.abs(_draws_of_student(n - 1) * width[which] + centre[which]), 0.95))
     return Interval(mean, mean - half, mean + half, float(posterior @ PHI))
 
 
@@ -103,8 +104,34 @@ def ar1_means(y: Series) -> tuple[Series, Series, Series]:
     return score, centre, width
 
 
+@lru_cache(maxsize=64)
+def student(freedom: float, confidence: float) -> float:
+    """The two-sided quantile of Student's t in standard errors, of a whole number of degrees of freedom, or infinitely many."""
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
+    low, high = 0.0, math.pi / 2.0
+    while high - low > 1e-12:
+        angle = (low + high) / 2.0
+        low, high = (angle, high) if _within(angle, int(freedom)) < confidence else (low, angle)
+    return math.tan(high) * math.sqrt(int(freedom))
+
+
+def _within(angle: float, freedom: int) -> float:
+    """How likely Student's t lies within the tangent of ``angle`` times the root of ``freedom`` (Abramowitz & Stegun
+    1964, 26.7.3 and 26.7.4).
+    """
+    odd, squared = freedom % 2, math.cos(angle) ** 2
+    term = (math.cos(angle) if freedom > 1 else 0.0) if odd else 1.0
+    total = term
+    for k in range(2 + odd, freedom - 1, 2):
+        term *= (k - 1) / k * squared
+        total += term
+    value = math.sin(angle) * total
+    return 2.0 / math.pi * (angle + value) if odd else value
+
+
 @lru_cache(maxsize=128)
-def _student(freedom: int) -> Series:
+def _draws_of_student(freedom: int) -> Series:
     """Draws of Student's t in random order, with a fixed seed."""
     return np.random.default_rng(0).standard_t(freedom, _DRAWS)
 

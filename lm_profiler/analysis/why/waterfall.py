@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from lm_profiler.analysis.hardware.floors import IN_CACHES
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
@@ -18,6 +19,9 @@ from lm_profiler.analysis.why.tiles import quantization
 from lm_profiler.analysis.why.traced import Traced, Weighed
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Rates, Term, TermName, Waterfall
+
+_UNLIKE = 1.10
+"""Traced steps in which more ran, as a share of the measured step, were unlike the measured ones."""
 
 _NOTED = 0.01
 """Of the step: less of unknown bytes is not worth a note."""
@@ -57,9 +61,20 @@ class Step:
 def waterfall(step: Step, traced: Traced) -> Waterfall:
     """The waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of it."""
     notes: list[str] = []
+    busy_s = _busy_s(traced)
+    too_long = busy_s > _UNLIKE * step.step_s
+    if too_long:  # its share of the step is what can be told
+        factor = step.step_s / busy_s
+        traced = replace(traced, pieces=[(piece, own * factor) for piece, own in traced.pieces], gaps=[])
+        notes.append(
+            f"what ran in the traced steps took {busy_s / step.step_s - 1.0:.0%} longer than the measured step: terms "
+            "are scaled down to it, and no ceilings are told"
+        )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
-    unexplained = step.step_s - sum(term.seconds for term in terms)
+    terms.append(Term(name="unexplained", seconds=step.step_s - sum(term.seconds for term in terms)))
+    if too_long:
+        terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
     return Waterfall(
         source="kernels" if traced.on_device else "operators",
         step_s=step.step_s,
@@ -70,9 +85,27 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         bandwidth_bytes_per_s=step.rates.bytes_per_s,
         bandwidth_source=step.rates.bytes_source,
         clock_share=step.clock_share,
-        terms=[*terms, Term(name="unexplained", seconds=unexplained)],
+        terms=[_with_interval(term, step, traced) for term in terms],
         notes=notes,
     )
+
+
+def _busy_s(traced: Traced) -> float:
+    """What ran in a traced step, the copies of its batch included."""
+    return sum(traced.seconds(use) for use in ("products", "memory", "communication", "input"))
+
+
+def _with_interval(term: Term, step: Step, traced: Traced) -> Term:
+    """What ran scatters as the traced steps do; what is left of the step, as the mean step does besides."""
+    if traced.scatter is None or term.name == "ideal":
+        return term
+    half = traced.scatter * term.seconds
+    if term.name in ("gaps", "input", "waiting", "unexplained") and term.seconds:
+        step_half = 0.0 if step.ci_low is None or step.ci_high is None else (step.ci_high - step.ci_low) / 2.0
+        half = math.hypot(step_half, traced.scatter * _busy_s(traced))
+    low = term.seconds - half
+    ends = {"low_s": low if term.name == "unexplained" else max(low, 0.0), "high_s": term.seconds + half}
+    return term.model_copy(update=ends)
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
@@ -143,7 +176,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
     copies, exchanged = traced.seconds("input"), traced.seconds("communication")
     for_ranks = sum(step.waiting_s.values())
     in_calls = min(for_ranks, exchanged) if traced.on_device else 0.0
-    busy = copies + exchanged + sum(traced.seconds(use) for use in ("products", "memory"))
+    busy = _busy_s(traced)
     gaps = traced.gaps if in_calls else _less(traced.gaps, step.waiting_s, traced.steps)
     at_input = [gap for gap in gaps if gap.phase in INPUT_PHASES]
     elsewhere = [gap for gap in gaps if gap.phase not in INPUT_PHASES]

@@ -84,6 +84,8 @@ WATERFALL = (
 TERM_ROW = (
     figure("name", "term", "text", "a step of the waterfall"),
     figure("seconds", "time", "ms", "what it adds to the step"),
+    figure("low_s", "from", "ms", "lower end of the 95 % interval of that"),
+    figure("high_s", "to", "ms", "upper end of that interval"),
     figure("at_most_s", "could save at most", "ms", "ceiling of what could be saved there, never a gain"),
     *(figure(f"phases.{part}", part, "ms", f"of which in {part}") for part in PARTS),
 )

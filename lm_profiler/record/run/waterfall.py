@@ -50,12 +50,16 @@ class Contributor(Part):
 class Term(Part):
     """One step of the waterfall. ``seconds`` of ``unexplained`` may be negative; of others they are not.
 
-    ``at_most_s`` is a ceiling of what could be saved here, never a gain: None where nothing could. ``phases``
-    are the seconds of it in each phase of the step (and ``other``), which add up to it; empty where that is unknown.
+    The 95 % interval is from ``low_s`` to ``high_s``: traced steps scatter, and so does the mean step that gaps are the
+    rest of; None where one step was traced. ``at_most_s`` is a ceiling of what could be saved here, never a gain: None
+    where nothing could. ``phases`` are the seconds of it in each phase of the step (and ``other``), which add up to it;
+    empty where that is unknown.
     """
 
     name: Annotated[TermName, Newer]
     seconds: float
+    low_s: float | None = None
+    high_s: float | None = None
     at_most_s: float | None = None
     phases: dict[str, float] = Field(default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)

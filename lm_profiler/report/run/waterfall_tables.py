@@ -20,22 +20,27 @@ def waterfall_tables(record: RunRecord) -> list[Table]:
 
 def _terms(fall: Waterfall) -> Table:
     """A row a term, and the step that they add up to; of the phases those that occur."""
-    name, seconds, at_most, *phases = LISTS["waterfall.terms"]
+    name, seconds, low, high, at_most, *phases = LISTS["waterfall.terms"]
+    ends = () if all(term.low_s is None for term in fall.terms) else (low, high)  # of a version before
     occurring = {
         part: of for part, of in zip(PARTS, phases, strict=True) if any(t.phases.get(part) for t in fall.terms)
     }
     headings = [*headings_of((name, seconds)), Heading("share", "share", True)]
-    headings += headings_of((at_most, *occurring.values()))
+    headings += headings_of((*ends, at_most, *occurring.values()))
     digits, texts, rows = digits_of(fall.step_s), term_texts(fall), []
     for term in fall.terms:
         told = [TableCell(term.seconds, texts[term.name]), _share(term.seconds, fall.step_s)]
         if term.name in fall.untold:
             told = [TableCell(text="unknown"), TableCell()]
+        told += [_ms(of.get(term), digits) for of in ends]
         ceiling = TableCell(term.at_most_s, ceiling_text(fall, term))
         by_phase = [_ms(term.phases.get(part), digits) for part in occurring]
         rows.append([_text(title_in(fall, term.name)), *told, ceiling, *by_phase])
     step = [_text("step"), TableCell(fall.step_s, step_text(fall)), _share(fall.step_s, fall.step_s)]
-    rows.append([TableCell(cell.value, cell.text, style="bold") for cell in step] + [_text("")] * (len(occurring) + 1))
+    rows.append(
+        [TableCell(cell.value, cell.text, style="bold") for cell in step]
+        + [_text("")] * (len(ends) + len(occurring) + 1)
+    )
     below = [
         f"could save at most: {unsure(fall) or 'a ceiling, never a gain'}",
         *(f"note: {note}" for note in fall.notes),

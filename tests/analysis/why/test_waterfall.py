@@ -232,7 +232,7 @@ def test_waiting_for_other_ranks_is_no_gap_that_could_be_won() -> None:
     trace.range("phase: backward", 200, 500)
     trace.operator("aten::mm", 200, 300)
     waits = {"backward": 140 * US, "data": 20 * US}
-    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), traced_of(Packed(trace.events)))
+    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), traced_of(traced_work(Packed(trace.events))))
     told = terms(fall)
     assert [told[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
     assert term(fall, "waiting").at_most_s is None
@@ -346,3 +346,41 @@ def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percen
     }
     assert terms(fall) == pytest.approx(expected, abs=0.03 * step_us)
     assert abs(terms(fall)["unexplained"]) < 0.03 * step_us
+
+
+# -- how sure -----------------------------------------------------------------------------------------------------
+
+
+def products(*took: int) -> list[dict[str, Any]]:
+    """Steps of 1000 microseconds, in each a product that ``took`` so long."""
+    trace = Trace()
+    for number, us in enumerate(took):
+        begin = 1000 * number
+        trace.range(f"ProfilerStep#{number}", begin, begin + 1000)
+        trace.range("phase: forward", begin, begin + 1000)
+        trace.operator("aten::mm", begin, begin + us)
+    return trace.events
+
+
+def test_terms_have_the_interval_of_students_t_over_the_traced_steps() -> None:
+    traced = traced_of(traced_work(Packed(products(400, 500, 600))))
+    slow = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "slow_products")
+    half = 4.303 * 100 / 3**0.5  # two degrees of freedom, 100 the standard deviation
+    assert slow.seconds / US == pytest.approx(500)
+    assert (slow.low_s / US, slow.high_s / US) == pytest.approx((500 - half, 500 + half), rel=1e-3)
+    gaps = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "gaps")
+    assert (gaps.high_s - gaps.seconds) / US == pytest.approx((half**2 + 10**2) ** 0.5, rel=1e-3)
+
+
+def test_of_one_traced_step_no_interval_is_known() -> None:
+    slow = term(waterfall(step(1000), traced_of(traced_work(Packed(products(400))))), "slow_products")
+    assert (slow.low_s, slow.high_s) == (None, None)
+
+
+def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told() -> None:
+    """A validation in them, say: no term exceeds the measured step, and nothing is taken back as unexplained."""
+    fall = waterfall(step(300), traced_of(traced_work(Packed(products(600, 620)))))
+    assert sum(terms(fall).values()) == pytest.approx(300)
+    assert all(0 <= us <= 300 for us in terms(fall).values())
+    assert {each.at_most_s for each in fall.terms} == {None}
+    assert len(fall.notes) >= 1

@@ -119,7 +119,7 @@ def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -
     assert rows["lower clock"] == "unknown"
     assert not_drawn(fall) == "No time in: gaps, input. Unknown, and part of the next term: lower clock."
     assert lines_of(fall)[0].endswith("= 50.0 ideal + 50.0 slow matmuls + 0.0 unexplained")
-    assert not_drawn(made_waterfall()) == "No time in: recomputation."
+    assert not_drawn(made_waterfall()) == "No time in: recomputation, waiting for ranks."
 
 
 @pytest.mark.parametrize(
