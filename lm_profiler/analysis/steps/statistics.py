@@ -106,7 +106,7 @@ def ar1_means(y: Series) -> tuple[Series, Series, Series]:
 
 @lru_cache(maxsize=64)
 def student(freedom: float, confidence: float) -> float:
-    """The two-sided quantile of Student's t in standard errors, of a whole number of degrees of freedom, or infinitely many."""
+    """The two-sided quantile of Student's t, in standard errors; ``freedom`` is a whole number, or infinite."""
     if math.isinf(freedom):
         return NormalDist().inv_cdf((1.0 + confidence) / 2.0)
     low, high = 0.0, math.pi / 2.0
