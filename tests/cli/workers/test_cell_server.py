@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -275,10 +274,13 @@ def test_a_client_does_not_wait_for_imports_that_nobody_needs(small: tuple[str, 
 
 DAEMON = """
 import os, time
+ready, told = os.pipe()
 if os.fork() == 0:
     os.setsid()
     print(os.getpid(), flush=True)
+    os.write(told, b"!")
     time.sleep(600)
+os.read(ready, 1)  # before, it is of the cell's group, which ends with the cell
 """
 
 
@@ -293,8 +295,6 @@ def test_a_daemon_that_a_cell_leaves_does_not_keep_the_folder(
     with CellServer((*SPAWNING[:-1], "daemon", *modules), lock) as server:
         server.start("cell", [], output, {})
         assert its_end(server) == CellEnded("cell", 0)
-        while not output.read_text().endswith("\n"):
-            time.sleep(0.05)
         daemon = psutil.Process(int(output.read_text()))
         os.close(lock)
         lock = os.open(tmp_path / "lock", os.O_RDWR)
