@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,16 +42,19 @@ class PythonTimes:
 
     The time between two events goes to the line of the program that is being carried out, and to what it is in:
     ``python``, its own; ``torch``, operators that it calls itself; a ``library``, Python of torch's; another package by
-    its name; or a function of C by its name. What following costs is in nobody's time.
+    its name; or a function of C by its name. What following costs is in nobody's time. A function of C may wait, so its
+    time is the clock's; all other is what the thread ran, which no other program lengthens.
 
     Args:
         phase: the part of the step that runs now, its place among ``PARTS``.
         clock: nanoseconds.
+        ran: nanoseconds that this thread ran.
         part: answers for what fails while training is in here.
     """
 
     phase: Callable[[], int]
     clock: Callable[[], int]
+    ran: Callable[[], int] = time.thread_time_ns
     part: Guard = UNGUARDED
     cut: bool = False
     """Whether there were more than ``MOST_EVENTS``."""
@@ -58,13 +62,14 @@ class PythonTimes:
     _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
     _left: int = MOST_EVENTS
     _last_ns: int = 0
+    _last_ran_ns: int = 0
     _files: dict[CodeType, str] = field(default_factory=dict)
 
     def start(self) -> bool:
         """Begin; False where somebody else follows this thread already."""
         if sys.getprofile() is not None:
             return False
-        self._last_ns = self.clock()
+        self._last_ns, self._last_ran_ns = self.clock(), self.ran()
         sys.setprofile(self._event)
         return True
 
@@ -75,9 +80,9 @@ class PythonTimes:
         self._stack.clear()
 
     def _event(self, frame: FrameType, event: str, arg: Any) -> None:
-        now_ns = self.clock()
+        now_ns, ran_ns = self.clock(), self.ran()
         try:
-            self._charge(now_ns)
+            self._charge(now_ns - self._last_ns, ran_ns - self._last_ran_ns)
             if event in ("call", "c_call"):
                 self._enter(frame, arg if event == "c_call" else None)
             elif self._stack:  # what was entered before the start is not in here
@@ -86,7 +91,7 @@ class PythonTimes:
             if self._left <= 0:
                 self.cut = True
                 self.stop()
-            self._last_ns = self.clock()
+            self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
             self.stop()
             self.part.failed(error)
@@ -111,9 +116,10 @@ class PythonTimes:
         if frame is not None:
             self._ns[self.phase(), _line_of(frame), what][1] += 1
 
-    def _charge(self, now_ns: int) -> None:
+    def _charge(self, passed_ns: int, ran_ns: int) -> None:
         if self._stack and (frame := self._stack[-1][0]) is not None:
-            self._ns[self.phase(), _line_of(frame), self._stack[-1][1]][0] += now_ns - self._last_ns
+            what = self._stack[-1][1]
+            self._ns[self.phase(), _line_of(frame), what][0] += passed_ns if "." in what else ran_ns
 
     def _whose(self, code: CodeType) -> str:
         """The package of what is not the program's own; else empty."""

@@ -225,7 +225,9 @@ def _python(known: Known) -> Iterator[Finding]:
             "line": longest.line,
             "what": longest.what,
         }
-        yield known.finding(name, seconds, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
+        # Of what the clock says of a function of C, other programs may have a part.
+        may = known.contended and not sleeps and waits_s > 0.5 * seconds
+        yield known.finding(name, seconds, may, facts={"phase_s": phase_s, "calls": float(longest.calls)}, **place)
 
 
 def _outside_torch(row: PythonTime) -> float:

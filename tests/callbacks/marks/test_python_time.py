@@ -24,7 +24,7 @@ FORWARD = PARTS.index("forward")
 
 
 def followed(work: Callable[[], object], clock: Callable[[], int] = time.perf_counter_ns) -> list[PythonTime]:
-    times = PythonTimes(lambda: FORWARD, clock)
+    times = PythonTimes(lambda: FORWARD, clock, clock)
     assert times.start()
     try:
         work()
@@ -65,13 +65,25 @@ def test_a_generator_is_the_functions_that_it_stands_in() -> None:
 def test_with_a_clock_of_ones_own_every_tick_is_somebodys() -> None:
     """Each event reads the clock twice: what passes between is nobody's, what passes from event to event is."""
     ticks = iter(range(0, 10**9, 1000))
-    times = PythonTimes(lambda: FORWARD, lambda: next(ticks))
+    times = PythonTimes(lambda: FORWARD, lambda: next(ticks), lambda: next(ticks))
     times.start()
     nested()
     times.stop()
     events = python_time.MOST_EVENTS - times._left
     charged = sum(row.seconds for row in times.shares())
     assert 0 < charged <= events * 1e-6
+
+
+def test_what_other_programs_take_of_the_cpu_is_nobodys_line() -> None:
+    """The clock goes on by a second from event to event, of which this thread runs a microsecond."""
+    seconds, ran = iter(range(0, 10**15, 10**9)), iter(range(0, 10**9, 1000))
+    times = PythonTimes(lambda: FORWARD, lambda: next(seconds), lambda: next(ran))
+    times.start()
+    nested()
+    times.stop()
+    rows = times.shares()
+    assert seconds_in(rows, "sleeps", "time.sleep") >= 1.0  # a function of C may wait
+    assert sum(row.seconds for row in rows if row.what == "python") < 0.02
 
 
 class Net(nn.Module):
