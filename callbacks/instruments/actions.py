@@ -92,7 +92,7 @@ class OwnersWatch:
             return
         owners = self._owners = Owners(self.timeline, self.steps, part=self.part)
         if not is_compiled_in(self.trainer.lightning_module):  # where it is, there is hardly any
-            owners.follow = PythonTimes(lambda: owners.code, self.timeline.clock, self.part)
+            owners.follow = PythonTimes(lambda: owners.code, self.timeline.clock, part=self.part)
             self._undo.callback(owners.follow.stop)
         observe = self.part.guard(owners.observe)
         self._undo.callback(self.timeline.unobserve, observe)

@@ -65,7 +65,7 @@ def test_a_generator_is_the_functions_that_it_stands_in() -> None:
 def test_with_a_clock_of_ones_own_every_tick_is_somebodys() -> None:
     """Each event reads the clock twice: what passes between is nobody's, what passes from event to event is."""
     ticks = iter(range(0, 10**9, 1000))
-    times = PythonTimes(lambda: FORWARD, lambda: next(ticks), lambda: next(ticks))
+    times = PythonTimes(lambda: FORWARD, lambda: next(ticks), iter(range(0, 10**9, 1000)).__next__)
     times.start()
     nested()
     times.stop()
@@ -156,7 +156,7 @@ def test_what_fails_in_here_takes_the_part_out_and_not_the_program() -> None:
     def broken() -> int:
         raise RuntimeError("no phase")
 
-    times = PythonTimes(broken, time.perf_counter_ns, part)
+    times = PythonTimes(broken, time.perf_counter_ns, part=part)
     times.start()
     assert nested() is None
     assert part.out
