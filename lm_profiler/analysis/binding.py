@@ -188,7 +188,7 @@ def _compute(seen: RunFacts) -> Verdict | None:
         share_low=low,
         share_high=high,
         because="compute",
-        facts={"optimizer": seen.share("optimizer"), "utilisation": used},
+        facts={"optimizer": seen.share("optimizer"), **({} if seen.known.contended else {"utilisation": used})},
     )
 
 
@@ -196,7 +196,7 @@ def _nothing(seen: RunFacts) -> Verdict:
     """What stands out though nothing binds: time outside every phase, or how little of the machine is used."""
     outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
     facts = {"working": seen.share(*_COMPUTE), "outside": outside, "data": seen.share("data")}
-    because = "outside" if outside >= OTHER else "unknown"
+    because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"
     if because == "unknown" and used is not None:
         because, facts["utilisation"] = "small operators", used
     return Verdict(bound_by=None, share=None, because=because, facts=facts)

@@ -82,9 +82,9 @@ class Known:
         step = self.record.time.get("step")
         return self.step_s / step.mean if self.contended and step is not None and step.mean else 1.0
 
-    @cached_property
+    @property
     def contended(self) -> bool:
-        return self.record.contention is not None and self.record.contention.shared
+        return self.record.contended
 
     @property
     def on_device(self) -> bool:

@@ -109,8 +109,13 @@ class RunRecord(Part):
     @property
     def words(self) -> list[str]:
         """What may be said of the measured steps, the gravest first; none where they are too few."""
-        shared = ["shared"] if self.contention is not None and self.contention.shared else []
+        shared = ["shared"] if self.contended else []
         return ([] if self.steadiness is None else self.steadiness.words) + shared
+
+    @property
+    def contended(self) -> bool:
+        """Whether others used the machine: times are then upper bounds, and rates say nothing."""
+        return self.contention is not None and self.contention.shared
 
     @property
     def stretch(self) -> slice:

@@ -21,7 +21,7 @@ def phase_table(record: RunRecord) -> Table:
         of = "backward" if part == "forward_backward" else part
         if part == "step" or any(clock[of].max for clock in (record.time, record.host_time) if of in clock):
             rows.append((part, _cells(record, part, host)))
-    return table_of(titles, rows, record.floors)
+    return table_of(titles, rows, {} if record.contended else record.floors)
 
 
 def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:

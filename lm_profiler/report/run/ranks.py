@@ -28,7 +28,11 @@ def own_work_table(record: RunRecord) -> Table:
         spreads[WAITING] = waiting
     rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
     step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
-    floors = {part: _of_own(floor, spreads[part].median_s) for part, floor in record.floors.items() if part in spreads}
+    floors = {
+        part: _of_own(floor, spreads[part].median_s)
+        for part, floor in record.floors.items()
+        if part in spreads and not record.contended
+    }
     return table_of(titles, [*rows, ("step", step)], floors)
 
 

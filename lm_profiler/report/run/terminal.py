@@ -18,7 +18,6 @@ from lm_profiler.record.quantities import (
 from lm_profiler.record.run import (
     NumericsFacts,
     RunRecord,
-    Utilisation,
 )
 from lm_profiler.report.run.facts import list_table, sections, shown
 from lm_profiler.report.run.owners import other_lines
@@ -58,7 +57,7 @@ def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[T
 
 def end_lines(record: RunRecord) -> list[str]:
     """What the table of a run's end needs beside it: a line each, where there is something to say."""
-    rates = [*_rates(record), *_utilisation(record.utilisation)]
+    rates = [*_rates(record), *_utilisation(record)]
     other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
     steps = step_lines(record) if record.ranks is None else [step_line(record), *step_lines(record)]
     waits = ranks_lines(record)
@@ -116,7 +115,7 @@ def headline(record: RunRecord) -> str:
 def summary_lines(record: RunRecord) -> list[str]:
     """Throughput, memory, first step, notes and failure: a line each. The step, where its table has no room for it."""
     lines = [step_line(record)] if record.ranks is not None and record.time else []
-    if rates := [*_rates(record), *_utilisation(record.utilisation)]:
+    if rates := [*_rates(record), *_utilisation(record)]:
         lines.append(", ".join(rates))
     lines += [
         *_memory(record),
@@ -203,9 +202,10 @@ def _rates(record: RunRecord) -> list[str]:
     return []
 
 
-def _utilisation(use: Utilisation | None) -> list[str]:
-    """Against the datasheet, and against the machine's own matrix product."""
-    if use is None:
+def _utilisation(record: RunRecord) -> list[str]:
+    """Against the datasheet, and against the machine's own matrix product; nothing where others used the machine."""
+    use = record.utilisation
+    if use is None or record.contended:
         return []
     parts = [f"MFU {MFU.show(use.mfu)}"]
     if use.peak_flops_per_s is not None:

@@ -53,11 +53,13 @@ def _because(verdict: Verdict) -> str:
         "communication": f"{share} of the step is communication without overlapping computation",
         "host": _launching(verdict.facts),
         "memory bandwidth": f"{share} of the step is spent in kernels that wait for memory",
-        "compute": f"{share} of the step is forward, backward and optimizer (optimizer {facts['optimizer']:.0%}), "
-        f"at {facts['utilisation']:.0%} of what the machine can reach",
+        "compute": f"{share} of the step is forward, backward and optimizer (optimizer {facts['optimizer']:.0%})"
+        + (f", at {facts['utilisation']:.0%} of what the machine can reach" if "utilisation" in facts else ""),
         "outside": f"{facts['outside']:.0%} of the step lies outside every phase (callbacks, logging, the loop itself)",
         "small operators": f"{_percent(facts['utilisation'])} of what the machine can reach, so the time goes to small "
         "operators or memory, not to arithmetic",
+        "shared": f"{facts['working']:.0%} of the step is forward, backward and optimizer; how well they use the "
+        "machine cannot be told while others use it",
         "unknown": f"{facts['working']:.0%} of the step is forward, backward and optimizer; utilisation is unknown",
     }
     return texts.get(verdict.because or "", verdict.because or "")
@@ -158,7 +160,7 @@ def _words(steadiness: Steadiness) -> str:
     if (share := steadiness.known_to) is None:
         return f"{text}: too few steps to know the level"
     if share > 1.0:
-        return f"{text}: they differ too much to know the level"
+        return f"{text}: the steps differ too much to know the level"
     known = f"{share:.1%}" if share < 0.1 else f"{share:.0%}"  # just above the limit it must not read as the limit
     return f"{text}: the level is only known to within ±{known}"
 

@@ -122,6 +122,8 @@ def why_lines(record: RunRecord) -> list[str]:
     Of a run that was to be traced and has no waterfall, why not; of others nothing.
     """
     fall = record.waterfall
+    if fall is not None and record.contended:
+        return ["why: not told, because other programs lengthened what it is taken apart from"]
     if fall is None or not fall.terms:
         asked = fall is None and record.status == "ok" and record.steps_planned.get("trace")
         return [f"why: unknown: {_missing(record)}"] if asked else []

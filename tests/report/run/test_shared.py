@@ -1,0 +1,36 @@
+"""What a machine that others use distorts is not printed; times are."""
+
+from __future__ import annotations
+
+from made_runs import made_record
+from made_waterfall import made_waterfall
+
+from lm_profiler.record.run import Contention, Floor, RunRecord
+from lm_profiler.report.run.terminal import end_lines, time_table
+from lm_profiler.report.run.waterfall import why_lines
+
+SHARED = Contention(
+    wall_s=10.0, cpus=2, had_s=5.0, waited_s=5.0, others_s=5.0, stolen_s=0.0, throttled_s=None, pressure=None,
+    involuntary_switches=None, not_had=0.5,
+)  # fmt: skip
+
+
+def run(contention: Contention | None) -> RunRecord:
+    floors = {"forward": Floor(seconds=1e-3, bound="compute", times=3.0)}
+    return made_record(contention=contention, floors=floors, waterfall=made_waterfall())
+
+
+def test_rates_floors_and_terms_are_left_out_of_a_shared_machines_run() -> None:
+    shared, alone = run(SHARED), run(None)
+    assert shared.contended
+    assert any("floor" in title for title in time_table(alone).titles)
+    assert not any("floor" in title for title in time_table(shared).titles)
+    assert any("MFU" in line for line in end_lines(alone))
+    assert not any("MFU" in line for line in end_lines(shared))
+    assert len(why_lines(alone)) == 2
+    assert [line.partition(":")[0] for line in why_lines(shared)] == ["why"]
+    assert not any(character.isdigit() for line in why_lines(shared) for character in line)
+
+
+def test_its_times_are_there() -> None:
+    assert [row[1].text for row in time_table(run(SHARED)).rows] == [row[1].text for row in time_table(run(None)).rows]
