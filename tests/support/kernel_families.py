@@ -413,7 +413,7 @@ BLACKWELL: dict[str, str] = {
         nvjet_sm103_ootst_FP4
         cutlass3x_sm100_tensorop_s256x256x8tf32gemm_2sm_bias_f32_relu
         cutlass3x_sm100_bstensorop_s256x256x64gemm_block_scaled_ue4m3xe2m1_ue4m3xe2m1_f32_bf16
-        void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm10<cutlass::gemm::kernel::GemmUniversal<x>>>
+        void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm10<cutlass::gemm::kernel::Gemm<x>>>
         kernel_cutlass_kernel___main__PersistentDenseGemmKernel_object_at__TiledMMA_ThrLayoutVMNK11110000
         kernel_cutlass_kernel_cudnngrouped_gemmgrouped_gemm_gluBlockScaledMoEGroupedGemmGluBiasKernel_object_at__TiledMMA
         kernel_cutlass_kernel_cudnngrouped_gemm_BlockScaledMoEGroupedGemmQuantKernel_object_at_0x1
