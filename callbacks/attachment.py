@@ -29,7 +29,7 @@ from lm_profiler.callbacks.instruments.watches import watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
-from lm_profiler.callbacks.marks.batches import Tokens
+from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
@@ -81,6 +81,8 @@ class Attachment:
     begun: bool = False
     tokens: Guard = UNGUARDED
     tokens_in: Tokens | None = None
+    samples: Guard = UNGUARDED
+    samples_in: Samples | None = None
     _phases: PhaseProfiler | None = None
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
@@ -121,6 +123,9 @@ class Attachment:
         recorder = ending.recorder_in(folder)
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
+        self.samples = Guard("samples", self.tell)
+        loader = trainer.train_dataloader if options.verb == "fit" else None
+        self.samples_in = Samples(combined=isinstance(loader, (dict, list, tuple)))
         ending.afterwards = Afterwards(options.verb, options.numerics.audit)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)

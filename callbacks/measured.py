@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from lm_profiler.analysis.ranks.reducer import ReducerTimes
 from lm_profiler.analysis.ranks.timeline import RankTimeline
+from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
@@ -33,6 +34,8 @@ class Measured:
 
     rows: Sequence[StepRow]
     planned: Mapping[str, int]
+    batch_counts: Sequence[Sequence[BatchCount]] = ()
+    """Of each rank, where they change."""
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     device_idle: float | None = None

@@ -205,6 +205,14 @@ class TrainingProfiler(Callback):
             except BaseException as error:
                 run.tokens.failed(error)
                 run.tokens_in = session.tokens = None
+        session.batches += 1
+        if run.samples_in is not None:
+            try:
+                samples, before = run.samples_in(batch), session.samples
+                session.samples = None if samples is None or before is None else before + samples
+            except BaseException as error:
+                run.samples.failed(error)
+                run.samples_in = session.samples = None
         if ending.afterwards is not None and not ending.afterwards.seen:
             run.part.run(ending.afterwards.see, trainer, batch)
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.callbacks.instruments.instrument import Instruments
 from lm_profiler.callbacks.marks.between import CHECKPOINT, Passed, between_steps, outside_of
 from lm_profiler.callbacks.measured import Measured
@@ -50,7 +51,8 @@ class Session:
         tell: reports a problem.
         keep_rows: appends rows to the file; called once a second at most.
 
-    ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens`` of the running step.
+    ``steps`` counts the finished steps; whoever sees the batches adds up ``tokens``, ``batches`` and
+    ``samples`` of the running step.
     """
 
     timeline: Timeline
@@ -64,6 +66,8 @@ class Session:
     keep_rows: Callable[[Sequence[StepRow]], None] | None = None
     notes: list[str] = field(default_factory=list)
     tokens: int | None = None
+    batches: int = 0
+    samples: int | None = 0
     steps: int = 0
     _kept: int = 0
     _read_ns: int = 0
@@ -71,6 +75,8 @@ class Session:
     _peaks: Peaks = UNKNOWN
     _pending: deque[_Pending] = field(default_factory=deque)
     _rows: list[StepRow] = field(default_factory=list)
+    _counts: list[BatchCount] = field(default_factory=list)
+    _count: tuple[int, int | None] | None = None
     _measured_ns: list[int] = field(default_factory=list)
     _outside: list[tuple[int, int]] = field(default_factory=list)
     _asked: int = 0
@@ -99,6 +105,11 @@ class Session:
         finally:  # Ctrl-C would lose the step
             self._pending.append((self.steps, stage, self.tokens, self._peaks))
         self.tokens = None
+        count = (self.batches, self.samples)
+        if count != self._count:  # noted where it changes: nearly all steps have as many
+            self._count = count
+            self._counts.append(BatchCount(self.steps, *count))
+        self.batches, self.samples = 0, 0
         if self.stream is not None and len(self._pending) > _LAG:
             self._read_reached()
         due = now - self._kept_ns >= _KEEP_NS
@@ -166,6 +177,7 @@ class Session:
         return Measured(
             rows=StepTable.of(self._rows),
             planned=self.schedule.planned,
+            batch_counts=[self._counts],
             between_steps_s=self._between_steps_s(),
             between=self._between(),
             device_idle=self._idle / self._asked if self._asked else None,

@@ -144,7 +144,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
-        return StepWork(_scaled(seen.flops, steps), _each(seen.by_dtype, steps))
+        return StepWork(scaled(seen.flops, steps), _each(seen.by_dtype, steps))
     module = trainer.lightning_module
     counted = count_apart(module, step_of(module, verb), batch(), loop_of(trainer, verb))
     by_phase: dict[str, int | None] = dict(counted.by_phase)
@@ -185,7 +185,8 @@ def without_data(batch: Any) -> Any:
     return tree_map(_shape_of, batch)
 
 
-def _scaled(flops: Flops, over: int) -> Flops:
+def scaled(flops: Flops, over: float) -> Flops:
+    """``flops`` divided by ``over``."""
     return _flops(lambda kind: round(getattr(flops, kind) / over))
 
 

@@ -64,6 +64,53 @@ def _paths_to_ids(batch: Any) -> Iterator[tuple[Any, ...]]:
         yield from ((key, *path) for path in _paths_to_ids(part))
 
 
+class Samples:
+    """Counts a batch's samples, as ``samples_in`` does: where they are is looked for in the first batch.
+
+    Args:
+        combined: whether a batch holds one of each of several loaders.
+    """
+
+    def __init__(self, combined: bool) -> None:
+        self._combined = combined
+        self._paths: list[tuple[Any, ...]] | None = None
+
+    def __call__(self, batch: Any) -> int | None:
+        """Of ``batch``; None is unknown.
+
+        Raises:
+            Exception: whatever a batch of somebody's own type raises.
+        """
+        if self._paths:
+            try:
+                rows: int = sum([reduce(getitem, path, batch).shape[0] for path in self._paths])
+                return rows
+            except (AttributeError, IndexError, KeyError, TypeError):  # unlike the first: one of several loaders is dry
+                return samples_in(batch, self._combined)
+        samples = samples_in(batch, self._combined)
+        if self._paths is None and samples is not None:
+            self._paths = list(_paths_to_rows(batch, self._combined))
+        return samples
+
+
+def _paths_to_rows(batch: Any, combined: bool) -> Iterator[tuple[Any, ...]]:
+    """To a tensor whose rows are the samples, in each part; none where a part says by itself how many it has."""
+    if combined:
+        parts = list(batch.items() if isinstance(batch, Mapping) else enumerate(batch))
+        paths = [[(key, *path) for path in _paths_to_rows(part, combined=False)] for key, part in parts]
+        yield from (path for of_part in paths for path in of_part if all(paths))
+    elif _own_count(batch) is None and (path := _first_rows(batch)) is not None:
+        yield path
+
+
+def _first_rows(part: Any) -> tuple[Any, ...] | None:
+    if isinstance(part, Tensor):
+        return () if part.ndim else None
+    parts: Any = part.items() if isinstance(part, Mapping) else enumerate(part) if type(part) in (list, tuple) else ()
+    paths = ((key, path) for key, inner in parts if (path := _first_rows(inner)) is not None)
+    return next(((key, *path) for key, path in paths), None)
+
+
 def samples_in(batch: Any, combined: bool) -> int | None:
     """Samples of a batch: its graphs, or the first dimension where every tensor in it has the same.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -13,11 +13,11 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.hardware.peaks import Dtype
+from lm_profiler.analysis.steps.batch_counts import mean_counts
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, step_work, without_data
-from lm_profiler.callbacks.marks.batches import samples_in
+from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, scaled, step_work, without_data
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_name
@@ -38,8 +38,6 @@ class LateFacts:
     """The machine's own FLOP/s for each dtype of the run's products, by torch's names: of one device."""
     copied_bytes_per_s: float | None = None
     """By one device, in a large copy."""
-    samples: int | None = None
-    """Of a step, over all ranks."""
     numerics: NumericsFacts | None = None
     kernels: KernelTable | None = None
     """Of rank 0's trace."""
@@ -50,6 +48,28 @@ class LateFacts:
     notes: Sequence[str] = ()
     by_dtype: Mapping[str, int] = field(default_factory=dict)
     """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
+    batches: float | None = None
+    """Of the step whose work this is, over all ranks."""
+
+    def of_step_of(self, batches: float | None) -> LateFacts:
+        """The same where a step takes so many ``batches``. What forward and backward move then is unknown."""
+        if not (batches and self.batches) or batches == self.batches:
+            return self
+        times = batches / self.batches
+        work = {
+            phase: replace(
+                of,
+                flops=None if of.flops is None else _times(of.flops, times),
+                bytes=None if of.flops or of.bytes is None else round(of.bytes * (times if of.on_the_bus else 1)),
+            )
+            for phase, of in self.work.items()
+        }
+        flops = None if self.flops is None else scaled(self.flops, self.batches / batches)
+        return replace(self, flops=flops, work=work, by_dtype=_times(self.by_dtype, times), batches=batches)
+
+
+def _times(counts: Mapping[str, int], times: float) -> dict[str, int]:
+    return {name: round(count * times) for name, count in counts.items()}
 
 
 def _kept(look: Callable[[Any], Any], batch: Any) -> Callable[[], Any]:
@@ -77,13 +97,11 @@ class Afterwards:
         self._verb: Verb = verb
         self._audit = audit
         self.seen = False
-        self._samples = self._shapes = self._copy = _kept(lambda batch: batch, None)
+        self._shapes = self._copy = _kept(lambda batch: batch, None)
 
     def see(self, trainer: Trainer, batch: Any) -> None:
         """Remember ``batch``."""
         self.seen = True
-        combined = self._verb == "fit" and isinstance(trainer.train_dataloader, (dict, list, tuple))
-        self._samples = _kept(partial(samples_in, combined=combined), batch)
         self._shapes = _kept(without_data, batch)
         if self._audit:
             self._copy = _kept(on_host, batch)
@@ -108,14 +126,14 @@ class Afterwards:
         copied = None
         if timed and (phases or traced is not None):  # else nothing is held against it
             copied = try_or_note("bandwidth", lambda: known_copy_rate(device), notes)
-        samples = try_or_note("samples", self._samples, notes)
-        if samples is not None:
-            samples *= batches_per_step(trainer, verb)
         numerics = None
         if self._audit:
             numerics = try_or_note("numerics", lambda: numerics_facts(trainer, verb, self._copy), notes)
         flops = None if work is None else work.flops
-        return LateFacts(flops, ceilings, copied, samples, numerics, kernels, traced, phases, notes, by_dtype)
+        batches = mean_counts(measured.batch_counts, _looked_at(measured)).batches
+        if measured.flops.flops is None or batches is None:
+            batches = batches_per_step(trainer, verb)  # of the copy
+        return LateFacts(flops, ceilings, copied, numerics, kernels, traced, phases, notes, by_dtype, batches)
 
     def _phases(self, trainer: Trainer, measured: Measured, work: StepWork | None) -> dict[str, Work]:
         try:
@@ -125,7 +143,7 @@ class Afterwards:
         return phase_work(trainer, work, measured.traffic, batch_bytes)
 
     def _work(self, trainer: Trainer, measured: Measured, notes: list[str]) -> StepWork | None:
-        steps = len({row.step for row in measured.rows if row.stage == "memory"})
+        steps = len(_looked_at(measured))
         if not steps and (measured.planned.get("memory") or not measured.planned.get("trace")):
             return None  # the run ended before; or nothing but times is asked for, and another process takes seconds
         try:
@@ -156,3 +174,8 @@ def without_kernels(device: torch.device, kernels: KernelTable | None) -> list[s
     driver = f"the driver of this {device.type} device does not permit profiling"
     text = f"the trace has PyTorch's operators but no kernels: {driver} "
     return [text + "(on NVIDIA: NVreg_RestrictProfilingToAdminUsers=0, or CAP_SYS_ADMIN)"]
+
+
+def _looked_at(measured: Measured) -> list[int]:
+    """The steps whose work was counted."""
+    return sorted({row.step for row in measured.rows if row.stage == "memory"})

@@ -54,7 +54,7 @@ def slack_of(measured: Measured, notes: list[str]) -> Slack | None:
     return known
 
 
-def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: int) -> list[str]:
+def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: float) -> list[str]:
     """That the measured steps lived on batches that workers had made before; each worker may just have made one."""
     if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
         return []

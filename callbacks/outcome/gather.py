@@ -182,6 +182,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
     return replace(
         measured[0],
         rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
+        batch_counts=[counts for m in measured for counts in m.batch_counts],
         ranks=sum(m.ranks for m in measured),
         part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),

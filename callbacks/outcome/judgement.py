@@ -77,8 +77,8 @@ def judge_utilisation(
     )
 
 
-def settings_of(trainer: Trainer, record: RunRecord, batches: int) -> Settings:
-    """What is switched on already, so that nobody is told to switch it on; a step has so many ``batches``."""
+def settings_of(trainer: Trainer, record: RunRecord, batches: float) -> Settings:
+    """What is switched on already, so that nobody is told to switch it on; a step has ``batches``, of all ranks."""
     loader, device = _loader(trainer), trainer.strategy.root_device
     on_cuda = device.type == "cuda"
     units, use, rate = matrix_units(device), record.utilisation, record.throughput
@@ -97,7 +97,7 @@ def settings_of(trainer: Trainer, record: RunRecord, batches: int) -> Settings:
         fused_optimizer=_are_fused(trainer),
         checkpointing=None if use is None else use.flops.recomputation > 0,
         tokens_per_batch=_each(None if rate is None else rate.tokens_per_step, batches),
-        samples_per_batch=_each(None if rate is None else rate.samples_per_step, batches * trainer.world_size),
+        samples_per_batch=_each(None if rate is None else rate.samples_per_step, batches),
         memory_free_share=free_share(peak_bytes, record.environment.device_bytes if record.environment else None),
         anomalies=torch.is_anomaly_enabled(),
         profiler=None if profiler in ("PassThroughProfiler", "PhaseProfiler") else profiler,
@@ -105,8 +105,8 @@ def settings_of(trainer: Trainer, record: RunRecord, batches: int) -> Settings:
     )
 
 
-def _each(count: int | None, batches: int) -> int | None:
-    return None if count is None else count // max(batches, 1)
+def _each(count: int | None, batches: float) -> int | None:
+    return None if count is None else round(count / max(batches, 1))
 
 
 def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:

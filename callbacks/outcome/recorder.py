@@ -16,6 +16,7 @@ from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.findings import findings_of
 from lm_profiler.analysis.hardware.peaks import matmul_dtype
 from lm_profiler.analysis.hardware.rates import rates_of
+from lm_profiler.analysis.steps.batch_counts import changed_batches_note, mean_counts
 from lm_profiler.analysis.steps.causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.step_model import StepModel, plain
@@ -30,7 +31,6 @@ from lm_profiler.analysis.steps.summaries import (
 )
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.instruments.actions import beside_measured
-from lm_profiler.callbacks.instruments.work import batches_per_step
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.afterwards import LateFacts
@@ -105,7 +105,10 @@ class Recorder:
         rank_step_s = rank_medians(timed)
         figures = step_figures(steps, model, lag=lag(self.verb, rank_step_s))
         causes = partial(with_causes, figures["odd_steps"], timed, measured.counters, workers_of(self.trainer))
-        ahead = partial(made_ahead_notes, measured.loader, steps, self.trainer.accumulate_grad_batches)
+        last = int(timed.step.max()) if len(timed) else 0
+        batches = mean_counts(measured.batch_counts[:1], timed.step.tolist()).batches
+        notes += changed_batches_note([] if not measured.batch_counts else measured.batch_counts[0], last, batches)
+        ahead = partial(made_ahead_notes, measured.loader, steps, batches or self.trainer.accumulate_grad_batches)
         notes += try_or_note("batches made ahead", ahead, notes) or []
         told = try_or_note("causes of odd steps", causes, notes)
         figures["odd_steps"], counters = told or (figures["odd_steps"], [])
@@ -150,11 +153,14 @@ class Recorder:
         notes = [*record.notes, *late.notes]
         step_s = record.time["step"].mean
         trainer = self.trainer
+        counts = mean_counts(measured.batch_counts, [row.step for row in self._steady])
+        samples = counts.samples if measured.ranks == trainer.world_size else None
+        late = late.of_step_of(counts.batches)
         facts: dict[str, Any] = {
             "duration_s": self.launch.facts()["duration_s"],
             **self._model_and_machine(notes),
             "utilisation": try_or_note("utilisation", lambda: self._utilisation(step_s, late), notes),
-            **step_figures(self._steps, self._model, late.samples, lag(self.verb, record.rank_step_s)),
+            **step_figures(self._steps, self._model, samples, lag(self.verb, record.rank_step_s)),
             "odd_steps": record.odd_steps,
             "numerics": late.numerics,
         }
@@ -166,9 +172,7 @@ class Recorder:
         floors = try_or_note("floors", lambda: floors_of(record, late.work, details), notes) or {}
         record = record.model_copy(update={"floors": floors, "details": details})
         fell = try_or_note("waterfall", lambda: self._waterfall(record, late.traced), notes)
-        settings = try_or_note(
-            "settings", partial(settings_of, trainer, record, batches_per_step(trainer, self.verb)), notes
-        )
+        settings = try_or_note("settings", partial(settings_of, trainer, record, late.batches or 1), notes)
         record = record.model_copy(update={"waterfall": fell, "settings": settings})
         judged = partial(binding, record, self._steps, self._model, measured.device_idle, late.kernels)
         verdict = try_or_note("verdict", judged, notes)

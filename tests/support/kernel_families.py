@@ -402,3 +402,160 @@ FAMILIES: dict[str, str] = {
         void geam
     """,
 }
+
+# On Blackwell: from published profiles of B200, B300, GB200 and GB300 (cuBLAS 13, cuDNN 9, CUTLASS 4 and its Python,
+# FlashAttention 4, quack, TransformerEngine, FlashInfer, Triton).
+BLACKWELL: dict[str, str] = {
+    "matmul": """
+        nvjet_sm100_tst_128x256_64x6_2x1_2cta_v_bz_TNT
+        nvjet_sm103_hsh_128x256_64x6_2x1_2cta_v_bz_NNT
+        nvjet_sm103_qqtst_128x256_128x6_2x2f_2cta_h_bz_NTT
+        nvjet_sm103_ootst_FP4
+        cutlass3x_sm100_tensorop_s256x256x8tf32gemm_2sm_bias_f32_relu
+        cutlass3x_sm100_bstensorop_s256x256x64gemm_block_scaled_ue4m3xe2m1_ue4m3xe2m1_f32_bf16
+        void cutlass::device_kernel<at::cuda::detail::enable_3x_kernel_for_sm10<cutlass::gemm::kernel::Gemm<x>>>
+        kernel_cutlass_kernel___main__PersistentDenseGemmKernel_object_at__TiledMMA_ThrLayoutVMNK11110000
+        kernel_cutlass_kernel_cudnngrouped_gemmgrouped_gemm_gluBlockScaledMoEGroupedGemmGluBiasKernel_object_at__TiledMMA
+        kernel_cutlass_kernel_cudnngrouped_gemm_BlockScaledMoEGroupedGemmQuantKernel_object_at_0x1
+        kernel_cutlass_kernel_quackgemm_sm100GemmSm100_object_at__TiledMMA
+        kernel_cutlass_kernel_quackgemm_act_GemmActSm100_object_at__TiledMMA
+        kernel_cutlass_kernel_quackgemm_dact_GemmDActSm100_object_at__TiledMMA
+        bmm_Bfloat16_E2m1E2m1_Fp32_Ab16_Bb16tokFp32_t128x128x256_s6_et128x128_m256x128x64_c2x1x1_rM_TN_transOut
+        bmm_E2m1_E2m1E2m1_Fp32_Ab16_Bb16_Cb16_t128x128x512u2_s3x3x3x3x1x3_et128x32
+        gemm_Bfloat16_E4m3E4m3_Fp32_t128x64x128u2_s6_et64x64_m64x64x32_cga1x1x1_TN_transOut_sm100f
+        void deep_gemm::sm100_bf16_gemm_impl<x>
+        void deep_gemm::sm100_fp8_gemm_1d1d_impl<x>
+        cudnn_generated_fort_native_matmul_sm100_knob_3_128x128x64_kernel0_0
+        cudnn_generated_fort_native_conv_sm100_fprop_knob_1_kernel0_0
+        sm100_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_cudnn
+        sm100_xmma_wgrad_implicit_gemm_indexed_bf16bf16_bf16f32_f32
+        _ZN7cutlass13device_kernelINS_4gemm6kernel13GemmUniversalIN4cute5tuple
+        _grouped_mm_kernel
+        _matmul_ogs_NNT_bf16xbf16xmxfp4_128x256x128x1_swiglu
+        _p_matmul_ogs_NNT_bf16xbf16xmxfp4_32x256x128x1
+        triton_tem_fused_mm_3
+        triton_tem_fused__grouped_mm_0
+        void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, false>
+        _causal_conv1d_fwd_kernel
+        XXT_kernel
+        ba_plus_cAA_kernel
+        ns_line_1_kernel
+        linear_relu_square_kernel
+        _addmm_fp8_rowwise
+        _int4mm_kernel
+        mfma_moe2_afp4_wfp4_bf16_cshuffle_t64x256x256
+    """,
+    "attention": """
+        kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensor0000o11101213
+        kernel_cutlass_kernel_flash_attncuteflash_bwd_sm100FlashAttentionBackwardSm100_object_at__TiledMMA
+        kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object_at__tensor
+        kernel_cutlass_kernel_flash_attncuteflash_bwd_postprocessFlashAttentionBackwardPostprocess_object_at__tensor
+        kernel_cutlass_kernel_flash_attncuteflash_fwd_combineFlashAttentionForwardCombine_object_at__tensor
+        kernel_cutlass_kernel___main__BlackwellFusedMultiHeadAttentionForward_object_at__TiledMMA_ThrLayout
+        kernel_cutlass_split_kv_kernel___main__BlackwellMultiHeadLatentAttentionForward_object_at__TiledMMA
+        kernel_cutlass_bwd___main__BlackwellFusedMultiHeadAttentionBackward_object_at__TiledMMA
+        kernel_cutlass_sum_OdO___main__BlackwellFusedMultiHeadAttentionBackward_object_at__tensorptr
+        cudnn_generated_fort_native_sdpa_sm100_flash_fprop_f16_knob_1_128x128x128_4x1x1_cga1x1x1_kernel0_0
+        cudnn_generated_fort_native_sdpa_sm100_flash_bprop_mxfp8_knob_31_128x128x128
+        void cudnn::fusion::fmha_reduce_head<true>
+        fmhaSm100fKernel_QkvFp16OFp16H128PagedKvCausalP64MultiCtasKvVarSeqQ8Kv128
+        fmhaSm100aKernel_QkvBfloat16OBfloat16H128PagedKvDenseP32VarSeqQ16Kv128StaticSwapsAbForGen
+        fmhaKernel_QkvE4m3OBfloat16H128
+        void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaFwdKernelTmaWarpspecialized<cute::tuple<int>>>
+        void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaBwdKernelTmaWarpSpecialized<cute::tuple<int>>>
+        void cutlass::device_kernel<cutlass::fmha::kernel::Sm100FmhaMlaKernelTmaWarpspecialized<cute::tuple<int>>>
+        flash_fwd_splitkv_mla_combine_kernel
+        chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+        chunk_fwd_kernel_o
+        kernel_cutlass_kernel_GdnCfgio_dtype_bfloat16
+        kernel_cutlass_kernel_GdnBwdCfguse_initial_stateFalse
+        kernel_cutlass_kernel_GdnRecomputeCfg_dtype_bfloat16
+        chunk_gated_delta_rule_fwd_kkt_solve_kernel
+        chunk_bwd_kernel_dqkwg
+        fused_recurrent_gated_delta_rule_fwd_kernel
+        mha_varlen_fwd
+    """,
+    "normalization": """
+        kernel_cutlass_kernel_flashinfernormkernelsrmsnormRMSNormKernel_object_at__tensorptrbf16gmemalign128
+        kernel_cutlass_kernel_flashinfernormkernelsfused_add_rmsnormFusedAddRMSNormKernel_object_at__tensorptr
+        kernel_cutlass_kernel_quackrmsnormRMSNorm_object_at__tensorptrbf16_gmem
+        kernel_cutlass_kernel_quackrmsnormRMSNormBackward_object_at__tensorptrbf16_gmem
+        cudnn_generated_fort_native_rmsnorm_sm100_fwd_kernel0_0
+        void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel<x>
+        l2norm_fwd_kernel
+        _gemma_rmsnorm_kernel
+        rmsNorm384Vec8Kernel
+    """,
+    "softmax": """
+        kernel_cutlass_kernel_quacksoftmaxSoftmax_object_at__tensorptrf32_gmem
+        kernel_cutlass_kernel_quacksoftmaxSoftmaxBackward_object_at__tensorptrf32_gmem
+        vllm::moe::topkGatingSoftmax
+    """,
+    "reduction": """
+        kernel_cutlass_kernel_quackcross_entropyCrossEntropy_object_at__tensorptrbf16_gmem
+        kernel_cutlass_kernel_quackcross_entropyCrossEntropyBackward_object_at__tensorptrbf16_gmem
+        kernel_cutlass_kernel_quacktopkTopK_object_at__tensor
+        kernel_cutlass_kernel_quackreduction_baseReductionBase_object_at__tensor
+        at_cuda_detail::cub::detail::scan::DeviceScanKernel
+        chunk_local_cumsum_scalar_kernel
+        triton_red_fused_add_mul_native_layer_norm_view_0
+        void moe::dev::routing::routingRenormalize::routingIndicesClusterKernel<x>
+        void moe::dev::routing::routingMainKernel<x>
+        moe::dev::routing::routingCustom::routingIndicesHistogramScoresKernel
+        moe::dev::routing::routingIndicesCoopKernel
+        _router_triton_kernel
+        softcapped_entropy_fwd_kernel
+        fused_softcapped_entropy_bwd_kernel
+        _logsumexp_kernel
+        _helion_sum
+        moe::dev::routing::routingInitExpertCounts
+    """,
+    "elementwise": """
+        kernel_cutlass_kernel_flashinferquantizationkernelsnvfp4_quantizeNVFP4QuantizeTMAKernel_object_at__CopyAtom
+        void transformer_engine::dispatch::mxfp8::quantize_kernel::quantize_mxfp8_kernel<x>
+        void tensorrt_llm::kernels::quantize_with_block_size<x>
+        void cvt_fp16_to_fp4<__nv_bfloat16, false>
+        triton_poi_fused_addmm_gelu_view_1
+        rope_fused_3way_kernel_v2_0
+        fused_gdn_gating_kernel
+        _fused_gate_sigmoid_mul_add_kernel
+        swiglu_fwdbwd_kernel
+        fusedQKRoPE19Half2Kernel
+        void flashinfer::RopeQuantizeKernel<x>
+        applyMLARopeAndAssignQKVKernelOptContext
+        void transformer_engine::adam::AdamFunctorMaster
+        act_and_mul_kernel
+        _static_quant_fp8
+        void transformer_engine::hadamard_transform_kernel
+        _clamped_swiglu_kernel
+        _to_mxfp8_across_rows_kernel
+        to_mxfp8_dim1_kernel
+        _lion_update_fused_kernel
+        mxfp8_quantize_kernel
+    """,
+    "copies": """
+        memcpy128
+        fused_qkvzba_split_reshape_cat_contiguous_kernel
+        fused_qkv_split_gdn_prefill_kernel
+        void moe::dev::finalize::finalizeKernelVecLoad<x>
+        set_mla_kv_buffer_kernel
+        at::native::vectorized_gather_kernel
+        _permute_kernel
+        void swizzle_scaling_factors_kernel
+        void transformer_engine::swizzle_col_scaling_kernel
+        triton_scale_swizzle
+        triton_mx_block_rearrange_2d_M_groups
+        triton_convert_to_blocked
+        _fill_indices_kernel
+    """,
+    "communication": """
+        void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<x>
+        void tensorrt_llm::kernels::mnnvl::twoshotAllreduceKernel
+        ncclDevKernel_AllGather_RING_LL
+        ncclSymkDevKernel_AllReduce_AGxLLMC_R
+        void hybrid_ep::dispatch_kernel<x>
+        userbuffers_fp16_sum_inplace_gpu_rr_rs_oop
+        void moe_comm::moeA2ADispatchKernel
+        moefinalize_lamport
+    """,
+}

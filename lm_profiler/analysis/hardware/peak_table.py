@@ -22,7 +22,7 @@ class Row(NamedTuple):
     names: tuple[str, ...]
     source: str
     float32: float
-    tf32: float
+    tf32: float | None = None
     bfloat16: float | None = None
     float16: float | None = None
     memory: float | None = None
@@ -46,6 +46,16 @@ _LAPTOPS = (
     "NVIDIA GeForce RTX 40 laptops page (2024): up to 686 AI TOPS (fp8, sparse); the rest by the "
     "RTX 4090's ratios in the Ada whitepaper (bf16 an eighth, fp32 a sixteenth). Less at lower power limits"
 )
+_B300 = "NVIDIA HGX page (2025): 36 PFLOP/s (bf16, sparse), 18 (TF32, sparse), 0.6 (fp32) for eight B300"
+_GB300 = (
+    "NVIDIA GB300 NVL72 page (2025): 360 PFLOP/s (bf16, sparse), 180 (TF32, sparse), 576 TB/s for 72; fp32 as GB200"
+)
+_ULTRA = "NVIDIA technical blog, Inside NVIDIA Blackwell Ultra (2025): 8 TB/s"
+_SERVER = "NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet (2025)"
+_H800 = "NVIDIA H800 datasheet, as its partners quote it (2023): H100 SXM but for NVLink and fp64"
+_H20 = "NVIDIA H20 datasheet, as its partners quote it (2023)"
+_TURING = "NVIDIA Turing GPU Architecture whitepaper (2018), reference board; fp16 with fp32 accumulate"
+_CDNA4 = "AMD CDNA 4 Architecture white paper (2025)"
 _A100_40 = "NVIDIA A100 Tensor Core GPU Architecture whitepaper (2020): 1555 GB/s with 40 GB"
 _H100_SHEET = "NVIDIA H100 datasheet (2023): 3.35 TB/s (SXM), 2 TB/s (PCIe)"
 _DGX_B200 = "NVIDIA DGX B200 datasheet (2024): 64 TB/s for eight"
@@ -58,18 +68,28 @@ _A100_TFLOPS = (19.5, 156.0, 312.0, 312.0)
 
 ROWS: tuple[Row, ...] = (
     # Blackwell
+    # Its page rounds fp32 to 6 PFLOP/s for 72: a GB200's 80 TFLOP/s.
+    Row(("NVIDIA GB300",), _GB300, 80.0, 1250.0, 2500.0, 2500.0, 8000.0),
+    Row(("NVIDIA B300 SXM6 AC",), _B300, 75.0, 1125.0, 2250.0, 2250.0, 8000.0, _ULTRA),
     Row(("NVIDIA GB200",), _BLACKWELL, 80.0, 1250.0, 2500.0, 2500.0, 8000.0),
     # The sheet rounds TF32 to 2.2 sparse; NVIDIA's HGX page (2025) says 18 PFLOP/s for eight, 1.125 dense for one.
     Row(("NVIDIA B200",), _BLACKWELL, 75.0, 1125.0, 2250.0, 2250.0, 8000.0, _DGX_B200),
     Row(("NVIDIA RTX PRO 6000 Blackwell Workstation Edition",), _RTX_PRO, 125.0, 251.9, 503.8, 503.8, 1792.0),
     Row(("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",), _MAX_Q, 110.0, 219.4, 438.9, 438.9, 1792.0),
+    # The sheet rounds its tensor figures to whole PFLOP/s.
+    Row(("NVIDIA RTX PRO 6000 Blackwell Server Edition",), _SERVER, 120.0, memory=1597.0),
     Row(("NVIDIA GeForce RTX 5090",), _RTX_BLACKWELL, 104.8, 104.8, 209.5, 209.5, 1792.0),
+    Row(("NVIDIA GeForce RTX 5080",), _RTX_BLACKWELL, 56.3, 56.3, 112.6, 112.6, 960.0),
+    Row(("NVIDIA GeForce RTX 5070 Ti",), _RTX_BLACKWELL, 43.9, 43.9, 87.9, 87.9, 896.0),
+    Row(("NVIDIA GeForce RTX 5070",), _RTX_BLACKWELL, 30.9, 30.9, 61.7, 61.7, 672.0),
     # Hopper
     Row(("NVIDIA H100 80GB HBM3",), _H100, *_HOPPER_SXM, 3350.0, _H100_SHEET),
     Row(("NVIDIA H100 PCIe",), _H100, 51.2, 378.0, 756.0, 756.0, 2000.0, _H100_SHEET),
     Row(
         ("NVIDIA H100 NVL",), "NVIDIA H100 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5, 3900.0
     ),
+    Row(("NVIDIA H800",), _H800, *_HOPPER_SXM, 3350.0),
+    Row(("NVIDIA H20",), _H20, 44.0, 74.0, 148.0, 148.0, 4000.0),
     Row(("NVIDIA H200",), "NVIDIA H200 datasheet (2024): H100 SXM compute, HBM3e", *_HOPPER_SXM, 4800.0),
     Row(
         ("NVIDIA H200 NVL",), "NVIDIA H200 datasheet (2024), half the sparse figure", 60.0, 417.5, 835.5, 835.5, 4800.0
@@ -83,6 +103,8 @@ ROWS: tuple[Row, ...] = (
     Row(("NVIDIA RTX 6000 Ada Generation",), _ADA, 91.1, 182.1, 364.2, 364.2, 960.0),
     Row(("NVIDIA GeForce RTX 4090",), _ADA, 82.6, 82.6, 165.2, 165.2, 1008.0),
     Row(("NVIDIA GeForce RTX 4090 Laptop GPU",), _LAPTOPS, 42.9, 42.9, 85.8, 85.8),
+    Row(("NVIDIA GeForce RTX 4080",), _ADA, 48.7, 48.7, 97.5, 97.5, 717.0),
+    Row(("NVIDIA GeForce RTX 4070 Ti",), _ADA, 40.1, 40.1, 80.2, 80.2, 504.0),
     # Ampere
     Row(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, *_A100_TFLOPS, 1555.0, _A100_40),
     Row(("NVIDIA A100-SXM4-80GB",), _A100, *_A100_TFLOPS, 2039.0),
@@ -94,11 +116,18 @@ ROWS: tuple[Row, ...] = (
     Row(("NVIDIA RTX A6000",), _GA102, 38.7, 77.4, 154.8, 154.8, 768.0),
     Row(("NVIDIA GeForce RTX 3090",), _GA102, 35.6, 35.6, 71.0, 71.0, 936.0),
     Row(("NVIDIA GeForce RTX 3090 Ti",), _ADA, 40.0, 40.0, 80.0, 80.0, 1008.0),
+    Row(("NVIDIA GeForce RTX 3080",), _GA102, 29.8, 29.8, 59.5, 59.5, 760.0),
+    Row(("NVIDIA GeForce RTX 3070",), _GA102, 20.3, 20.3, 40.6, 40.6, 448.0),
     # Turing and Volta: fp16 tensor cores only
     Row(("Tesla T4",), "NVIDIA T4 datasheet (2019)", 8.1, 8.1, None, 65.0, 320.0, _T4_BRIEF),
+    Row(("NVIDIA GeForce RTX 2080 Ti",), _TURING, 13.4, 13.4, None, 53.8, 616.0),
     Row(("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB"), _V100, 15.7, 15.7, None, 125.0, 900.0),
     Row(("Tesla V100-PCIE-16GB", "Tesla V100-PCIE-32GB"), _V100, 14.0, 14.0, None, 112.0, 900.0),
     Row(("Tesla V100S-PCIE-32GB",), _V100, 16.4, 16.4, None, 130.0, 1134.0),
+    # AMD: dense matrix figures; MI355X has no TF32
+    Row(("AMD Instinct MI300X",), "AMD Instinct MI300X data sheet (2023)", 163.4, 653.7, 1307.4, 1307.4, 5300.0),
+    Row(("AMD Instinct MI325X",), "AMD Instinct MI325X data sheet (2024)", 163.4, 653.7, 1307.4, 1307.4, 6000.0),
+    Row(("AMD Instinct MI355X",), _CDNA4, 157.3, 157.3, 2516.6, 2516.6, 8000.0),
     # Apple: the GPU's fp32 where Apple named a number, for the chip with all its GPU cores (some have one or two less)
     Row(("Apple M1",), "Apple press release, 10 November 2020: 2.6 teraflops", 2.6, 2.6),
     Row(("Apple M1 Pro",), "Apple keynote, 18 October 2021: 5.2 teraflops", 5.2, 5.2, None, None, 200.0, _M1_PRO),

@@ -8,7 +8,7 @@ FEWEST = 2
 """Batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter."""
 
 
-def lasting_step_s(mean_s: float, steps: int, batches: int, loader: LoaderFacts | None) -> float | None:
+def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
     """Seconds of a step that can go on: as long as the workers take to make its batches.
 
     In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and where

@@ -95,14 +95,14 @@ def _summary(x: Series, model: StepModel) -> TimeSummary:
 
 
 def step_figures(
-    rows: Sequence[StepRow], model: StepModel, samples: int | None = None, lag: float = 1.0
+    rows: Sequence[StepRow], model: StepModel, samples: float | None = None, lag: float = 1.0
 ) -> dict[str, Any]:
     """What a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
 
     Args:
         rows: the measured steps, all with the device's time.
         model: of them.
-        samples: of a step, over all ranks.
+        samples: of the mean step, over all ranks.
         lag: as above.
     """
     times, here = summaries(rows, "device", model), rows[model.first : model.end]
@@ -138,7 +138,7 @@ def _odd(row: StepRow, ratio: float, usual: Mapping[str, float]) -> OddStep:
 
 
 def throughput(
-    rows: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: int | None = None, lag: float = 1.0
+    rows: Sequence[StepRow], times: Mapping[str, TimeSummary], samples: float | None = None, lag: float = 1.0
 ) -> Throughput:
     """Tokens and ``samples`` of a step over the mean step: time is a sum. Unknown where they are for one of ``rows``.
 
@@ -151,6 +151,6 @@ def throughput(
     return Throughput(
         tokens_per_step=None if tokens is None else round(tokens),
         tokens_per_s=per_second(tokens, step_s),
-        samples_per_step=samples,
+        samples_per_step=None if samples is None else round(samples),
         samples_per_s=per_second(samples, step_s),
     )

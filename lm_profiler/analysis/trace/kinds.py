@@ -15,12 +15,13 @@ MEMORY_BOUND: frozenset[Kind] = frozenset({"elementwise", "normalization", "redu
 # FlashAttention is written with CUTLASS, and a cast is an elementwise_kernel whose functor copies.
 _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("attention", r"^triton_(tem_.*|flex_)attention"),
-    ("matmul", r"^triton_(tem_|mm|bmm|conv)|^triton_.*_(mm|bmm|addmm)_template"),
+    ("matmul", r"^triton_(tem_|mm|bmm|conv(?!ert))|^triton_.*_(mm|bmm|addmm)_template"),
     ("elementwise", r"^triton_(poi|for)_"),
     ("reduction", r"^triton_(red|per|spl|mix|unk|split_scan)_"),
     ("elementwise", r"^triton_(_?\d|$)"),  # torch.compile's without names that speak (torch 2.1)
     ("communication", r"nccl|rccl|msccl|all_?reduce|all_?gather|reduce_?scatter|(nv|roc)shmem|cross_device_reduce"),
     ("communication", r"deep_ep::|symmetric_memory::|multimem_|gloo::|userbuffers|^Memcpy P(to|eer)"),
+    ("communication", r"hybrid_ep::|moe_comm::|lamport"),
     ("host_copies", r"^Memcpy (HtoD|DtoH|HtoH|M2D|D2M)|MemoryCopy\((M2D|D2M)|^Copy(HostToDevice|DeviceToHost)"),
     ("copies", r"^(hip)?Mem(cpy|set)|AppendMemory(Copy|Fill)|^CopyDeviceToDevice|rocclr_(copy|fill)|reshape_and_cache"),
     ("copies", r"AppendPagedKV"),  # beside attention over the same cache
@@ -29,10 +30,11 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("normalization", r"cuComputeGradInput|Compute(Backward)?FusedParams|ComputeInternalGradients"),  # layer and group
     ("normalization", r"(^|[ :])ln_(fwd|bwd)|residual_ln|_[bl]norm|normalization::"),
     ("softmax", r"attn_softmax"),  # DeepSpeed's, beside products of its own
-    ("attention", r"flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd)|dot_do_o|do_o_dot|convert_dq"),
+    ("attention", r"flash(?!infer)|fmha|attention|attn|sdpa|mha_(fwd|bwd|varlen)|dot_do_o|do_o_dot|convert_dq"),
     ("attention", r"gemm_softmax_gemm|PagedKVCache|MergeState|(Prefill|Decode|POD)With\w*KVCache|one_col_block"),
     ("attention", r"^(fused_)?(chunk|recurrent)_(fwd|bwd)_kernel|wy_repr|_nsa_|retention|dot_kkt"),
     ("attention", r"recompute_w_u|solve_tril|_kernel_d(q|k_?dv)|_fwd_kernel_(aligned|split_?k)|delta_rule|_gla_"),
+    ("attention", r"_gdn\w*cfg"),
     ("softmax", r"softmax|sparsemax"),
     ("elementwise", r"dequant_mm_"),  # of a product that was computed before
     ("reduction", r"reduce_1block|nrm2|asum_kernel"),  # cuBLAS's dot products; the first one's arguments are of a gemv
@@ -40,27 +42,37 @@ _KERNELS: tuple[tuple[Kind, str], ...] = (
     ("matmul", r"convol|(^|[_:])conv(\dd|_|$)|asmconv|wgrad|dgrad|winograd|[a-z\d]cudnn_|cask_cudnn"),
     ("matmul", r"(^|[_: ])RNN_|^void epilogue::impl"),
     ("matmul", r"^Cijk_|(^|_)b?mm(_|$)|marlin|machete|(^|_)moe_kernel|trsm|syrk|chunk_(scan|state)_(fwd|bwd)"),
+    ("matmul", r"(^|_)(XXT|XTX|plus_cAA|ns_line|linear_relu_square)_|addmm|int4mm|mfma_moe"),  # Muon's products first
+    ("elementwise", r"qk_?rope|apply\w*rope|to_mxfp|cvt_fp|gating_kernel|gate_sigmoid"),
+    ("reduction", r"moe::dev::routing|(^|_)router_|logsumexp|entropy_(fwd|bwd)|_sum$"),
     ("elementwise", r"rotary|rope(_|$)|upsample|grid_sampler|__(parallel_for|transform)"),
     (
         "copies",
         r"roll_cuda|flip_cuda|_pad(_|\d)|im2d?2?col|col2im|unfold|repeat_interleave|^void.*::compute_cuda_kernel",
     ),
+    ("copies", r"_qkv_split|kv_buffer|finalizeKernel|rearrange|to_blocked"),
     ("copies", r"partials_per_segment|sum_and_scatter|moe_align|reorder|(^|[_: ])cast_|transform_\d{4}"),
     (
         "reduction",
         r"reduce|reduction|l[p2]norm|lpmax|nll_loss|ctc_loss|cross_entropy|_jsd_|kl_?div|scan|cub::|multinomial",
     ),
-    ("reduction", r"_loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile"),
+    (
+        "reduction",
+        r"_loss_(fwd|bwd|forward|backward)|_distance_kernel|cumsum|(^|[ _:])amax_kernel|percentile",
+    ),
     ("reduction", r"argm(ax|in)|radix|bitonic|_sort|topk|histogram|_pool|pooling|nms_kernel|(^|\s)cleanup(<|$)"),
     ("copies", r"copy(?!sign)|fillfunctor|cat(array|_)|gather|scatter|index|indices|embedding|compute_grad_weight"),
-    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle_|row_id_map"),
+    ("copies", r"transpose|permute|tri[ul]_|n(chw|hwc)to|swizzle|row_id_map"),
     ("elementwise", r"elementwise|pointwise|foreach|multi_tensor_apply|functor|adam|masked_fill|dropout|distribution"),
     (
         "elementwise",
         r"silu|gelu|geglu|swiglu|::glu_|relu|unscale|scalePackedTensor|amp_update|quant|k\w*Optimizer|act_(and|kernel)",
     ),
     ("elementwise", r"unary|binary|eltwise|element_mul|TensorOp|Op\d?d?Tensor|scal_kernel|axpy|assert_async|bias"),
-    ("elementwise", r"state_passing|param_update|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_"),
+    (
+        "elementwise",
+        r"state_passing|param_update|_update_fused|^_(fg|(exact|approx)_(for|back)ward)_kernel|_dfg_kernel|_dyt_",
+    ),
     ("elementwise", r"amax_and_scale|[cp]dist_|(^|[ :])cross_kernel|(bit|fp8)rowwise"),
 )
 

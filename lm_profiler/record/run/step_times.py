@@ -32,7 +32,7 @@ class TimeSummary(Part):
 class Throughput(Part):
     """Over all ranks, at the mean step. None where the module does not say how many tokens a batch has.
 
-    ``samples`` are rows of a batch, as the first one had them.
+    ``samples`` are rows of batches, of the mean step; rounded.
     """
 
     tokens_per_step: int | None

@@ -35,6 +35,16 @@ KNOWN = [
     ("NVIDIA GeForce RTX 4090", "bfloat16", 165.2),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", "bfloat16", 85.8),
     ("NVIDIA GeForce RTX 5090", "bfloat16", 209.5),
+    ("NVIDIA B300 SXM6 AC", "tf32", 1125.0),
+    ("NVIDIA GB300", "bfloat16", 2500.0),
+    ("NVIDIA H20", "bfloat16", 148.0),
+    ("NVIDIA H800", "bfloat16", 989.4),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "float32", 120.0),
+    ("NVIDIA GeForce RTX 5080", "bfloat16", 112.6),
+    ("NVIDIA GeForce RTX 3080", "float16", 59.5),
+    ("AMD Instinct MI300X", "bfloat16", 1307.4),
+    ("AMD Instinct MI325X", "tf32", 653.7),
+    ("AMD Instinct MI355X", "bfloat16", 2516.6),
     ("Apple M1", "float32", 2.6),
 ]
 
@@ -69,6 +79,22 @@ MEMORIES = [
     ("NVIDIA GeForce RTX 5090", 1792e9, (512, 28)),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 1792e9, (512, 28)),
     ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 1792e9, (512, 28)),
+    ("NVIDIA GB300", 8e12, (8192, 7.8)),
+    ("NVIDIA B300 SXM6 AC", 8e12, (8192, 7.8)),
+    ("NVIDIA H20", 4.0e12, (6144, 5.2)),
+    ("NVIDIA H800", 3.35e12, (5120, 5.24)),
+    ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 1597e9, (512, 25)),
+    ("NVIDIA GeForce RTX 5080", 960e9, (256, 30)),
+    ("NVIDIA GeForce RTX 5070 Ti", 896e9, (256, 28)),
+    ("NVIDIA GeForce RTX 5070", 672e9, (192, 28)),
+    ("NVIDIA GeForce RTX 4080", 717e9, (256, 22.4)),
+    ("NVIDIA GeForce RTX 4070 Ti", 504e9, (192, 21)),
+    ("NVIDIA GeForce RTX 3080", 760e9, (320, 19)),
+    ("NVIDIA GeForce RTX 3070", 448e9, (256, 14)),
+    ("NVIDIA GeForce RTX 2080 Ti", 616e9, (352, 14)),
+    ("AMD Instinct MI300X", 5.3e12, (8192, 5.2)),
+    ("AMD Instinct MI325X", 6.0e12, (8192, 6.0)),
+    ("AMD Instinct MI355X", 8.0e12, (8192, 8.0)),
     ("Tesla T4", 320e9, (256, 10)),
     ("Tesla V100-SXM2-16GB", 900e9, (4096, 1.75)),
     ("Tesla V100-SXM2-32GB", 900e9, (4096, 1.75)),
@@ -111,7 +137,8 @@ def test_the_two_names_that_lightnings_table_gets_wrong():
     "name",
     [
         "NVIDIA H100",  # the name of two chips
-        "NVIDIA H800",
+        "NVIDIA H800 PCIe",
+        "NVIDIA B300",
         "NVIDIA A100",
         "NVIDIA A100-SXM4-80GB MIG 3g.40gb",
         "NVIDIA GeForce RTX 4090 D",
@@ -139,7 +166,8 @@ def test_no_figure_where_the_hardware_has_none():
 
 
 def test_tf32_is_float32_where_the_chip_has_no_such_mode():
-    assert peak("Tesla T4", "tf32").flops_per_s == peak("Tesla T4", "float32").flops_per_s
+    for name in ("Tesla T4", "AMD Instinct MI355X"):
+        assert peak(name, "tf32").flops_per_s == peak(name, "float32").flops_per_s
     assert peak("NVIDIA RTX PRO 6000 Blackwell Server Edition", "tf32") is None  # unknown is not the same
 
 
@@ -154,8 +182,8 @@ def test_the_table_is_consistent():
             assert known == sorted(known), name
             assert known, name  # a row that can only say unknown is no row
             assert all(1e12 < figure < 1e16 for figure in known), name
-            # Dense ratios of NVIDIA's tensor cores: bf16 is twice TF32 (and sparse would be four times).
-            if row.bfloat16:
+            # Dense ratios of tensor cores: bf16 is twice TF32 (and sparse would be four times).
+            if row.bfloat16 and name != "AMD Instinct MI355X":  # which has no TF32
                 assert row.bfloat16 / row.tf32 == pytest.approx(2.0, rel=0.02), name
 
 

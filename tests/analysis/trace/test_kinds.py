@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel_families import FAMILIES
+from kernel_families import BLACKWELL, FAMILIES
 
 from lm_profiler.analysis.trace.kinds import kernel_kind, operator_kind
 
@@ -94,9 +94,10 @@ def test_kernels(kind: str, name: str) -> None:
     assert kernel_kind(name) == kind
 
 
+@pytest.mark.parametrize("families", [FAMILIES, BLACKWELL], ids=["libraries", "blackwell"])
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_kernels_of_the_libraries_that_people_train_with(kind: str) -> None:
-    names = [line.strip() for line in FAMILIES[kind].strip().splitlines()]
+def test_kernels_of_the_libraries_that_people_train_with(families: dict[str, str], kind: str) -> None:
+    names = [line.strip() for line in families.get(kind, "").strip().splitlines()]
     assert {name: told for name in names if (told := kernel_kind(name)) != kind} == {}
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -30,6 +31,16 @@ BATCH, CONTEXT = 2, 8
 TINY: dict[str, Any] = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 50}
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+
+
+class Ticking:
+    """A clock that goes on a microsecond each time it is asked."""
+
+    now_ns = 0
+
+    def __call__(self) -> int:
+        self.now_ns += 1_000
+        return self.now_ns
 
 
 def run(module: LightningModule, folder: Path, verb: str = "fit", profiler: Any = None, **options: Any) -> RunRecord:
@@ -364,3 +375,51 @@ def test_samples_are_the_rows_of_a_step(tmp_path: Path) -> None:
     assert (rate.tokens_per_step, rate.samples_per_step) == (None, 8)
     step_s = read_run(profiler.folder).time["step"].mean
     assert rate.samples_per_s == pytest.approx(8 / step_s)
+
+
+class Regular(BoringModel):
+    """On rows of 32; a batch takes a millisecond of ``Ticking`` for each of its rows."""
+
+    def __init__(self, clock: Ticking) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.clock.now_ns += 1_000_000
+        return super().training_step(batch, batch_idx)
+
+
+def test_samples_of_partial_last_batches_are_counted(tmp_path: Path) -> None:
+    """Of 10 rows in batches of 4: 4, 4 and 2."""
+    clock = Ticking()
+    profiler = instruments(warmup=0, measure=6, clock=clock)
+    trainer_with([profiler], tmp_path).fit(Regular(clock), DataLoader(RandomDataset(32, 10), batch_size=4))
+    record = read_run(profiler.folder)
+    assert record.throughput is not None
+    assert record.time["step"].n == 6
+    assert record.throughput.samples_per_step == 3
+    assert record.throughput.samples_per_s == pytest.approx(20 / 6 / record.time["step"].mean)
+
+
+@pytest.mark.parametrize("memory", [1, 0])
+def test_batches_are_those_of_the_measured_steps(tmp_path: Path, memory: int) -> None:
+    """Eight steps of one batch, then two of four; FLOPs are counted in a step of four."""
+    clock = Ticking()
+    profiler = instruments(warmup=0, measure=10, memory=memory, clock=clock, peak_flops_per_s=1e9)
+    scheduler = GradientAccumulationScheduler({0: 1, 1: 4})
+    data = DataLoader(RandomDataset(32, 16), batch_size=2)
+    trainer_with([profiler, scheduler], tmp_path).fit(Regular(clock), data)
+    record = read_run(profiler.folder)
+    assert record.throughput is not None
+    steps = record.time["step"]
+    batches = {10: 1.6, 8: 1.0, 2: 4.0}[steps.n]
+    assert record.throughput.samples_per_s == pytest.approx(2 * batches / steps.mean)
+    assert sum("batches, from step 9 on" in note for note in record.notes) == 1
+    if memory:
+        assert record.utilisation is not None
+        assert record.utilisation.flops.forward == round(batches * 2 * 2 * 32 * 2)  # two rows, 32 by 2 weights
+
+
+def test_a_run_whose_steps_are_alike_has_no_note_on_batches(tmp_path: Path) -> None:
+    found = run(BoringModel(), tmp_path, accumulate_grad_batches=2)
+    assert [note for note in found.notes if "batches" in note] == []

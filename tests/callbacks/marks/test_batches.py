@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from zoo import GraphNet, Masked, batches
 
-from lm_profiler.callbacks.marks.batches import Tokens, samples_in
+from lm_profiler.callbacks.marks.batches import Samples, Tokens, samples_in
 from lm_profiler.record.run import RunRecord, read_run
 
 IDS = {"input_ids": torch.zeros(2, 5, dtype=torch.long), "labels": torch.zeros(2)}
@@ -107,3 +107,23 @@ def test_tokens_that_become_unknown_amid_a_run_are_unknown_and_a_note_says_so(gi
     assert record.throughput is not None
     assert record.throughput.tokens_per_s is None
     assert any(note.startswith("tokens_in failed and was taken out: ") for note in record.notes)
+
+
+@pytest.mark.parametrize(
+    "combined, batch, later",
+    [
+        (False, torch.zeros(4, 2), torch.zeros(3, 2)),
+        (False, [torch.zeros(4, 2), torch.zeros(4)], [torch.zeros(3, 2), torch.zeros(3)]),
+        (False, {"n": 1, "x": {"y": torch.zeros(4, 2)}}, {"n": 1, "x": {"y": torch.zeros(3, 2)}}),
+        (True, [torch.zeros(2, 2), {"x": torch.zeros(2)}], [torch.zeros(1, 2), {"x": torch.zeros(2)}]),
+        (True, [torch.zeros(1, 2), torch.zeros(3, 2)], [None, torch.zeros(3, 2)]),
+    ],
+)
+def test_samples_of_each_batch_are_counted(combined: bool, batch: Any, later: Any) -> None:
+    samples = Samples(combined)
+    assert [samples(each) for each in (batch, later, batch)] == [4, 3, 4]
+
+
+def test_samples_of_a_batch_that_does_not_say_are_unknown() -> None:
+    samples = Samples(combined=False)
+    assert [samples(each) for each in ((torch.zeros(4), torch.zeros(3)), "no tensors")] == [None, None]

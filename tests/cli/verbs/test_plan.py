@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_told_with_remedies_of_which_each_was_rehearsed(
 ) -> None:
     assert plan.run(plan.Options(device="A30", options=["--data.batch_size=8"])) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert any("peak 42.0 GiB, in forward: needs 46.7 GiB, does not fit into the 24.0 GiB" in line for line in lines)
+    assert any("peak 42.0 GiB, in forward: needs 46.7 GiB, does not fit into the 23.5 GiB" in line for line in lines)
     tried = {line.split("--", 1)[1]: line.split() for line in lines if " --" in line}
     assert {options: (row[0], "not" in row) for options, row in tried.items()} == {
         "trainer.precision=bf16-mixed": ("28.9", True),
@@ -95,7 +95,7 @@ def test_what_nobody_can_tell_is_called_so_and_fit_would_run_it(
 
 
 def test_what_fits_has_no_remedies(asked: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.run(plan.Options(device="H100", memory="60GiB")) == 0
+    assert plan.run(plan.Options(device="H200", memory="60GiB")) == 0
     assert [what for *_, what in asked] == ["batch", "context"]
     assert "with" not in capsys.readouterr().out.splitlines()[-1].split()
 
@@ -134,10 +134,10 @@ def test_why_a_run_cannot_be_planned_is_said_once(
     asked: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("it depends on values (mine.py, line 3)"))
-    assert plan.run(plan.Options(device="H100")) == 1
+    assert plan.run(plan.Options(device="H200")) == 1
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.splitlines() == ["lm_profiler: cannot be planned: it depends on values (mine.py, line 3)"]
     monkeypatch.setattr(rehearse, "told", lambda asked: rehearse.Unplanned("model.size: expected xl", wrong=True))
     with pytest.raises(UsageError, match="expected xl"):
-        plan.run(plan.Options(device="H100"))
+        plan.run(plan.Options(device="H200"))
