@@ -108,10 +108,10 @@ def verbs() -> dict[str, str]:
 
 def _help(verb: str) -> str:
     """Its help; of the Trainer's other verbs what differs from fit's."""
-    text = said(*([verb] if verb else []), "--help")
+    text = said(*([verb] if verb else []), "--help", *(["all"] if verb in program.TRAINER_VERBS else []))
     if verb not in program.TRAINER_VERBS or verb == "fit":
         return f"```text\n{text}```\n"
-    own, fit = (set(re.findall(r"^ +(--[\w.]+)", page, re.MULTILINE)) for page in (text, said("fit", "--help")))
+    own, fit = (set(re.findall(r"^ +(--[\w.]+)", page, re.MULTILINE)) for page in (text, said("fit", "--help", "all")))
     more = f" Further options: {', '.join(f'`{option}`' for option in sorted(own - fit))}." if own - fit else ""
     less = f" It does not take {', '.join(f'`{option}`' for option in sorted(fit - own))}." if fit - own else ""
     return f"{verbs()[verb].capitalize()}. Takes the options of `fit`.{more}{less}\n"

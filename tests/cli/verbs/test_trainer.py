@@ -25,6 +25,7 @@ from warm import run
 
 from lm_profiler.callbacks.session import Session
 from lm_profiler.cli.main import main
+from lm_profiler.cli.parser import FIRST
 from lm_profiler.cli.verbs import trainer as cli
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import read_run
@@ -380,13 +381,51 @@ def test_the_config_can_be_printed(here: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_help_explains_our_options_and_those_of_our_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--help"]) == 0
+    assert main(["fit", "--help", "all"]) == 0
     text = capsys.readouterr().out
     assert text.startswith("usage: lm_profiler fit [options]\n")
     for option in ("--stages.warmup_steps", "--model.size", "--data.context_length", "--trainer.precision"):
         assert f"\n  {option} " in text
     assert "Steps before the measured ones" in text
     assert "<class " not in text.replace("<class 'int'>", "")
+    assert "comes with the package: 2.7B_bf16, " in " ".join(text.split())
+
+
+def listed(capsys: pytest.CaptureFixture[str], *call: str) -> tuple[str, set[str]]:
+    """What the help of a call prints, and the options at the beginnings of its lines."""
+    assert main(call) == 0
+    text = capsys.readouterr().out
+    return text, set(re.findall(r"^  (?:-\w [A-Z\[\]]+, )?(--[\w.]+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
+def test_help_lists_what_people_use_first_on_one_screen(
+    verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text, first = listed(capsys, verb, "--help")
+    whole, every = listed(capsys, verb, "--help", "all")
+    assert 40 <= len(text.splitlines()) <= 60
+    assert max(map(len, text.splitlines())) <= 80
+    assert first <= every
+    assert {f"--{option}" for options in FIRST.values() for option in options} == first
+    assert len(whole.splitlines()) > 500
+    assert {"--config", "--stages.measure_steps", "--model.size", "--data.batch_size", "--trainer.precision"} < first
+
+
+@pytest.mark.parametrize("group", ["stages", "model", "trainer"])
+def test_help_of_one_group_has_its_options_alone_and_all_of_them(
+    group: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    every = listed(capsys, "fit", "--help", "all")[1]
+    assert listed(capsys, "fit", "--help", group)[1] == {
+        option for option in every if option == f"--{group}" or option.startswith(f"--{group}.")
+    }
+
+
+def test_help_of_no_group_names_the_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--help", "trainr"]) == 2
+    assert "stages" in capsys.readouterr().err
 
 
 # -- one's own classes -----------------------------------------------------------------------------------------------
