@@ -29,6 +29,7 @@ from lm_profiler.cli.checks import (
     trainer_error,
 )
 from lm_profiler.cli.options_cli import INSTRUMENTS, OptionsCLI
+from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.spawned import take_over
 from lm_profiler.cli.stay import leave_in_place
 from lm_profiler.record.command import command_line
@@ -205,7 +206,8 @@ def _classes(said: Any) -> Iterator[str]:
 
 
 def _read(arguments: Sequence[str]) -> ProfilerCLI:
-    return ProfilerCLI(Call(arguments))
+    with quiet():
+        return ProfilerCLI(Call(arguments))
 
 
 def _cause(error: Exception) -> Exception:

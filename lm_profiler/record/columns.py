@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 
 
 @dataclass(frozen=True)
-class Column:
+class PackedArray:
     """How pydantic writes and reads an array of ``dtype``, with ``width`` values a row where it has rows of several.
 
     What is read has that type whatever was sent; text (``S16``) comes back as numpy's ``str_``.
@@ -44,7 +44,7 @@ class Column:
         return flat if self.width is None else flat.reshape(-1, self.width)
 
 
-Counts = Annotated[NDArray[np.int64], Column(np.int64)]
-Codes = Annotated[NDArray[np.uint8], Column(np.uint8)]
-Reals = Annotated[NDArray[np.float64], Column(np.float64)]
-Words = Annotated[NDArray[np.str_], Column("S16")]
+Counts = Annotated[NDArray[np.int64], PackedArray(np.int64)]
+Codes = Annotated[NDArray[np.uint8], PackedArray(np.uint8)]
+Reals = Annotated[NDArray[np.float64], PackedArray(np.float64)]
+Words = Annotated[NDArray[np.str_], PackedArray("S16")]

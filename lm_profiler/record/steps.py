@@ -15,7 +15,7 @@ from typing import Annotated, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.record.columns import Column, Counts, Reals, Words
+from lm_profiler.record.columns import Counts, PackedArray, Reals, Words
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
 from lm_profiler.record.reading import BEYOND, RecordError, read_plain
@@ -77,10 +77,10 @@ class StepTable(Sequence[StepRow]):
 
     step: Counts
     stage: Words
-    seconds: Annotated[NDArray[np.float64], Column(np.float64, len(TIMED))]
-    host_seconds: Annotated[NDArray[np.float64], Column(np.float64, len(TIMED))]
+    seconds: Annotated[NDArray[np.float64], PackedArray(np.float64, len(TIMED))]
+    host_seconds: Annotated[NDArray[np.float64], PackedArray(np.float64, len(TIMED))]
     tokens: Reals
-    memory: Annotated[NDArray[np.float64], Column(np.float64, len(MEMORY))]
+    memory: Annotated[NDArray[np.float64], PackedArray(np.float64, len(MEMORY))]
     rank: Counts
 
     @staticmethod

@@ -428,15 +428,15 @@ def test_the_list_for_a_trainer_of_ones_own(tmp_path: Path, capsys: pytest.Captu
     assert "measuring: 3 steps" in printed.err
 
 
-def test_each_part_has_a_peak_of_memory(tmp_path: Path) -> None:
+def test_a_part_has_a_peak_of_memory_where_it_rose_above_all_before(tmp_path: Path) -> None:
     profiler = short()
     trainer_with([profiler], tmp_path).fit(BoringModel())
     memory = read_run(profiler.folder).memory
     assert memory is not None
     assert memory.measured.allocated_peak is None  # the CPU has no allocator that says
-    assert {"data", "forward", "backward", "optimizer", "other"} <= set(memory.parts) <= set(PARTS)
+    assert set(memory.parts) <= set(PARTS)  # those above all that this process had held: of an old one none
     # A process with torch in it holds more than 100 MiB, and no more than this machine has.
-    assert all(2**27 < (part.resident_peak or 0) < 2**42 for part in memory.parts.values())
+    assert 2**27 < (memory.measured.resident_peak or 0) < 2**42
 
 
 class Scheduled(BoringModel):

@@ -123,7 +123,7 @@ def test_ranks_started_from_outside_all_end_with_a_refusal_that_is_told_once(
     Path("toy.py").write_text(TOO_LARGE)
     slurm = {"SLURM_NTASKS": 2, "SLURM_NTASKS_PER_NODE": 2, "SLURM_NNODES": 1, "SLURM_NODELIST": "localhost"}
     shared = {**slurm, "SLURM_JOB_ID": 1234, "SLURM_JOB_NAME": "train", "MASTER_PORT": free_port(), "SLURM_NODEID": 0}
-    call = ["fit", "--model=toy.Toy", "--data=null", "--name=toy", "--trainer.accelerator=cpu"]
+    call = ["fit", "--model=toy.Toy", "--data=null", "--name=toy", "--trainer.accelerator=cpu", "--check_memory=true"]
     ranks = []
     for rank in (0, 1):
         own = {**shared, "SLURM_PROCID": rank, "SLURM_LOCALID": rank, "PYTHONPATH": ROOT, "OMP_NUM_THREADS": 1}

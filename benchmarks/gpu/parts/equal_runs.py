@@ -28,16 +28,16 @@ def run(place: Place, findings: Findings) -> None:
 
 
 def tell(findings: Findings, entries: list[Entry]) -> None:
-    """Each run, and how far their medians lie apart."""
-    rows, medians = [], []
+    """Each run, and how far their means lie apart."""
+    rows, means = [], []
     for entry in entries:
         step = entry.record.time["step"] if entry.record is not None else None
-        if step is None or step.median is None:
+        if step is None or step.mean is None:
             continue
-        medians.append(step.median)
-        low, high = (shown(bound, scale=1e3) for bound in (step.ci_low, step.ci_high))
+        means.append(step.mean)
+        low, high = (shown(bound, scale=1e3) for bound in (step.mean_low, step.mean_high))
         words = ", ".join(entry.record.words) if entry.record is not None else ""
-        rows.append([entry.folder.parent.name, shown(step.median, scale=1e3), f"[{low}, {high}]", words])
-    findings.table("Equal runs", ("run", "step, median (ms)", "95 % interval", "words"), rows)
-    if medians:
-        findings.add(medians_s=medians, spread=max(medians) / min(medians) - 1)
+        rows.append([entry.folder.parent.name, shown(step.mean, scale=1e3), f"[{low}, {high}]", words])
+    findings.table("Equal runs", ("run", "step, mean (ms)", "95 % interval", "words"), rows)
+    if means:
+        findings.add(means_s=means, spread=max(means) / min(means) - 1)

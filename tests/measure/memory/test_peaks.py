@@ -102,7 +102,7 @@ parts = PartPeaks(probe)
 for code in (0, 2, 3):
     parts(code)
     if code == 2:
-        higher = torch.ones(500 << 20, dtype=torch.uint8)
+        higher = torch.ones(900 << 20, dtype=torch.uint8)
         del higher
 parts(9)
 probe.reset()
