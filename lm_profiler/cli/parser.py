@@ -120,7 +120,8 @@ class Parser(LightningArgumentParser):
         known = {option: action for of in (own, self) for action in of._actions for option in action.option_strings}
         width = max(60, shutil.get_terminal_size().columns - 2)
         yield f"usage: {self.usage}"
-        text = f"The options that people use first. All: --help all. Of one group: --help with {', '.join(self.groups or ())}."
+        groups = ", ".join(self.groups or ())
+        text = f"The options that people use first. All: --help all. Of one group: --help with {groups}."
         yield f"\n{textwrap.fill(text, width)}"
         for title, options in FIRST.items():
             yield f"\n{title}:"
