@@ -94,11 +94,11 @@ def _column(column: Column) -> Json:
 
 
 def table_of(table: Table) -> Json:
-    """``table`` as the pages draw it: the headings, and each cell's value (to sort by) and text."""
+    """``table`` as the pages draw it: the headings, and each cell's text."""
     return {
         "title": table.title,
         "headings": [{"title": heading.title, "figure": heading.figures} for heading in table.headings],
-        "rows": [[(cell.value, cell.text) for cell in row] for row in table.rows],
+        "rows": [[cell.text for cell in row] for row in table.rows],
         "above": table.above,
         "below": table.below,
         "verbatim": table.verbatim,
@@ -169,17 +169,27 @@ def _steps(entry: Entry, most: int) -> Json:
     warmup = min(sum(row.stage == "warmup" for row in rows) + left_out, len(rows))
     told = any(row.seconds is not None for row in rows)
     host = record.environment is not None and record.environment.device_type != "cpu"
+    clocks: list[str] = ["device", "host"] if told and host else ["host"]
     return {
         "of": len(steps),
         "ranks": len(record.rank_step_s),
         "every": every,
         "step": [row.step for row in rows],
         "warmup": warmup,
-        "clocks": ["device", "host"] if told and host else ["host"],
-        "device": {part: [row.seconds and _short(row.time(part)) for row in rows] for part in TIMED},
-        "host": {part: [_short(row.time(part, "host")) for row in rows] for part in TIMED},
+        "clocks": clocks,
+        **{clock: _times(rows, clock) for clock in clocks},
         "odd": _odd(record, steps),
     }
+
+
+def _times(rows: Sequence[StepRow], clock: str) -> Json:
+    """Columns of the parts that took time, and of the step; None where a device died before it said so."""
+    known = [row.seconds is not None or clock == "host" for row in rows]
+    columns = {
+        part: [_short(row.time(part, clock)) if is_known else None for row, is_known in zip(rows, known, strict=True)]
+        for part in TIMED
+    }
+    return {part: column for part, column in columns.items() if part == "step" or any(column)}
 
 
 def _odd(record: RunRecord, steps: Sequence[StepRow]) -> list[Json]:
@@ -198,28 +208,36 @@ def _short(seconds: float) -> float:
     return round(seconds, 9)
 
 
-def kernels(entry: Entry) -> Json:
+def kernels(entry: Entry, most_rows: int | None = None) -> Json:
     """The run's kernel tables by their file's name, rank 0's first; ``why`` there is none where there is none."""
-    tables = {file.name: _kernel_table(file) for file in kernel_files(entry.folder)}
+    tables = {file.name: _kernel_table(file, most_rows) for file in kernel_files(entry.folder)}
     return {"tables": tables, "why": None if tables else _no_kernels(entry)}
 
 
-def _kernel_table(file: Path) -> Json:
+_OF_KERNEL = ("phase", "kind", "name", "operator", "module", "module_type", "calls", "time_s")
+
+
+def _kernel_table(file: Path, most_rows: int | None) -> Json:
     """Its rows, of one step, as ``report`` has them, and its answers; ``error`` where it is damaged."""
     try:
         table = read_kernels(file)
     except RecordError as error:
         return {"error": str(error)}
+    hidden = [] if most_rows is None else table.rows[most_rows:]
     phases = {
         phase: {"time_s": (of.busy_s + of.idle_s) / table.steps, "overlap_s": of.overlap_s / table.steps}
         for phase, of in table.phases.items()
     }
     return {
-        **table.model_dump(include={"source", "steps", "rest", "memory_bound_share", "communication_share"}),
+        **table.model_dump(include={"source", "steps", "memory_bound_share", "communication_share"}),
+        "rest": {
+            "rows": table.rest.rows + len(hidden),
+            "total_s": table.rest.total_s + sum(row.total_s for row in hidden),
+        },
         "step_s": table.window_s / table.steps,
         "phases": phases,
         "kinds": kind_rows(table),
-        "rows": kernel_rows(table),
+        "rows": [{name: row[name] for name in _OF_KERNEL} for row in kernel_rows(table)[:most_rows]],
         "answers": kernel_answers(table),
     }
 

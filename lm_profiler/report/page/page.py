@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from lm_profiler.record.collection import Collection
 from lm_profiler.record.entry import Entry
@@ -28,45 +31,65 @@ STATIC = Path(__file__).parent / "static"
 _POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
 form-action 'none'"
 
-_ALL_STEPS = 400_000
+_ALL_STEPS = 4_000
+_ALL_KERNELS = 11_000
 _KERNEL_RUNS = 100
-"""What makes a page large is shared out: its steps among the runs, and kernels are of so many of the runs."""
+"""What makes a page large is shared out among its runs: steps and rows of kernels, which are of so many of the runs."""
+
+_DIGITS = 6
+"""As many as any figure is shown with."""
 
 
 def write_page(collection: Collection, path: Path, table: Table | None = None) -> None:
     """Write the page of ``collection`` to ``path``, with ``table`` above its runs.
 
-    Charts are drawn by plotly.js, which stands in the file: some five megabytes.
+    Charts are drawn by plotly.js, which stands in the file: 4.8 MB, packed into 1.3.
 
     Raises:
         OSError: ``path`` cannot be written.
     """
-    scripts = [_plotly(), bundled(STATIC / "page.js")]
-    policy = _POLICY.format(scripts=digests(script.encode() for script in scripts))
-    write_whole(path, "\n".join(_document(collection, table, scripts, policy)))
+    script, (charts, digest) = bundled(STATIC / "page.js"), _plotly()
+    policy = _POLICY.format(scripts=f"{digests([script.encode()])} {digest}")
+    write_whole(path, "\n".join(_document(collection, table, policy, charts, script)))
 
 
-def _document(collection: Collection, table: Table | None, scripts: list[str], policy: str) -> Iterator[str]:
+def _document(collection: Collection, table: Table | None, policy: str, *scripts: str) -> Iterator[str]:
     yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     yield '<meta name="viewport" content="width=device-width">\n<title>lm_profiler: runs</title>'
     yield f"<style>\n{(STATIC / 'style.css').read_text(encoding='utf-8')}</style>\n</head>\n<body>"
     yield "<noscript>This page needs its own scripts to show the runs: allow them.</noscript>"
-    runs, searches = _named(collection)
-    yield _answer("colours", answers.COLOURS)
-    listing = answers.listing(runs, "this page", collection.problems)
-    given = answers.table_of(table or Table([], []))
-    yield _answer("runs", {**listing, "given": given, "searches": searched(searches)})
-    recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
-    steps = max(100, min(answers.MOST_STEPS, _ALL_STEPS // max(len(recorded), 1)))
-    for number, (name, entry) in enumerate(recorded.items()):
-        yield _answer("run", answers.run(name, entry, steps), name)
-        yield _answer("why", why(entry), name)
-        yield _answer("ranks", ranks(entry), name)
-        left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
-        yield _answer("kernels", answers.kernels(entry) if number < _KERNEL_RUNS else left_out, name)
-    yield from (f"<script>{script}</script>" for script in scripts)
+    charts, script = scripts
+    yield charts
+    for route, answer in _answers(collection, table).items():
+        content = json.dumps(_rounded(answer), default=str, separators=(",", ":"))
+        yield _held("route", route, content.encode())
+    yield f"<script>{script}</script>"
     yield "</body>\n</html>\n"
+
+
+def _answers(collection: Collection, table: Table | None) -> dict[str, answers.Json]:
+    """What the script is answered that asks for a route; of a run, by its name."""
+    runs, searches = _named(collection)
+    listing = answers.listing(runs, "this page", collection.problems)
+    recorded = {name: entry for name, entry in runs.items() if entry.record is not None}
+    share = max(len(recorded), 1)
+    steps = max(20, min(answers.MOST_STEPS, _ALL_STEPS // share))
+    rows = max(20, _ALL_KERNELS // share)
+    given = table or Table([], [])
+    values = [[cell.value for cell in row] for row in given.rows]  # to sort by
+    left_out = {"tables": {}, "why": "Left out to keep this page small: `report RUN --kernels` shows them."}
+    return {
+        "colours": answers.COLOURS,
+        "runs": {**listing, "given": {**answers.table_of(given), "values": values}, "searches": searched(searches)},
+        "run": {name: answers.run(name, entry, steps) for name, entry in recorded.items()},
+        "why": {name: why(entry) for name, entry in recorded.items()},
+        "ranks": {name: ranks(entry) for name, entry in recorded.items()},
+        "kernels": {
+            name: answers.kernels(entry, rows) if number < _KERNEL_RUNS else left_out
+            for number, (name, entry) in enumerate(recorded.items())
+        },
+    }
 
 
 def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveRecord]]:
@@ -79,17 +102,40 @@ def _named(collection: Collection) -> tuple[dict[str, Entry], dict[str, ImproveR
     return runs, {next(names): search.record for search in collection.searches}
 
 
-def _answer(route: str, answer: answers.Json, run: str | None = None) -> str:
-    """What the script is answered that asks for ``route`` (of ``run``), read only when it does."""
-    # Inside <script> nothing is unescaped, and only `</script` and `<!--` mean anything: no `<`, neither.
-    content = json.dumps(answer, default=str, separators=(",", ":")).replace("<", "\\u003c")
-    of = "" if run is None else f' data-run="{html.escape(json.dumps(run))}"'
-    return f'<script type="application/json" data-route="{route}"{of}>{content}</script>'
+def _rounded(value: Any) -> Any:
+    """``value`` with its numbers as precise as they are shown: their other digits would be half of the page."""
+    if isinstance(value, dict):
+        return {key: _rounded(of) for key, of in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(of) for of in value]
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _plotly() -> str:
-    script = (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-    return script.replace("</script", "<\\/script")  # the same text in JavaScript, and no end of the element in HTML
+def _held(kind: str, name: str, content: bytes) -> str:
+    """An element that holds ``content`` as the page's script unpacks it (unpack.js), when it is asked for."""
+    return f'<script type="text/plain" data-{kind}="{name}" data-bytes="{len(content)}">{packed(content)}</script>'
+
+
+def packed(content: bytes) -> str:
+    """``content`` compressed, as text in which HTML finds no markup: seven bits a character.
+
+    A character that HTML would change or read as the beginning of a tag (NUL, CR, ``<``) stands 256 places further up.
+    """
+    import lzma  # which some builds of Python lack
+
+    coder = {"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
+    found = lzma.compress(content, format=lzma.FORMAT_RAW, filters=[coder])
+    bits = np.unpackbits(np.frombuffer(found, np.uint8))
+    sevens = np.pad(bits, (0, -bits.size % 7)).reshape(-1, 7)
+    text = (np.packbits(sevens, axis=1)[:, 0] >> 1).tobytes().decode("ascii")
+    return text.translate({place: place + 256 for place in b"\0\r<"})
+
+
+@cache
+def _plotly() -> tuple[str, str]:
+    """The element that holds plotly.js, and the digest of its text."""
+    script = (files("plotly") / "package_data" / "plotly.min.js").read_bytes()
+    return _held("script", "plotly", script), digests([script])
 
 
 def digests(scripts: Iterable[bytes]) -> str:

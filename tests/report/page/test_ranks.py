@@ -59,7 +59,7 @@ def test_a_rank_that_did_not_say_is_none_of_those_left_out() -> None:
     assert answer["headline"].startswith("2 of 3 ranks, mean of")
     assert answer["left_out"] == ""
     assert answer["rows"][1]["above"] == pytest.approx([30e-3, 0, 0, 0])  # than the other one, not than both
-    assert ("ranks heard", "2") in [(row[0][1], row[1][1]) for row in answer["facts"]["rows"]]
+    assert ("ranks heard", "2") in [(row[0], row[1]) for row in answer["facts"]["rows"]]
 
 
 def test_a_record_without_steps_has_no_columns() -> None:

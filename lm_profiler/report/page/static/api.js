@@ -1,15 +1,24 @@
 // The plugin's routes, or what a page that is one file holds of their answers. The tab's base is the plugin's own address,
 // so that a path prefix of TensorBoard's is kept.
 
-// The elements that hold answers, by what they answer.
-const held = new Map([...document.querySelectorAll("script[data-route]")].map((script) => [key(script.dataset), script]));
+import { unpacked } from "./unpack.js";
 
-function key({ route, run }) {
-  return run === undefined ? route : `${route} ${JSON.parse(run)}`;
-}
+// What the page holds, unpacked when it is first asked for: answers by their route, and plotly.
+const held = new Map([...document.querySelectorAll("script[data-bytes]")].map((script) => [script.dataset.route ?? script.dataset.script, script]));
+const answers = new Map();
 
 // Whether there is no server to ask.
 export const isOffline = () => held.size > 0;
+
+export function heldText(name) {
+  const { textContent, dataset } = held.get(name);
+  return unpacked(textContent, Number(dataset.bytes));
+}
+
+function heldAnswer(route) {
+  if (!answers.has(route)) answers.set(route, JSON.parse(heldText(route)));
+  return answers.get(route);
+}
 
 export function address(route, parameters = {}) {
   const query = new URLSearchParams(parameters).toString();
@@ -18,7 +27,7 @@ export function address(route, parameters = {}) {
 
 // The JSON of a route. Throws an Error with the server's own words, less what TensorBoard puts before them.
 export async function ask(route, parameters = {}) {
-  if (isOffline()) return JSON.parse(held.get(parameters.run === undefined ? route : `${route} ${parameters.run}`).textContent);
+  if (isOffline()) return parameters.run === undefined ? heldAnswer(route) : heldAnswer(route)[parameters.run];
   const response = await fetch(address(route, parameters), { cache: "no-cache" });
   if (!response.ok) throw new Error((await response.text()).replace(/^(Invalid argument|Not found): /, ""));
   return response.json();

@@ -1,12 +1,18 @@
 // Charts, by the plotly.js that the plotly wheel carries, in the page's colours.
+import { heldText, isOffline } from "./api.js";
 import { seen } from "./dom.js";
 
 let loading = null;
 
 function plotly() {
-  if (window.Plotly) return window.Plotly; // the page that is one file holds it
   loading ??= new Promise((done, failed) => {
     const script = document.createElement("script");
+    if (isOffline()) {
+      script.text = heldText("plotly"); // runs as it is appended
+      document.head.append(script);
+      done(window.Plotly);
+      return;
+    }
     script.src = "plotly.js";
     script.onload = () => done(window.Plotly);
     script.onerror = () => failed(new Error("Charts need plotly: pip install 'lm_profiler[report]'"));

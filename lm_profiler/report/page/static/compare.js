@@ -56,11 +56,11 @@ function hint() {
 // A table that was asked for by itself, with the lines around it: of a page alone.
 function given(table) {
   if (!table) return [];
-  const { title, headings, rows, above, below, verbatim } = table;
-  const columns = headings.map(({ title, figure }, i) => ({ title, figure, value: (row) => row[i][0], text: (row) => row[i][1] }));
+  const { title, headings, rows, values, above, below, verbatim } = table;
+  const columns = headings.map(({ title, figure }, i) => ({ title, figure, value: (row) => values[row][i], text: (row) => rows[row][i] }));
   const lines = (texts) => texts.map((text) => el("p", { class: "quiet" }, text));
   const over = verbatim ? [el("pre", {}, above.join("\n"))] : lines(above);
-  const shown = [...over, ...(columns.length ? [new LongTable(columns, rows, {}, "rows").element] : []), ...lines(below)];
+  const shown = [...over, ...(columns.length ? [new LongTable(columns, [...rows.keys()], {}, "rows").element] : []), ...lines(below)];
   return shown.length ? [card(title || (columns.length ? "Table" : "Notes"), ...shown)] : [];
 }
 

@@ -122,7 +122,7 @@ function overlap({ phases, step_s }) {
   return total < 0.001 * step_s ? [] : [`${ms(total)} a step ran at the same time as other work, and is in both.`];
 }
 
-function largest({ rows, rest, steps, source }, colours) {
+function largest({ rows, rest, steps, step_s, source }, colours) {
   const time = "ms a step";
   const columns = [
     { title: "phase", value: (row) => row.phase, cell: ({ phase }) => el("span", {}, swatch(colours.parts[phase]), phase) },
@@ -135,10 +135,10 @@ function largest({ rows, rest, steps, source }, colours) {
       text: (row) => `${row.module ?? ""} ${row.module_type ?? ""}`,
       cell: (row) => cut(row.module, "module", row.module_type),
     },
-    figure("calls a step", "calls", (value) => number(value, Number.isInteger(value) ? 0 : 1)),
-    figure(time, "time_s", (value) => number(value * 1e3, 3)),
-    figure("µs a call", "mean_s", (value) => number(value * 1e6, 1)),
-    figure("of the step", "share", percent),
+    figure("calls a step", ({ calls }) => calls, (value) => number(value, Number.isInteger(value) ? 0 : 1)),
+    figure(time, ({ time_s }) => time_s, (value) => number(value * 1e3, 3)),
+    figure("µs a call", ({ time_s, calls }) => time_s / Math.max(calls, 1 / steps), (value) => number(value * 1e6, 1)),
+    figure("of the step", ({ time_s }) => time_s / step_s, percent),
   ];
   const long = new LongTable(columns, rows, { by: time, down: true }, "rows");
   const left = rest.rows ? [`${number(rest.rows)} smaller rows are left out, ${ms(rest.total_s / steps)} a step together.`] : [];
@@ -146,7 +146,7 @@ function largest({ rows, rest, steps, source }, colours) {
   return card(source === "kernels" ? "Largest kernels" : "Largest operators", filters(rows, long), long.element, ...notes);
 }
 
-const figure = (title, name, show) => ({ title, value: (row) => row[name], text: (row) => show(row[name]), figure: true });
+const figure = (title, value, show) => ({ title, value, text: (row) => show(value(row)), figure: true });
 
 // One line, the whole in its tip.
 // Parts of a kernel's name that tell a reader nothing, as the terminal leaves them out; the tip has the whole name.

@@ -76,7 +76,7 @@ function steps(steps, colours) {
 }
 
 function drawSteps(chart, steps, clock, colours) {
-  const occurring = Object.entries(colours.parts).filter(([part]) => steps[clock][part].some((seconds) => seconds > 0));
+  const occurring = Object.entries(colours.parts).filter(([part]) => steps[clock][part]?.some((seconds) => seconds > 0));
   const data = occurring.map(([part, color]) => ({
     type: "bar",
     name: part,
