@@ -186,14 +186,20 @@ class Tracer:
                 shutil.copyfileobj(source, target)
             aside.replace(self._path)
 
-    def work(self) -> TracedWork | None:
-        """What ran in the traced steps; None without a trace.
+    def work(self, notes: list[str]) -> TracedWork | None:
+        """What ran in the traced steps; None without a trace, and where it has no whole step, with one of ``notes``.
 
         Raises:
-            ValueError: the trace is not whole, or has no whole step.
+            ValueError: the trace is not whole.
             OSError: it cannot be read.
         """
-        return traced_work(Packed(trace_events(self._path))) if self._path.exists() else None
+        if not self._path.exists():
+            return None
+        packed = Packed(trace_events(self._path))
+        if packed.steps and packed.phases:
+            return traced_work(packed)
+        notes.append("no kernels, no waterfall: the run ended before a traced step was over")
+        return None
 
     def kernels(self, work: TracedWork | None) -> KernelTable | None:
         """Where the traced steps' time went, as it is kept beside the trace; None without a trace.

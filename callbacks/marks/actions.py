@@ -20,7 +20,7 @@ from lm_profiler.callbacks.marks.spans import (
     OptimizerStep,
     Saved,
 )
-from lm_profiler.callbacks.namespaces import STEPS, overrides, verb_of
+from lm_profiler.callbacks.namespaces import STEPS, is_a, overrides, verb_of
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
@@ -62,11 +62,14 @@ class Actions(dict[str, Marked]):
             epoch = self._counting["run_training_epoch"] = Epoch(loop, timeline.part)
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
+            # Lightning's stand-in for an optimizer has no arithmetic.
+            updates = not all(is_a(optimizer, "_MockOptimizer") for optimizer in trainer.optimizers)
+            clipped = at.CLIPPED if updates else at.LEAVE
             self._spans |= {
                 "run_training_epoch": epoch,
                 "save_checkpoint": Saved(timeline),
                 "[LightningModule].optimizer_zero_grad": Span(timeline, at.ZERO_GRAD),
-                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, at.CLIPPED),
+                "[LightningModule].configure_gradient_clipping": Span(timeline, at.CLIP, clipped),
                 "[LightningModule].optimizer_step": OptimizerStep(timeline, loop),
                 "[LightningModule].on_validation_model_zero_grad": outside,
                 "[LightningModule].on_validation_model_eval": outside,

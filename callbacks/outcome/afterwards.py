@@ -110,7 +110,7 @@ class Afterwards:
         """Called on rank 0 after the run; each failure becomes a note."""
         notes: list[str] = []
         device, verb = trainer.strategy.root_device, self._verb
-        ran = try_or_note("trace", tracer.work, notes)
+        ran = try_or_note("trace", lambda: tracer.work(notes), notes)
         kernels = try_or_note("kernels", lambda: tracer.kernels(ran), notes)
         traced = None if ran is None else try_or_note("waterfall", lambda: traced_of(ran), notes)
         notes += without_kernels(device, kernels)

@@ -133,7 +133,7 @@ class Ending:
             self._stand_in(measured)
         elif failure is None and session is not None:
             tracer = session.instruments.tracer
-            try_or_note("kernels", lambda: tracer.kernels(tracer.work()), [])  # only rank 0 writes notes
+            try_or_note("kernels", lambda: tracer.kernels(tracer.work([])), [])  # only rank 0 writes notes
         self.over = True
         self.session = None
 

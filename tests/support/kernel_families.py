@@ -403,7 +403,8 @@ FAMILIES: dict[str, str] = {
     """,
 }
 
-# On Blackwell: from published profiles of B200, B300, GB200 and GB300 (cuBLAS 13, cuDNN 9, CUTLASS 4 and its Python,
+# On Blackwell: from published profiles of B200, B300, GB200 and GB300, and others as these libraries name theirs, whose
+# spelling no profile has confirmed (cuBLAS 13, cuDNN 9, CUTLASS 4 and its Python,
 # FlashAttention 4, quack, TransformerEngine, FlashInfer, Triton).
 BLACKWELL: dict[str, str] = {
     "matmul": """

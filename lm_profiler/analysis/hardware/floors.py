@@ -17,6 +17,9 @@ from lm_profiler.record.run import Floor, Rates
 BEATEN = 1.05
 """A floor that the phase stays under by more than this is none: noise cannot explain it."""
 
+LEAST_S = 1e-6
+"""A floor below this is none: a kernel's launch takes longer, whatever the kernel does."""
+
 IN_CACHES = "they lie in caches, or that rate is too low"
 """What it says of bytes that took less than they take at the bandwidth."""
 
@@ -113,5 +116,5 @@ def _beaten(floor_s: float, took_s: float | None) -> bool:
 
 
 def _floor(known: Floor, seconds: float, bound: str | None, took_s: float | None) -> Floor:
-    times = took_s / seconds if took_s is not None and seconds > 0 else None
+    times = took_s / seconds if took_s is not None and seconds >= LEAST_S else None
     return known.model_copy(update={"seconds": seconds, "bound": bound, "times": times})

@@ -66,9 +66,11 @@ _KNOWN: dict[str, tuple[float, tuple[int, int]]] = {
 """GiB, and the compute capability (NVIDIA's page "CUDA GPU Compute Capability"; AMD's as torch gives its gfx number).
 
 GiB are what the driver tells a process that there is (``cudaMemGetInfo``), which torch prints where memory runs out
-("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public issues: B200 pytorch/ao#4002, H20
+("GPU 0 has a total capacity of 14.76 GiB"), as people quote it in public. Seen: B200 pytorch/ao#4002, H20
 Tencent-Hunyuan/Hunyuan3D-Part#9, MI355X ROCm/TheRock#2118, RTX 5090 Wan-Video/Wan2.1#465, RTX 6000 Ada
-DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215. Drivers differ by 0.2: the least is taken, rounded down.
+DINGYANB/MTVCrafter#21, T4 Morizeyao/GPT2-Chinese#215, A30 google/RB-Modulation#5; GB200, GB300, B300, RTX PRO
+6000, MI300X and MI325X in other public logs. The rest is remembered, and yet to be cited. Drivers differ by 0.2: the
+least is taken, rounded down.
 ``nvidia-smi`` shows up to 0.7 more (modal-labs/modal-client#2797): what the driver keeps for itself.
 On AMD's GPUs a run is planned with the kernels that torch would choose on the NVIDIA GPU of that number, a Hopper.
 """

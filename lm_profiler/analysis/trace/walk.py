@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +84,9 @@ class Packed:
             self._take(event)
         self.steps.sort()
         self.phases.sort()
+        if self.phases:  # torch's last step may be what came after the run's: no phase is in it
+            begun = [phase.start for phase in self.phases]
+            self.steps = [of for of in self.steps if bisect_left(begun, of.start) < bisect_left(begun, of.end)]
         self.names: list[str | None] = [*self._numbers, None]
         self.inputs: list[Inputs | None] = [*self._inputs, None]
 

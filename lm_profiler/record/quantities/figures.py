@@ -104,7 +104,7 @@ _THROUGHPUT = (
     TOKENS_PER_S,
     figure("throughput.tokens_per_step", "tokens/step", "count", "tokens of a step on all ranks, the mean"),
     per_step("throughput.samples_per_s", "samples/s", "samples/s", "samples of a step / its time"),
-    figure("throughput.samples_per_step", "samples/step", "count", "rows of a batch, times the batches of a step"),
+    figure("throughput.samples_per_step", "samples/step", "count", "rows of a step's batches on all ranks, the mean"),
 )
 
 _SYNCS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lm_profiler.analysis.hardware.floors import LEAST_S
 from lm_profiler.record.quantities import FLOOR, PARTS, TIMES, TIMES_FLOOR
 from lm_profiler.record.run import Floor, RunRecord
 from lm_profiler.report.tables.table import Heading, Table, TableCell
@@ -26,7 +27,7 @@ def phase_table(record: RunRecord) -> Table:
 
 def table_of(titles: Sequence[str], rows: Sequence[tuple[str, list[str]]], floors: Mapping[str, Floor]) -> Table:
     """Texts by part, the last of them bold, with the parts' floors behind them where any is known."""
-    known = any(floor.seconds for floor in floors.values())
+    known = any((floor.seconds or 0.0) >= LEAST_S for floor in floors.values())
     shown = [text + floor_texts(floors.get(part)) * known for part, text in rows]
     cells = [[TableCell(text, text, style="bold" if row is shown[-1] else "") for text in row] for row in shown]
     headings = [Heading(title, title, figures=title != "phase") for title in (*titles, *_FLOORS * known)]
@@ -67,7 +68,7 @@ def _cells(record: RunRecord, part: str, host: bool) -> list[str]:
 
 def floor_texts(floor: Floor | None) -> list[str]:
     """The least that a phase could take, with what that is of, and how many times as long it took."""
-    if floor is None or not floor.seconds:
+    if floor is None or floor.seconds is None or floor.seconds < LEAST_S:
         return ["", ""]
     of = {"compute": " FLOPs", "memory": " bytes"}.get(floor.bound or "", "")
     seconds = f"{floor.seconds * 1e3:,.{_digits(floor.seconds)}f}"

@@ -112,3 +112,7 @@ def test_of_each_shipped_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_fi
     found = floor_of(optimizer, rates, 1.0)
     assert found.bound == "memory"
     assert found.seconds == pytest.approx(28 * config.num_parameters() / bytes_per_s)
+
+
+def test_a_floor_of_next_to_nothing_has_no_ratio() -> None:
+    assert known(floor_of(Work({}, 264), RATES, 58e-6)) == pytest.approx((2.64e-9, "memory", None))

@@ -8,7 +8,8 @@ from lm_profiler.analysis.hardware.peak_table import ROWS
 from lm_profiler.analysis.plan.capacities import capacity
 from lm_profiler.usage_error import UsageError
 
-# What torch says of the GPU in messages of public issues, in GiB: (given, its name, GiB, compute capability)
+# What torch says of the GPU, in GiB; capacities.py says which were seen in public.
+# (given, its name, GiB, compute capability)
 REPORTED = [
     ("H100 80GB", "NVIDIA H100 80GB HBM3", 79.10, (9, 0)),
     ("h100 pcie", "NVIDIA H100 PCIe", 79.10, (9, 0)),

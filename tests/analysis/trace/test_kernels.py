@@ -99,6 +99,12 @@ def test_work_of_the_step_before_is_left_out(step: KernelTable) -> None:
     assert kernel_table(before.events + cuda_step()) == step
 
 
+def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
+    after = Trace()
+    after.range("ProfilerStep#2", 170, 400)
+    assert kernel_table(cuda_step() + after.events) == step
+
+
 def test_work_whose_launch_is_missing_is_not_hidden() -> None:
     events = [event for event in cuda_step() if event["name"] != "cudaMemcpyAsync"]
     # By when it ran (14-18) it was wanted in the transfer all the same.

@@ -17,6 +17,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lm_profiler.callbacks import TraceOptions, TrainingProfiler
 from lm_profiler.callbacks.instruments.trace import Tracer
+from lm_profiler.record.kernels import kernels_file, read_kernels
 from lm_profiler.record.quantities import PHASES
 from lm_profiler.record.steps import read_steps
 
@@ -154,3 +155,18 @@ def test_a_trace_that_the_disk_has_no_room_for_leaves_no_part_of_it(tmp_path: Pa
     assert profiler.record.status == "ok"
     assert any(note.startswith("trace failed") for note in profiler.record.notes)
     assert [*(profiler.folder / "trace").iterdir()] == []
+
+
+@pytest.mark.parametrize("ends_after, traced", [(3, None), (4, None), (5, 1), (6, 2)])
+def test_of_a_run_that_ends_early_the_steps_that_were_marked_count(
+    ends_after: int, traced: int | None, tmp_path: Path
+) -> None:
+    """After 3 steps tracing begins: one to warm up, and two."""
+    profiler = instruments(1, 2, trace=2)
+    trainer_with([profiler], tmp_path, max_steps=ends_after).fit(BoringModel())
+    assert profiler.record is not None
+    table = kernels_file(profiler.folder / "trace" / "rank0.pt.trace.json.gz")
+    assert (read_kernels(table).steps if table.exists() else None) == traced
+    notes = [note for note in profiler.record.notes if "no waterfall" in note]
+    assert len(notes) == (traced is None)
+    assert [note for note in profiler.record.notes if "Error" in note] == []

@@ -25,6 +25,7 @@ from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
+from lm_profiler.report.run.phases import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
 
 BATCH, CONTEXT = 2, 8
@@ -423,3 +424,11 @@ def test_batches_are_those_of_the_measured_steps(tmp_path: Path, memory: int) ->
 def test_a_run_whose_steps_are_alike_has_no_note_on_batches(tmp_path: Path) -> None:
     found = run(BoringModel(), tmp_path, accumulate_grad_batches=2)
     assert [note for note in found.notes if "batches" in note] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*configure_optimizers. returned .None.:UserWarning")
+def test_without_an_optimizer_there_is_no_row_of_one(tmp_path: Path) -> None:
+    found = run(LanguageModel(**TINY, optimizer="none"), tmp_path)
+    assert (found.time["optimizer"].max, found.host_time["optimizer"].max) == (0.0, 0.0)
+    assert "optimizer" not in found.floors
+    assert "optimizer" not in [row[0].text for row in phase_table(found).rows]

@@ -20,6 +20,7 @@ from scripts import SUPPORT
 from warm import run, run_ranks
 
 from benchmarks.free_port import free_port
+from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import plan
 from lm_profiler.callbacks.instruments.whatif import Experiment
@@ -338,3 +339,9 @@ def test_what_several_ranks_say_is_one_note_of_them_all() -> None:
     ]
     merged = merge([Measured((), {}, notes=notes) for notes in said])
     assert merged.notes == ["ranks 0–1, 3: the same", "rank 0's own", "ranks 1–3: of some", "rank 2: its own"]
+
+
+def test_what_steps_take_of_each_rank_comes_together() -> None:
+    counts = [[BatchCount(1, 1, 4), BatchCount(3, 4, None)], [BatchCount(1, 1, 2)]]
+    sent = [Measured((), {}, batch_counts=[own]) for own in counts]
+    assert merge([sent[0], unpacked(packed(sent[1]), 1)]).batch_counts == counts

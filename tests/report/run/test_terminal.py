@@ -23,6 +23,7 @@ from lm_profiler.record.run import (
     Throughput,
     TimeSummary,
 )
+from lm_profiler.report.run.phases import floor_texts
 from lm_profiler.report.run.terminal import end_tables, summary_lines
 from lm_profiler.report.run.verdict import verdict_lines
 from lm_profiler.report.tables.terminal import lines
@@ -302,3 +303,8 @@ def test_lines_that_make_the_host_wait_are_named_those_that_do_it_most_first() -
     told = "the host waits for the device at: x3.item() (m3.py, line 3), x2.item() (b/m2.py, line 2), 1 more line"
     assert told in printed(record(syncs=syncs), verbose=True).splitlines()
     assert "waits for the device" not in printed(record(syncs=[]), verbose=True)
+
+
+def test_a_floor_of_next_to_nothing_is_not_shown() -> None:
+    assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
+    assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
