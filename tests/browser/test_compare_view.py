@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_entry
+from matplotlib.image import imread
 from playwright.sync_api import Locator, expect
 from tab import MARKUP, Alone, OpenTab, Tab
 
@@ -320,6 +322,37 @@ def test_run_step_tokens_memory_and_status_come_first_and_stay(
     scrolled = card.locator(".long").evaluate("long => { long.scrollLeft = 300; return long.scrollLeft; }")
     assert scrolled > 0
     assert [heads.nth(place).bounding_box() for place in range(len(first))] == before
+
+
+def test_an_edge_is_shaded_as_long_as_there_are_columns_beyond_it(
+    overview: Callable[..., Tab], long_named: str, sweep: Path
+) -> None:
+    long = overview().card("Runs and cells").locator(".long")
+
+    def edge() -> float:
+        """How light the last pixels of the lines are, whether or not there is a bar to scroll by."""
+        pixels = imread(BytesIO(long.screenshot()))
+        width = long.evaluate("long => long.clientWidth")
+        return float(pixels[60:, width - 3 : width - 1, :3].mean())
+
+    wide = edge()
+    long.evaluate("long => { long.scrollLeft = long.scrollWidth; }")
+    assert wide < 0.9 < edge()
+
+
+def test_a_legend_stands_close_above_its_chart_however_high_that_is(
+    overview: Callable[..., Tab], sweep: Path, logdir: Path
+) -> None:
+    for n in range(40):
+        made_entry(logdir / "high" / str(n))
+    try:
+        card = overview().card("Where a step’s time goes")
+        expect(card.locator(".ytick text")).to_have_count(40)
+        legend, chart = (card.locator(part).bounding_box() for part in (".legend .bg", ".plotbg, .gridlayer"))
+        gap = chart["y"] - legend["y"] - legend["height"]
+        assert 0 <= gap < 30
+    finally:
+        shutil.rmtree(logdir / "high")
 
 
 def test_a_long_name_keeps_its_ends_on_one_line_and_the_whole_in_its_tip(

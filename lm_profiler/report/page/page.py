@@ -31,8 +31,8 @@ STATIC = Path(__file__).parent / "static"
 _POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; \
 form-action 'none'"
 
-_ALL_STEPS = 4_000
-_ALL_KERNELS = 11_000
+_ALL_STEPS = 3_000
+_ALL_KERNELS = 5_500
 _KERNEL_RUNS = 100
 """What makes a page large is shared out among its runs: steps and rows of kernels, which are of so many of the runs."""
 

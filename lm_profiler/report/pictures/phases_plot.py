@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.colours import PART_COLOURS
-from lm_profiler.report.pictures.drawing import error_bars, inches, known_points, legend, new_figure, thinned
+from lm_profiler.report.pictures.drawing import error_bars, known_points, legend, new_figure, thinned, wrapped
 from lm_profiler.report.pictures.groups import Group, stack, trouble
 from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.merged import Estimate, estimated
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _WIDTH = 8.0
+_TEXT = 2.6
+"""Inches for the names: more goes on a second line."""
 _MOST_NAMED = 100
 """More bars than that are drawn without names of their own but for every k-th."""
 
@@ -39,26 +41,20 @@ def phases(groups: Sequence[Group]) -> Figure:
     if values:
         axes.errorbar(values, at, xerr=around, fmt="|", color="black", ms=9, capsize=3, lw=1.2)
     named = thinned(count, _MOST_NAMED)
-    names = [shortened(groups[row].label) for row in named]
-    said = [_said(steps[row], trouble(groups[row].entries)) for row in named]
-    for row, (end, text) in zip(named, said, strict=True):
-        axes.annotate(text, (end, row), (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(list(named), names)
+    axes.set_yticks(list(named), [wrapped(shortened(groups[row].label, 64), _TEXT) for row in named])
     axes.set_ylim(count - 0.4, -0.6)
-    axes.set_xlim(0, _room(names, said))
+    axes.set_xlim(0, 1.03 * max([*left, *map(_reach, steps)]) or 1.0)
+    beside = axes.secondary_yaxis("right")  # a column: behind the bars the longest text would press all of them
+    said = [_said(steps[row], trouble(groups[row].entries)) for row in named]
+    beside.set_yticks(list(named), said)
+    beside.tick_params(length=0)
+    beside.spines["right"].set_visible(False)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("\n".join(_explained(steps, named)))
     if len(groups[0].columns) == 1:  # otherwise the names say what they are of
         axes.set_ylabel(shortened(groups[0].columns[0].title))
     legend(figure, [(part, PART_COLOURS[part]) for part in present])
     return figure
-
-
-def _room(names: Sequence[str], said: Sequence[tuple[float, str]]) -> float:
-    """Where the axis ends, so that what is written behind the bars stays within the figure."""
-    axis = _WIDTH - 0.7 - inches(names)
-    ends = (end * axis / (axis - 0.2 - inches([text])) for end, text in said)
-    return max(ends, default=0.0) or 1.0
 
 
 def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
@@ -68,9 +64,14 @@ def _explained(steps: Sequence[Estimate], named: range) -> list[str]:
     return lines + [f"{len(steps)} bars, every {named.step}th with its name"] * (named.step > 1)
 
 
-def _said(step: Estimate, ended: str) -> tuple[float, str]:
-    """How far to the right a bar reaches, and what to write there."""
+def _reach(step: Estimate) -> float:
+    """How far to the right a bar reaches, with its interval, in ms."""
+    return (step.high or step.value or 0.0) * TIMES["step"].scale
+
+
+def _said(step: Estimate, ended: str) -> str:
+    """What stands beside a bar; on two lines where that is long."""
     if step.value is None:
-        return 0.0, ended
-    reach = step.value if step.high is None else step.high
-    return reach * TIMES["step"].scale, f"{TIMES['step'].show(step.value, digits=1)} {ended}".rstrip()
+        return shortened(ended)
+    ms = TIMES["step"].show(step.value, digits=1)
+    return f"{ms} {ended}".rstrip() if len(ended) <= 16 else f"{ms}\n{shortened(ended)}"

@@ -12,9 +12,10 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import OddStep, RecordError, worst_first
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
-from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.pictures.colours import PALE, PART_COLOURS, SERIES_COLOURS
 from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
 from lm_profiler.report.pictures.groups import Group, trouble
+from lm_profiler.report.tables.columns import COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,14 +26,17 @@ _ODD = PART_COLOURS["data"]  # stands out from black
 _TOLD = 3
 _WIDTH = 8.0
 _MOST_PANELS = 30
+_NAMED = 8
+"""Lines in one panel that a reader can follow; those of further runs are grey."""
+_DASHES = ("-", "--")
 _LINEAR = 3.0
 """A first step that compiled is a hundred times the others: from this many medians on the axis is logarithmic."""
 
 
 def steps(groups: Sequence[Group]) -> Figure:
     """Every step that was timed, warm-up shaded; no point is left out."""
-    runs = [(group.told, entry) for group in groups for entry in group.entries]
-    return _panels(runs) if len(runs) <= _MOST_PANELS else _together([entry for _, entry in runs])
+    runs = [(_called(group, entry), entry) for group in groups for entry in group.entries]
+    return _panels(runs) if len(runs) <= _MOST_PANELS else _together(runs)
 
 
 def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
@@ -41,9 +45,7 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
     rows = -(-len(runs) // columns)
     figure, grid = new_figure(_WIDTH, 0.8 + 1.9 * rows, nrows=rows, ncols=columns, sharex=True, squeeze=False)
     for axes, (name, entry) in zip(grid.flat, runs, strict=False):
-        repeat = entry.cell.repeat if entry.cell is not None else 0
-        title = name + (f" (repeat {repeat})" if repeat else "")
-        axes.set_title(wrapped(title, _WIDTH / columns - 0.7), fontsize=9, loc="left")
+        axes.set_title(wrapped(name, _WIDTH / columns - 0.7), fontsize=9, loc="left")
         _panel(axes, entry)
     for axes in grid.flat[len(runs) :]:
         axes.remove()
@@ -54,6 +56,13 @@ def _panels(runs: Sequence[tuple[str, Entry]]) -> Figure:
     others = [*([("also left out: not steady yet", _CUT)] * cut), *([("odd", _ODD)] * odd)]
     legend(figure, [("warm-up", _WARMUP), *others])
     return figure
+
+
+def _called(group: Group, entry: Entry) -> str:
+    """What tells a run from all others."""
+    if entry.cell is not None:
+        return group.told + (f" (repeat {entry.cell.repeat})" if entry.cell.repeat else "")
+    return group.told if len(group.entries) == 1 else f"{group.told} ({COLUMNS['name'].get(entry)})"
 
 
 def _series(entry: Entry) -> list[StepRow]:
@@ -132,21 +141,42 @@ def _scale(axes: Axes, ms: Sequence[float]) -> None:
         axes.set_ylim(0, 1.1 * max(ms) or 1.0)
 
 
-def _together(entries: Sequence[Entry]) -> Figure:
-    """More runs than a page has room for: a thin line each, in one panel."""
-    from matplotlib.collections import LineCollection
-
+def _together(runs: Sequence[tuple[str, Entry]]) -> Figure:
+    """More runs than a page has room for, in one panel: those whose steps differ most by name, the others grey."""
     figure, axes = new_figure(_WIDTH, 5.0)
     scale = TIMES["step"].scale
-    runs = [rows for entry in entries if (rows := _series(entry))]
-    lines = [[(row.step, row.time("step") * scale) for row in rows] for rows in runs]
-    opacity = max(0.03, min(1.0, 20 / max(1, len(lines))))
-    axes.add_collection(LineCollection(lines, colors="black", alpha=opacity, linewidths=0.6, rasterized=True))
-    axes.autoscale_view()
+    known = [(name, rows) for name, entry in runs if (rows := _series(entry))]
+    lines = [(name, [(row.step, row.time("step") * scale) for row in rows], _uneven(rows)) for name, rows in known]
+    lines.sort(key=lambda line: line[2])
+    rest, told = lines[:-_NAMED], lines[-_NAMED:]
+    _thin(axes, [points for _, points, _ in rest])
+    for at, (name, points, ratio) in enumerate(reversed(told)):
+        look = {"color": SERIES_COLOURS[at % len(SERIES_COLOURS)], "ls": _DASHES[at // len(SERIES_COLOURS)]}
+        axes.plot(*zip(*points, strict=True), lw=1.2, label=wrapped(f"{ratio:.2f} x  {shortened(name)}", 2.0), **look)
     if lines:
-        _scale(axes, [ms for line in lines for _, ms in line])
-    rest = len(entries) - len(runs)
-    axes.set_xlabel("step" + (f"\n{rest} of {len(entries)} runs have no step to show" if rest else ""))
+        _scale(axes, [ms for _, points, _ in lines for _, ms in points])
+        figure.legend(loc="outside right upper", fontsize=7, title="slowest / median step", title_fontsize=7)
+    absent = len(runs) - len(known)
+    axes.set_xlabel("step" + (f"\n{absent} of {len(runs)} runs have no step to show" if absent else ""))
     axes.set_ylabel("time of the step (ms)")
-    axes.set_title(f"{len(runs)} runs, a line each, warm-up included", fontsize=9, loc="left")
+    grey = f", the other {len(rest)} grey" * bool(rest)
+    said = (
+        f"{len(known)} runs with their warm-up: in colour the {len(told)} whose slowest measured step stands out most"
+    )
+    axes.set_title(wrapped(said + grey, 5.0), fontsize=9, loc="left")
     return figure
+
+
+def _thin(axes: Axes, lines: Sequence[Sequence[tuple[int, float]]]) -> None:
+    """A quiet line for each run that has no name."""
+    from matplotlib.collections import LineCollection
+
+    opacity = max(0.08, min(0.6, 30 / max(1, len(lines))))
+    axes.add_collection(LineCollection(lines, colors=PALE, alpha=opacity, linewidths=0.5, rasterized=True))
+    axes.autoscale_view()
+
+
+def _uneven(rows: Sequence[StepRow]) -> float:
+    """The slowest measured step over the median one; 1 where none was measured."""
+    seconds = [row.time("step") for row in rows if row.stage == "measure"]
+    return max(seconds) / median(seconds) if seconds and median(seconds) else 1.0

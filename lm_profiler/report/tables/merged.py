@@ -6,11 +6,13 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from lm_profiler.analysis.compare.differences import OF_EACH_RUN, SEEDS, flat
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.entry import Entry
+from lm_profiler.record.run.record import Status
+from lm_profiler.record.sweep import CellStatus
 from lm_profiler.report.tables.columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
 
 Merged = Sequence[Entry]
@@ -18,6 +20,7 @@ Merged = Sequence[Entry]
 
 HOW_MERGED = "n > 1: the median of n runs' means [the lowest, the highest]; n = 1: the run's mean [95 % interval]"
 WORDS = {"oom": "OOM"}
+_STATUSES = tuple(dict.fromkeys((*get_args(CellStatus), *get_args(Status))))
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,10 @@ def status(row: Merged, words: Mapping[str, str] = {}) -> str:
 
 
 def how_many(row: Merged, words: Mapping[str, str] = WORDS) -> str:
-    """How many ended in which way, for people: ``1 OOM, 2 failed``."""
-    counts = Counter(words.get(entry.status, entry.status) for entry in row)
-    return ", ".join(f"{count} {word}" for word, count in counts.items())
+    """How many ended in which way, for people, the good ones first: ``1 OOM, 2 failed``."""
+    counts = Counter(entry.status for entry in row)
+    in_order = sorted(sorted(counts), key=lambda of: _STATUSES.index(of) if of in _STATUSES else len(_STATUSES))
+    return ", ".join(f"{counts[status]} {words.get(status, status)}" for status in in_order)
 
 
 def repeats_together(entries: Iterable[Entry]) -> list[Merged]:

@@ -23,10 +23,16 @@ function plotly() {
 
 const OPTIONS = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
+const ABOVE = 20; // pixels between a chart and its legend: room for a line of text
+
 // Draw (or draw anew) into `root`; colours and fonts of the layout are the page's.
 export async function draw(root, data, layout) {
   const library = await plotly();
-  if (root.isConnected) await library.react(root, data, merge(themed(), layout), OPTIONS); // else nobody looks any more
+  if (!root.isConnected) return; // nobody looks any more
+  const { margin, ...common } = themed();
+  const inside = (layout.height ?? root.clientHeight) - margin.t - margin.b;
+  const legend = { ...common.legend, y: 1 + ABOVE / inside }; // plotly counts in heights of the chart
+  await library.react(root, data, merge({ ...common, margin, legend }, layout), OPTIONS);
 }
 
 // Text for a chart: plotly takes what looks like markup for it.
@@ -47,7 +53,7 @@ function themed() {
     margin: { l: 56, r: 16, t: 8, b: 40 },
     xaxis: axis,
     yaxis: axis,
-    legend: { orientation: "h", x: 0, y: 1.08, yanchor: "bottom", traceorder: "normal" },
+    legend: { orientation: "h", x: 0, yanchor: "bottom", traceorder: "normal" },
   };
 }
 
