@@ -46,7 +46,7 @@ def test_bars_lead_from_the_ideal_to_the_measured_step(
     tab = open_either(theme)
     view = tab.open_run("why", "Why")
     expect(view).to_contain_text("168.3 ms [167.3, 170.3]")
-    expect(view).to_contain_text("62.1 ms (36.9 %) would be ideal. Most is added by: 41.0 ms slow products")
+    expect(view).to_contain_text("62.1 ms (36.9 %) would be ideal. Most is added by: 41.0 ms slow matmuls")
     taking = {name: ms for name, ms in TERMS_MS.items() if ms}
     rows = view.locator("details")
     expect(rows).to_have_count(len(taking))
@@ -78,7 +78,7 @@ def test_a_real_run_is_taken_apart_or_says_why_not(
     step = view.locator(".whole > :nth-child(3)").inner_text()
     digits = len(step.partition(".")[2])
     assert round(sum(float(text.replace(",", "")) for text in texts), digits) == float(step.replace(",", ""))
-    assert float(step.replace(",", "")) == pytest.approx(record.time["step"].median * 1e3, rel=1e-3)
+    assert float(step.replace(",", "")) == pytest.approx(record.time["step"].mean * 1e3, rel=1e-3)
     screenshot(tab, f"why-{theme}")
 
 
@@ -107,7 +107,7 @@ def test_a_bar_opens_what_it_consists_of_by_the_keyboard_too(
         ["model.blocks.*.ff", "aten::mm", "72", "11.5", ""],
         ["model.head", "aten::mm", "2", "8.5", "tiles of 128 x 128 waste 31 %"],
     ]
-    expect(slow).to_contain_text("At most 41.0 ms to win.")
+    expect(slow).to_contain_text("Could save at most 41.0 ms.")
     slow.locator("summary").press("Tab")
     view.locator("[data-term=bandwidth] summary").press("Tab")
     expect(beyond.locator("summary")).to_be_focused()

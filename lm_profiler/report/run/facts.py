@@ -25,7 +25,7 @@ _LISTS_OF = {
     "Slack": ("slack.places", "slack.savings"),
 }
 _STEPS = ("odd_steps", "step_counters")
-_SPARSE = (*_STEPS, "ranks.by_rank", "findings")
+_SPARSE = (*_STEPS, "ranks.by_rank", "findings", "other_by_owner.actions")
 """Of these no column stands where no row has anything."""
 _NUMBERED = {"rank_step_s": ("rank", 0), "numerics.losses": ("step", 1), "numerics.gradient_norms": ("step", 1)}
 """Lists of bare figures: what each is of, and the number of the first."""
