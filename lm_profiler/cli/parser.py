@@ -17,7 +17,7 @@ from lm_profiler.record.shipped_configs import by_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
-FIRST = {
+FIRST: dict[str, dict[str, str | None]] = {
     "the run": {
         "config": "file of options, or a name such as demo",
         "name": "name of the run",

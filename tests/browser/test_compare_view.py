@@ -102,7 +102,7 @@ def test_every_run_and_cell_is_listed_with_its_figures(overview: Callable[..., T
     assert len(listed) == 10
     record = json.loads((logdir / RUN / "run.json").read_text())
     assert float(listed[tab.name(RUN)]["step (ms)"].replace(",", "")) == pytest.approx(
-        record["time"]["step"]["median"] * 1e3, abs=6e-4
+        record["time"]["step"]["mean"] * 1e3, abs=6e-4
     )
     resident = record["memory"]["measured"]["resident_peak"]
     assert listed[tab.name(RUN)]["peak resident"] == f"{resident / 2**30:.2f} GiB"
@@ -145,7 +145,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     card = tab.card("B against A")
     expect(card).to_contain_text("with all repeats (2 and 2 runs)")
     card.get_by_label("with all repeats").uncheck()
-    expect(card).to_contain_text("verdict: SLOWER: step time +10.0%")
+    expect(card).to_contain_text("verdict: UNCLEAR: step time +10.0%")
     differences, parts = (card.locator("table").nth(i) for i in range(2))
     assert [row[1:] for row in tab.table(differences) if row[0] == "model.attention"] == [["sdpa", "math"]]
     rows = {row[0]: row[1:] for row in tab.table(parts)}
@@ -154,8 +154,7 @@ def test_two_runs_are_compared_by_part_after_what_differs(
     assert interval[0] <= ratio <= interval[1]
     assert ratio == pytest.approx(1.1, abs=0.01)
     verdicts = {part: cells[-1] for part, cells in rows.items()}
-    assert verdicts["step"] == verdicts["forward"] == "SLOWER"
-    assert verdicts["backward"] == "UNCLEAR"  # equal, but single processes
+    assert {verdicts[part] for part in ("step", "backward")} == {"UNCLEAR"}  # single processes
     card.evaluate("card => card.scrollIntoView()")
     screenshot(tab, f"compare-{theme}")
 
@@ -213,8 +212,8 @@ def test_a_figure_is_drawn_against_an_option_with_intervals_and_failures(
     expect(card.locator(".textpoint")).to_have_text("oom")
     record = json.loads((sweep / "math,128,r0" / "version_0" / "run.json").read_text())["time"]["forward"]
     bars = card.locator(".js-plotly-plot").evaluate("({ data }) => data.find((d) => d.name.endsWith('math')).error_y")
-    assert bars["array"] == pytest.approx([(record["ci_high"] - record["median"]) * 1e3])
-    assert bars["arrayminus"] == pytest.approx([(record["median"] - record["ci_low"]) * 1e3])
+    assert bars["array"] == pytest.approx([(record["mean_high"] - record["mean"]) * 1e3], rel=1e-2)
+    assert bars["arrayminus"] == pytest.approx([(record["mean"] - record["mean_low"]) * 1e3], rel=1e-2)
     card.scroll_into_view_if_needed()
     screenshot(tab, "compare-chart-light")
 
