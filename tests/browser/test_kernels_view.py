@@ -56,7 +56,7 @@ def test_bars_and_figures_say_where_the_time_went_by_phase_and_kind(
     assert bars.keys() == {kind for kind, by_phase in exact.items() if by_phase["step"]}
     for kind, drawn in bars.items():
         assert drawn["y"] == [*table["phases"], "step"]
-        assert drawn["x"] == pytest.approx([exact[kind].get(phase, 0.0) for phase in drawn["y"]], abs=1e-3)
+        assert drawn["x"] == pytest.approx([exact[kind].get(phase, 0.0) for phase in drawn["y"]], rel=1e-5)
     header, *rows = tab.table(card)
     assert header[0] == "ms a step"
     for phase, *cells in rows:
@@ -167,7 +167,7 @@ def test_kinds_and_phases_of_a_later_version_are_drawn(
         bars = tab.chart(card)["data"]
         for kind in ("melted", "matmul"):
             assert bars[kind]["x"] == pytest.approx(
-                [exact[kind].get(phase, 0.0) for phase in bars[kind]["y"]], abs=1e-3
+                [exact[kind].get(phase, 0.0) for phase in bars[kind]["y"]], rel=1e-5
             )
         assert "melting" in bars["matmul"]["y"]
     finally:

@@ -67,7 +67,7 @@ def test_steps_are_bars_of_their_phases_with_the_warmup_shaded(
     assert list(chart["data"]) == list(PARTS)
     for part, bars in chart["data"].items():
         assert bars["x"] == [int(row["step"]) for row in rows]
-        assert bars["y"] == pytest.approx([float(row[f"{part}_host_s"]) * 1e3 for row in rows], abs=1e-4)
+        assert bars["y"] == pytest.approx([float(row[f"{part}_host_s"]) * 1e3 for row in rows], rel=1e-5, abs=2e-6)
         assert bars["colour"] == PART_COLOURS[part]
     [shade] = chart["layout"]["shapes"]
     left_out = record["steps"]["warmup"] + record["steadiness"]["cut"]

@@ -124,8 +124,8 @@ def packed(content: bytes) -> str:
     import lzma  # which some builds of Python lack
 
     coder = {"id": lzma.FILTER_LZMA1, "preset": 6, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
-    found = lzma.compress(content, format=lzma.FORMAT_RAW, filters=[coder])
-    bits = np.unpackbits(np.frombuffer(found, np.uint8))
+    compressed = lzma.compress(content, format=lzma.FORMAT_RAW, filters=[coder])
+    bits = np.unpackbits(np.frombuffer(compressed, np.uint8))
     sevens = np.pad(bits, (0, -bits.size % 7)).reshape(-1, 7)
     text = (np.packbits(sevens, axis=1)[:, 0] >> 1).tobytes().decode("ascii")
     return text.translate({place: place + 256 for place in b"\0\r<"})

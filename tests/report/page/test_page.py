@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import lzma
 import random
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made_runs import made_entry, made_rows
 from made_waterfall import made_waterfall
+from page_reader import Page
 from served import get_from
 from whole_record import WHOLE
 
@@ -26,14 +25,6 @@ from lm_profiler.report.tables.table import Heading, Table, TableCell
 HOSTILE = "</script><script>alert(1)</script><img src=http://evil/x onerror=alert(2)>\"'><!--<script>&lt;"
 
 
-def unpacked(text: str) -> bytes:
-    """By the other end's words alone: seven bits a character, then LZMA without a header."""
-    bits = "".join(f"{ord(character) % 128:07b}" for character in text)
-    content = int(bits[: len(bits) // 8 * 8], 2).to_bytes(len(bits) // 8, "big")
-    coder = {"id": lzma.FILTER_LZMA1, "dict_size": 1 << 24, "lc": 3, "lp": 0, "pb": 0}
-    return lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=[coder]).decompress(content)
-
-
 def nearly(value: Any) -> Any:
     """Equal to six digits."""
     if isinstance(value, dict):
@@ -41,51 +32,6 @@ def nearly(value: Any) -> Any:
     if isinstance(value, list):
         return [nearly(of) for of in value]
     return pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
-
-
-class Page(HTMLParser):
-    """What a browser would find: tags with their attributes, scripts, and the text outside them."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(convert_charrefs=True)
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.answers: dict[tuple[str, str | None], Any] = {}
-        self.text = ""
-        self._inside = ""
-        self.feed(path.read_text(encoding="utf-8"))
-        self.close()
-        held = [attrs for name, attrs in self.tags if name == "script" and "data-bytes" in attrs]
-        for attrs, script in zip(held, self.scripts, strict=False):
-            content = unpacked(script)
-            assert len(content) == int(attrs["data-bytes"] or "")
-            if (route := attrs.get("data-route")) is None:
-                self.held_script = content
-            elif route in ("colours", "runs"):
-                self.answers[route, None] = json.loads(content)
-            else:
-                self.answers |= {(route, run): answer for run, answer in json.loads(content).items()}
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            self.scripts[-1] += data
-        else:
-            self.text += data
-
-    @property
-    def policy(self) -> str:
-        [policy] = [attrs["content"] for _, attrs in self.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
-        assert policy is not None
-        return policy
 
 
 @pytest.fixture
