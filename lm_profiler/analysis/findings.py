@@ -321,15 +321,15 @@ def _optimizer(known: Known) -> Iterator[Finding]:
 
 def _compile(known: Known) -> Iterator[Finding]:
     """Gaps and memory traffic that fusing saves; nothing is said of it where neither is known."""
-    fused_s = known.term_s("gaps", "bandwidth", "beyond_bandwidth")
-    if known.settings.compiled is False and fused_s is not None:
-        told_s = sum(finding.saves_s for finding in _python(known))
-        optimizer_s = known.scale * sum(
-            term.phases.get("optimizer", 0.0) + term.phases.get("clip", 0.0)
-            for term in (known.record.waterfall.terms if known.record.waterfall is not None else ())
+    fall = known.record.waterfall
+    if known.settings.compiled is False and fall is not None:
+        fused_s = known.scale * sum(
+            sum(term.phases.get(part, 0.0) for part in ("forward", "backward")) if term.phases else term.seconds
+            for term in fall.terms
             if term.name in ("gaps", "bandwidth", "beyond_bandwidth")
         )
-        yield known.finding("compile", max(fused_s - optimizer_s - told_s, 0.0), may=True)
+        told_s = sum(finding.saves_s for finding in (*_python(known), *_asleep(known)))
+        yield known.finding("compile", max(fused_s - told_s, 0.0), may=True)
 
 
 def _precision(known: Known) -> Iterator[Finding]:
