@@ -33,12 +33,11 @@ from lm_profiler.callbacks.marks.batches import Samples, Tokens
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.namespaces import is_a
-from lm_profiler.callbacks.outcome.afterwards import Afterwards
 from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
-from lm_profiler.callbacks.outcome.folder import run_folder, snapshot_file
 from lm_profiler.callbacks.outcome.gather import Exchange
 from lm_profiler.callbacks.outcome.roll import Roll, codes_of
+from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
 from lm_profiler.callbacks.outcome.watch import StallWatch
 from lm_profiler.callbacks.outcome.whereabouts import place_of
 from lm_profiler.callbacks.progress import Progress
@@ -120,13 +119,12 @@ class Attachment:
         if self._too_few is not None and trainer.is_global_zero:
             self.tell(f"whatif left out: {self._too_few}")
         folder = run_folder(options.log_dir / ending.launch.name, ending.launch.folder, exchange, self.tell)
-        recorder = ending.recorder_in(folder)
+        ending.folder = folder
         self.tokens = Guard("tokens_in", self.tell)
         self.tokens_in = self.tokens.run(Tokens, trainer.lightning_module)
         self.samples = Guard("samples", self.tell)
         loader = trainer.train_dataloader if options.verb == "fit" else None
         self.samples_in = Samples(combined=isinstance(loader, (dict, list, tuple)))
-        ending.afterwards = Afterwards(options.verb, options.numerics.audit)
         stream = stream_of(trainer.strategy.root_device)
         timeline = Timeline(options.clock, stream, self.part)
         if options.trace.nvtx:
@@ -135,7 +133,7 @@ class Attachment:
         if rank > 0:
             Guard("writing the steps while they come", self.tell).run(begin_rows, folder, rank)
         if trainer.is_global_zero:
-            Guard("writing an unfinished record", self.tell).run(recorder.begin, self._steps)
+            Guard("writing an unfinished record", self.tell).run(ending.begin, self._steps)
             if not options.quiet:
                 until_sure = bool(options.stages.until_ci)
                 progress = try_or_note("progress", lambda: Progress(until_sure=until_sure), self.notes)

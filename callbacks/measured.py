@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from lm_profiler.analysis.ranks.reducer import ReducerTimes
 from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.callbacks.instruments.whatif import Experiment
+from lm_profiler.analysis.why.slack import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops
 from lm_profiler.measure.device.contention import CpuUse
 from lm_profiler.measure.memory.traffic import StepTraffic
@@ -33,7 +33,7 @@ class Measured:
     """All that a run has to say when it ends: of one rank, or of every one brought together."""
 
     rows: Sequence[StepRow]
-    planned: Mapping[str, int]
+    steps_planned: Mapping[str, int]
     batch_counts: Sequence[Sequence[BatchCount]] = ()
     """Of each rank, where they change."""
     between_steps_s: float | None = None
@@ -65,7 +65,7 @@ class Measured:
     """Of each measured step, of each rank that knows."""
     flops: SeenFlops = field(default_factory=SeenFlops)
     experiment: Experiment | None = None
-    ranks: int = 1
+    ranks_heard: int = 1
     """Of how many ranks the facts are; ``rows`` may be of more, whose files were found."""
     timelines: Sequence[RankTimeline] = ()
     """Of each rank that knows when it came to its collectives."""

@@ -103,9 +103,9 @@ class TrainingProfiler(Callback):
         Raises:
             AttributeError: it has none yet.
         """
-        if self._last is None or self._last.recorder is None:
+        if self._last is None or self._last.folder is None:
             raise AttributeError("the run has no folder yet")
-        return self._last.recorder.folder
+        return self._last.folder
 
     def launched(self, **known: Any) -> None:
         """What has become known of how the next run is started: fields of its ``Launch``."""
@@ -213,8 +213,8 @@ class TrainingProfiler(Callback):
             except BaseException as error:
                 run.samples.failed(error)
                 run.samples_in = session.samples = None
-        if ending.afterwards is not None and not ending.afterwards.seen:
-            run.part.run(ending.afterwards.see, trainer, batch)
+        if not ending.collector.seen:
+            run.part.run(ending.collector.see, batch)
 
     on_test_batch_end = on_predict_batch_end = on_train_batch_end  # type: ignore[assignment]
 

@@ -25,7 +25,7 @@ from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.marks.batches import samples_in
 from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
 from lm_profiler.callbacks.marks.phases import PhaseProfiler
-from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
+from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.step_flops import StepFlops

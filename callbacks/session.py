@@ -176,7 +176,7 @@ class Session:
         facts = self.instruments.facts()
         return Measured(
             rows=StepTable.of(self._rows),
-            planned=self.schedule.planned,
+            steps_planned=self.schedule.planned,
             batch_counts=[self._counts],
             between_steps_s=self._between_steps_s(),
             between=self._between(),

@@ -63,9 +63,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A step's work that is counted in a process of its own is counted so here, in a fork of one that has loaded torch.
     """
-    if "lm_profiler.callbacks.outcome.afterwards" in sys.modules:
-        monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda device, dtype, say: None)
-        monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device: None)
+    if "lm_profiler.callbacks.collect" in sys.modules:
+        monkeypatch.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda device, dtype, say: None)
+        monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: None)
     if "lm_profiler.cli.verbs.trainer" in sys.modules:  # nor is each rehearsed
         monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
     if "lm_profiler.callbacks.instruments.work" in sys.modules:

@@ -12,7 +12,7 @@ from unittest import mock
 from benchmarks.gpu.findings import Findings
 from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import UNFINISHED
-from lm_profiler.callbacks.outcome import afterwards
+from lm_profiler.callbacks import collect
 from lm_profiler.cli.quiet import quiet_libraries
 from lm_profiler.record.exit_codes import OK
 
@@ -31,7 +31,7 @@ def main(name: str, folder: str, limit_s: str, accelerator: str) -> int:
 def _leave_rates_out() -> None:
     """Seconds of products and copies after each run would be most of the time that tiny runs take."""
     nothing = {name: mock.Mock(return_value=None) for name in ("known_ceiling", "known_copy_rate")}
-    mock.patch.multiple(afterwards, **nothing).start()
+    mock.patch.multiple(collect, **nothing).start()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from lightning.pytorch import Callback
@@ -22,8 +21,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 from lm_profiler.measure.counts.recompiles import is_compiled_in
-from lm_profiler.record.run import LIGHTNING, OURS, OtherByOwner
-from lm_profiler.record.steps import StepTable
+from lm_profiler.record.run import LIGHTNING, OURS
 from lm_profiler.usage_error import expect
 
 
@@ -41,12 +39,6 @@ class ActionsOptions:
 
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "actions.steps", "0 or more", self.steps)
-
-
-def beside_measured(owned: OtherByOwner | None, timed: StepTable, stretch: slice) -> OtherByOwner | None:
-    """``owned`` with rank 0's own ``other`` in the ``stretch`` of the ``timed`` steps: other ranks log nothing."""
-    own_s = [row.time("other", "host") for row in timed.where(timed.rank == 0)][stretch]
-    return owned.model_copy(update={"measured_s": fmean(own_s) if own_s else None}) if owned is not None else None
 
 
 _BRACKETED = re.compile(r"(\[\w+\])(.*)\.(\w+)", re.DOTALL)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from lm_profiler.analysis.why.slack import LEVELS, DelayBlock, plan, steps_needed
+from lm_profiler.analysis.why.slack import LEVELS, DelayBlock, Experiment, plan, steps_needed
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
@@ -19,7 +19,7 @@ from lm_profiler.measure.delays.device import DeviceDelays
 from lm_profiler.record.quantities import counted
 from lm_profiler.usage_error import expect
 
-HOST_PLACES = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
+_MARKS = {"data": at.DATA, "forward": at.FORWARD, "backward": at.BACKWARD, "optimizer": at.OPTIMIZER}
 _ONCE_A_STEP = ("optimizer",)
 
 
@@ -36,15 +36,6 @@ class WhatIfOptions:
 
     def __post_init__(self) -> None:
         expect(self.steps >= 0, "whatif.steps", "0 or more", self.steps)
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """The blocks that were held, and of each how long a step was really delayed, in seconds."""
-
-    blocks: Sequence[DelayBlock]
-    delays_s: Sequence[float]
-    workers: int
 
 
 @dataclass(frozen=True)
@@ -166,7 +157,7 @@ class WhatIf:
             return
         if code == at.DATA:
             self._due = True
-        if self._due and code == HOST_PLACES.get(block.place, at.FORWARD):
+        if self._due and code == _MARKS.get(block.place, at.FORWARD):
             self._due = False
             self._delay(block)
 

@@ -144,7 +144,7 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
     if seen.unknown is not None and not seen.compiled:
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
-        return StepWork(scaled(seen.flops, steps), _each(seen.by_dtype, steps))
+        return StepWork(seen.flops.times(1 / steps), _each(seen.by_dtype, steps))
     module = trainer.lightning_module
     counted = count_apart(module, step_of(module, verb), batch(), loop_of(trainer, verb))
     by_phase: dict[str, int | None] = dict(counted.by_phase)
@@ -183,11 +183,6 @@ def without_data(batch: Any) -> Any:
         UncountableError: it holds what cannot be described.
     """
     return tree_map(_shape_of, batch)
-
-
-def scaled(flops: Flops, over: float) -> Flops:
-    """``flops`` divided by ``over``."""
-    return _flops(lambda kind: round(getattr(flops, kind) / over))
 
 
 def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:

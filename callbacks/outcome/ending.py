@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning.pytorch import Trainer
 
+from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.evidence import Evidence
+from lm_profiler.callbacks.collect import Collector
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
-from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file, without_steps
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.recorder import Recorder
 from lm_profiler.callbacks.outcome.roll import Roll, is_of_the_group
+from lm_profiler.callbacks.outcome.run_files import (
+    second_place,
+    snapshot_file,
+    with_rows_left_behind,
+    without_steps,
+    write_run,
+)
 from lm_profiler.callbacks.outcome.watch import StallWatch
 from lm_profiler.callbacks.outcome.whereabouts import latecomers, place_of, where_they_are
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
+from lm_profiler.record.files import write_whole
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import Failure, RankEnd, RecordError, RunRecord, Status, end_file, read_run
-from lm_profiler.record.step_files import rank_file, read_rows
+from lm_profiler.record.step_files import begin_rows, rank_file, read_rows
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
@@ -49,7 +57,8 @@ class Ending:
         notes: what was reported so far.
 
     ``part`` guards every call, and calls ``abandon`` on an error. ``leaving``: the end has begun; ``over``: nothing is
-    left to do. ``record`` is what was written last, ``end`` how this rank ended where that was not well.
+    left to do. ``folder`` has its files, ``record`` is what was written last; ``end`` is how this rank ended where that
+    was not well.
     """
 
     trainer: Trainer
@@ -62,8 +71,8 @@ class Ending:
     part: Guard = UNGUARDED
     exchange: Exchange = field(default_factory=Exchange)
     session: Session | None = None
-    afterwards: Afterwards | None = None
-    recorder: Recorder | None = None
+    collector: Collector = field(init=False)
+    folder: Path | None = None
     record: RunRecord | None = None
     roll: Roll = field(init=False)
     watch: StallWatch | None = None
@@ -74,6 +83,18 @@ class Ending:
 
     def __post_init__(self) -> None:
         self.roll = Roll(self.exchange)
+        self.collector = Collector(self.trainer, self.options, self.launch)
+
+    def begin(self, planned: Mapping[str, int]) -> None:
+        """Write a record with the status ``unfinished`` and no steps: what a killed process leaves."""
+        folder = self._a_folder()
+        if self.launch.config_yaml is not None:
+            write_whole(folder / "config.yaml", self.launch.config_yaml)
+        begin_rows(folder, 0)
+        evidence = replace(
+            self.collector.evidence(Measured((), planned), "unfinished"), notes=()
+        )  # they are told later
+        conclude(evidence, findings=()).write(folder / "run.json")
 
     def early(self) -> None:
         """The loop ended before all stages were done."""
@@ -92,8 +113,8 @@ class Ending:
         failure = self.roll.mine(failure_of(exception, phase, step, device))
         followed = not self.roll.alone and (is_of_the_group(exception) or self.roll.has_lost)
         self.end = RankEnd(status=status, failure=failure, at=self.roll.clock(), followed=followed)
-        if status == "oom" and self.recorder is not None:
-            keep_snapshot(device, snapshot_file(self.recorder.folder, self.trainer.global_rank))
+        if status == "oom" and self.folder is not None:
+            keep_snapshot(device, snapshot_file(self.folder, self.trainer.global_rank))
         self.finish(status, failure)
 
     def never_began(self, exception: BaseException) -> None:
@@ -124,9 +145,9 @@ class Ending:
                 status, failure = "failed", NO_STEP
         elif not trainer.is_global_zero:
             # The other ranks may not answer any more, so each saves its own steps.
-            write_steps(rank_file(self._a_recorder().folder, trainer.global_rank), measured.rows)
-        if failure is not None and self.end is not None and self.recorder is not None:
-            self.roll.tell(self.end, self.recorder.folder)
+            write_steps(rank_file(self._a_folder(), trainer.global_rank), measured.rows)
+        if failure is not None and self.end is not None and self.folder is not None:
+            self.roll.tell(self.end, self.folder)
         if trainer.is_global_zero:
             self._record(measured, status, failure)
         elif self.end is not None:
@@ -145,10 +166,10 @@ class Ending:
             self.session.instruments.discard()
         if self.trainer.is_global_zero and error is not None:
             measured = self._gathered if self._gathered is not None else self._measured(None)
-            record = self.record
-            if record is None:
-                record = self._a_recorder().bare(measured, "failed", failure_of(error, "instruments", None))
-            self._save(measured, record.model_copy(update={"notes": [*record.notes, f"not complete: {said(error)}"]}))
+            evidence = self.collector.evidence(measured, "failed", failure_of(error, "instruments", None))
+            if self.record is not None:  # the run itself went well, and its record is there
+                evidence = replace(evidence, status=self.record.status, failure=self.record.failure)
+            self._write(replace(evidence, notes=[*evidence.notes, f"not complete: {said(error)}"]))
         self.over = True
 
     def _measured(self, failure: Failure | None) -> Measured:
@@ -163,49 +184,45 @@ class Ending:
         return replace(measured, notes=(*self.notes, *measured.notes))
 
     def _record(self, measured: Measured, status: Status, failure: Failure | None) -> None:
-        """Save the measurements first, so that no error or signal in the later analysis can lose them."""
-        recorder, notes = self._a_recorder(), list(measured.notes)
-        record = try_or_note("figures", lambda: recorder.first(measured, status, failure), notes)
-        self._save(measured, record or recorder.bare(replace(measured, notes=notes), status, failure))
+        """Write what was measured first, so that no error or signal in what follows can lose it."""
+        evidence = self.collector.evidence(measured, status, failure)
+        evidence = self._write(with_rows_left_behind(evidence, self._a_folder()))
         self.over = True
+        settled = None
         if self.end is not None and not self.roll.alone:
-            try_or_note("how the ranks ended", lambda: self._settle(measured), self.notes)
-        if record is not None and self.record is not None:
-            late = LateFacts()
-            if failure is None and measured.rows and self.session is not None and self.afterwards is not None:
-                late = self.afterwards.look(self.trainer, measured, self.session.instruments.tracer)
-            self.record = recorder.complete(measured, self.record, late)
+            settled = try_or_note("how the ranks ended", lambda: self._settled(evidence), self.notes)
+        elif failure is None and measured.rows and self.session is not None:
+            evidence = self.collector.look_back(evidence, measured, self.session.instruments.tracer)
+        self._write(settled or evidence, rows=settled is not None, last=True)
         if not self.options.quiet:
             Guard("the table", self.tell).run(self._show)
 
-    def _settle(self, measured: Measured) -> None:
-        """Record the run again with what every rank left: its steps, and of all ends the cause."""
+    def _settled(self, evidence: Evidence) -> Evidence:
+        """``evidence`` with what every rank left: its steps, and of all ends the cause."""
         assert self.end is not None
-        recorder = self._a_recorder()
-        folder = recorder.folder
+        folder = self._a_folder()
         patience_s = _PATIENCE_S if self.launch.kept else _UNKEPT_S if self.end.followed else 0.0
         ends, silent = self.roll.others(folder, patience_s)
         cause = self.roll.cause(self.end, ends, silent)
-        rows = read_rows(folder, growing=True)
-        measured = replace(measured, rows=rows)
+        rows, notes = read_rows(folder, growing=True), list(evidence.notes)
         if late := latecomers(places := self.roll.places()):
-            measured = replace(measured, notes=[*measured.notes, f"at the end {where_they_are(places, late)}"])
+            notes.append(f"at the end {where_they_are(places, late)}")
         missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
-            measured = replace(measured, notes=[*measured.notes, *without_steps(missing, folder, self.roll.host_of)])
-        self._save(measured, recorder.first(measured, cause.status, cause.failure))
+            notes += without_steps(missing, folder, self.roll.host_of)
+        return replace(evidence, rows=rows, status=cause.status, failure=cause.failure, notes=notes)
 
     def _stand_in(self, measured: Measured) -> None:
         """Record the run where rank 0 is gone and has not: one of the others does."""
-        recorder = self._a_recorder()
+        folder = self._a_folder()
         if self.end is None or self.roll.is_there():
             return
         lost = self.roll.cause(self.end.model_copy(update={"followed": True}), {}, [0])
         try:
-            with (recorder.folder / end_file(0)).open("x", encoding="utf-8") as file:
+            with (folder / end_file(0)).open("x", encoding="utf-8") as file:
                 file.write(lost.model_dump_json(indent=1) + "\n")
-            if read_run(recorder.folder).status == "unfinished":
-                self._settle(measured)
+            if read_run(folder).status == "unfinished":
+                self._write(self._settled(self.collector.evidence(measured, self.end.status, self.end.failure)))
         except (OSError, RecordError):  # another rank does, or rank 0 had; or this node does not see the folder
             return
 
@@ -214,10 +231,10 @@ class Ending:
 
         Nothing is done after it. False where the run had not begun.
         """
-        session, recorder = self.session, self.recorder
+        session, folder = self.session, self.folder
         if self.over:
             return True
-        if session is None or recorder is None:
+        if session is None or folder is None:
             return False
         self.over = self.leaving = True
         there = place_of(session)
@@ -227,39 +244,36 @@ class Ending:
         session.keep()
         measured = Measured(session.rows, session.schedule.planned, notes=(*self.notes, *session.notes))
         rank = self.exchange.rank
-        self.roll.tell(self.end, recorder.folder)
+        self.roll.tell(self.end, folder)
         if rank > 0:
             self._stand_in(measured)
             return True
-        self._save(measured, recorder.first(measured, status, self.end.failure))
+        evidence = self._write(self.collector.evidence(measured, status, self.end.failure))
         if not self.roll.alone:
-            self._settle(measured)
+            self._write(self._settled(evidence))
         return True
 
     def _show(self) -> None:
         """Print the table in one go."""
         assert self.record is not None
-        tables = end_tables(self.record, self._a_recorder().folder, self.options.verbose)
+        tables = end_tables(self.record, self._a_folder(), self.options.verbose)
         put(sys.stdout, render(tables, "terminal", sys.stdout))
 
-    def _a_recorder(self) -> Recorder:
+    def _a_folder(self) -> Path:
         """The run's, or where there is none one at the second place."""
-        return self.recorder or self.recorder_in(second_place(self.launch.name, self.tell))
+        self.folder = self.folder or second_place(self.launch.name, self.tell)
+        return self.folder
 
-    def recorder_in(self, folder: Path) -> Recorder:
-        """The run's, which writes its files into ``folder``."""
-        options = self.options
-        self.recorder = Recorder(folder, self.launch, self.trainer, options.verb, options.peak_flops_per_s)
-        return self.recorder
-
-    def _save(self, measured: Measured, record: RunRecord) -> None:
-        self.record = record
-        recorder = self._a_recorder()
+    def _write(self, evidence: Evidence, rows: bool = True, last: bool = False) -> Evidence:
+        """``write_run``, at the second place where the run's folder cannot be written to any more."""
+        folder = self._a_folder()
         try:
-            self.record = recorder.save(recorder.folder, measured, record)
+            evidence, self.record = write_run(folder, evidence, rows, last)
         except OSError as error:
-            text = f"{recorder.folder} cannot be written to: {said(error)}"
+            text = f"{folder} cannot be written to: {said(error)}"
             self.tell(text)
-            second = second_place(record.name, self.tell)
-            record = record.model_copy(update={"notes": [*record.notes, f"the record is in {second}: {text}"]})
-            self.record = recorder.save(second, measured, record)
+            second = second_place(self.launch.name, self.tell)
+            evidence = replace(evidence, notes=[*evidence.notes, f"the record is in {second}: {text}"])
+            evidence, self.record = write_run(second, evidence, last=last)
+            self.folder = second
+        return evidence

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch.distributed
 
-from lm_profiler.callbacks.instruments.whatif import Experiment
+from lm_profiler.analysis.why.slack import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.clocks import with_clocks
@@ -183,7 +183,7 @@ def merge(measured: Sequence[Measured]) -> Measured:
         measured[0],
         rows=StepTable.joined([StepTable.of(m.rows) for m in measured]),
         batch_counts=[counts for m in measured for counts in m.batch_counts],
-        ranks=sum(m.ranks for m in measured),
+        ranks_heard=sum(m.ranks_heard for m in measured),
         part_peaks={part: largest(m.part_peaks.get(part, UNKNOWN) for m in measured) for part in parts},
         telemetry=together([m.telemetry for m in measured]),
         cpu_uses=[use for m in measured for use in m.cpu_uses],

@@ -54,6 +54,6 @@ def unpacked(content: bytes, rank: int) -> Measured:
     rows, rest = message.rows, message.rest
     lengths = {len(getattr(rows, name)) for name in rows.__dataclass_fields__}
     others = {*(each.rank for each in rest.timelines), *(each.rank for each in rest.reducers)} - {rank}
-    if len(lengths) > 1 or others or rest.rows or rest.ranks != 1 or np.any(rows.rank != rank):
+    if len(lengths) > 1 or others or rest.rows or rest.ranks_heard != 1 or np.any(rows.rank != rank):
         raise ValueError(f"its columns differ in length, or are not of rank {rank}")
     return replace(rest, rows=rows)

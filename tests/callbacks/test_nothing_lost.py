@@ -253,7 +253,7 @@ def test_an_error_while_tracing_keeps_the_measured_steps_and_no_trace(tmp_path: 
     assert profiler.record is not None
     assert profiler.record.time["step"].n == 2
     assert profiler.record.steps == {"warmup": 1, "measure": 2, "actions": 0, "memory": 0, "trace": 1}
-    assert not list(profiler.folder.rglob("*.json.gz"))
+    assert not list(profiler.folder.rglob("*.trace.json.gz"))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):  # it left none running
         pass
 

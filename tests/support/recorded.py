@@ -1,49 +1,56 @@
-"""Records of steps made by hand, through the code that makes every record."""
+"""Records of steps made by hand, through the function that makes every record."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from known_loop import trainer_with
-from lightning.pytorch.demos.boring_classes import BoringModel
-
-from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.afterwards import LateFacts
-from lm_profiler.callbacks.outcome.recorder import Recorder
+from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.record.quantities import PARTS
-from lm_profiler.record.run import Flops, RunRecord, read_run
+from lm_profiler.record.run import Environment, Flops, RunRecord, Settings
 from lm_profiler.record.steps import StepRow
 from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
 
 LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 10.0]
 
-
 FLOPS = Flops(forward=100, backward=200, recomputation=60)
 
+HALF_OF_THE_CEILING: dict[str, Any] = {"flops": FLOPS, "ceilings": {"float32": 72_000.0}}
+"""Of steps of 10 ms."""
 
-def recorded(
-    folder: Path,
-    step_ms: Sequence[float],
-    hardware: LateFacts | None = None,
-    peak_flops_per_s: float | None = None,
-    **found: Any,
-) -> RunRecord:
-    """The record of measured steps of ``step_ms``, all of it forward."""
-    trainer = trainer_with([], folder)
-    trainer.strategy.connect(BoringModel())
+CPU = Environment(
+    versions={},
+    platform="a test",
+    cpu="a CPU",
+    cpu_count=2,
+    threads=1,
+    device_type="cpu",
+    device_name="a CPU",
+    device_bytes=2**34,
+    driver=None,
+    world_size=1,
+    flags={"float32_matmul_precision": "highest"},
+    git_commit=None,
+)
+
+
+def evidence_of(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> Evidence:
+    """Measured steps on a CPU, each given by its milliseconds, all of them forward, or by those of its parts."""
     rows = []
-    for step, ms in enumerate(step_ms, 1):
-        seconds = (*(ms * 1e-3 if part == "forward" else 0.0 for part in PARTS), ms * 1e-3)
-        rows.append(StepRow(step, "measure", seconds, seconds))
-    values = {"part_peaks": {}, "between_steps_s": 0.0, "device_idle": None, "recompilations": 0, "notes": ()}
-    measured = Measured(rows=rows, planned={"measure": len(rows)}, **{**values, **found})
-    recorder = Recorder(folder, Launch(), trainer, "fit", peak_flops_per_s)
-    recorder.complete(measured, recorder.first(measured, "ok", None), hardware or LateFacts())
-    return read_run(folder)
+    for number, step in enumerate(steps_ms, 1):
+        parts = step if isinstance(step, Mapping) else {"forward": step}
+        seconds = tuple(parts.get(part, 0.0) * 1e-3 for part in PARTS)
+        rows.append(StepRow(number, "measure", (*seconds, sum(seconds)), (*seconds, sum(seconds))))
+    known = {"environment": CPU, "settings": Settings(precision="32-true", cores=2), "between_steps_s": 0.0}
+    return Evidence(rows=rows, steps_planned={"measure": len(rows)}, **{**known, **found})
+
+
+def recorded(steps_ms: Sequence[float | Mapping[str, float]], **found: Any) -> RunRecord:
+    """The record of ``evidence_of`` the same."""
+    return conclude(evidence_of(steps_ms, **found))
 
 
 def lines(record: RunRecord, verbose: bool = False) -> dict[str, list[str]]:

@@ -123,7 +123,7 @@ def count_apart(*given: Any) -> apart.Counted:
 def without_rates() -> Any:
     """Runs of which the machine's ceilings stay unknown."""
     found = {name: lambda *_: None for name in ("known_ceiling", "known_copy_rate")}
-    return mock.patch.multiple("lm_profiler.callbacks.outcome.afterwards", **found)
+    return mock.patch.multiple("lm_profiler.callbacks.collect", **found)
 
 
 def _become(arguments: tuple[str, ...], folder: str, environment: dict[str, str], rates: bool, *streams: str) -> None:

@@ -22,7 +22,7 @@ def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[S
     """
     table = StepTable.of(rows)
     ranks = max(len(np.unique(table.rank)), world or 0)
-    if ranks <= 1:
+    if ranks <= 1 or not len(table):
         return list(table)
     table = StepTable.joined([table])
     steps, first, count = np.unique(table.step, return_index=True, return_counts=True)

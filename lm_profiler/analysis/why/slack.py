@@ -42,6 +42,10 @@ _GRID = 241
 _TAIL = 2.5
 
 
+HOST_PLACES = ("data", "forward", "backward", "optimizer")
+"""Where the host can be delayed."""
+
+
 @dataclass(frozen=True)
 class DelayBlock:
     """Steps of the stage, counted from 0, from ``first`` to before ``end``, with one delay held in ``place``.
@@ -55,6 +59,15 @@ class DelayBlock:
     first: int
     kept: int
     end: int
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The blocks that were held, and of each how long a step was really delayed, in seconds."""
+
+    blocks: Sequence[DelayBlock]
+    delays_s: Sequence[float]
+    workers: int
 
 
 @dataclass(frozen=True)

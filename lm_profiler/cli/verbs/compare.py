@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.analysis.steps.unfinished import with_unfinished
 from lm_profiler.cli.verbs.report_output import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect

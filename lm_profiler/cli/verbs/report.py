@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.cli.verbs.report_kernels import readable_kernels, table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
@@ -15,8 +15,10 @@ from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, collect
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
+from lm_profiler.report.run.changes import changes_table
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.run.terminal import run_page
 from lm_profiler.report.tables.options import every_column
@@ -37,6 +39,7 @@ for example:
   lm_profiler report logs --layout wide        a wide row a run, means and standard deviations
   lm_profiler report logs --layout devices     sizes down, devices across
   lm_profiler report logs --layout warmups     a row for each pass and warm-up
+  lm_profiler report logs/old --again          by the rules of this version, and what differs
   lm_profiler report logs/sweep --plot phases --by data.context_length --output phases.svg"""
 
 _OF_TABLES = ("columns", "group_by", "pivot", "layout", "warmup", "steps", "kernels")
@@ -52,8 +55,10 @@ def run(options: Options) -> int:
     if options.columns == ["help"]:
         write(Collection(), every_column(), "terminal", None)
         return OK
-    runs = _collect(options.runs)
-    problems, shown = _show(runs, options)
+    runs, changes = _collect(options.runs), list[Table]()
+    if options.again:
+        runs, changes = _again(runs)
+    problems, shown = _show(runs, options, changes)
     for problem in [*runs.problems, *problems]:
         say(f"warning: {problem}")
     return OK if shown else FAILED
@@ -70,7 +75,22 @@ def _collect(paths: Sequence[Path]) -> Collection:
     return runs
 
 
-def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
+def _again(runs: Collection) -> tuple[Collection, list[Table]]:
+    """The runs by the rules of today, and for each a table of what differs. One without evidence stays as it is."""
+    entries, tables = [], []
+    for entry in runs.entries:
+        try:
+            if entry.record is not None and entry.record.status != "unfinished":
+                record, changes = concluded_again(entry.folder, entry.record)
+                entry = replace(entry, record=record)
+                tables.append(changes_table(entry.folder, changes))
+        except RecordError as error:
+            runs.problems.append(str(error))
+        entries.append(entry)
+    return replace(runs, entries=entries), tables
+
+
+def _show(runs: Collection, options: Options, changes: Sequence[Table]) -> tuple[list[str], bool]:
     """Show the runs; returns what was wrong with some of them, and whether there was anything to show."""
     if options.plot is not None and options.output is not None:
         return _draw(runs, options.plot, options.output, options.by)
@@ -80,6 +100,7 @@ def _show(runs: Collection, options: Options) -> tuple[list[str], bool]:
     entries = [entry for entry in runs.entries if not any(entry.folder.is_relative_to(of.folder) for of in searches)]
     tables, problems = _tables(entries, options, kind, plain) if entries else ([], [])
     tables += [improve_table(of.record, of.folder) for of in searches]
+    tables += changes if plain else []
     if tables:
         if kind == "html":
             runs.problems.extend(unreadable(entries))

@@ -32,6 +32,7 @@ class Options:
         warmup: Leave out this many first steps of each run instead of its own warm-up; several numbers give a row each.
         steps: Use this many steps of each run, and leave out runs with fewer.
         kernels: The kernels that took the device's time, from the trace of each run.
+        again: Conclude anew, by this version's rules, from what each run left, and say what differs from its record.
         plot: phases, waterfall, steps, memory, attention, tokens, mfu or improve; with --output FILE.svg, .png or .pdf.
         by: What a plot is drawn against.
         format: terminal, markdown, latex, csv, json, parquet or html; if not given, as the suffix of output says.
@@ -50,6 +51,7 @@ class Options:
     warmup: Sequence[int] = ()
     steps: int | None = None
     kernels: bool = False
+    again: bool = False
     plot: str | None = None
     by: str | None = None
     format: str | None = None

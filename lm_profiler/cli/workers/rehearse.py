@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.largest import largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
-from lm_profiler.callbacks.outcome.facts import model_facts
+from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes
 from lm_profiler.cli.asked import Asked, NoAnswer, Unfit
 from lm_profiler.cli.call import Call

@@ -33,6 +33,11 @@ class Flops(Part):
         """All the work that the devices are given: what HFU counts."""
         return self.model + self.recomputation
 
+    def times(self, factor: float) -> Flops:
+        """``factor`` times as many."""
+        own = ((name, getattr(self, name)) for name in ("forward", "backward", "recomputation"))
+        return self.model_copy(update={name: round(count * factor) for name, count in own})
+
 
 class Utilisation(Part):
     """How close the mean step is to the hardware. Rates in FLOP/s; None is unknown.

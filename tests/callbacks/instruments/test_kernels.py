@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from lm_profiler.analysis.trace.events import trace_events
 from lm_profiler.callbacks import TrainingProfiler
-from lm_profiler.callbacks.outcome.afterwards import without_kernels
+from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel

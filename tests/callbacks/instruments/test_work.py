@@ -208,7 +208,7 @@ def test_a_batch_that_cannot_be_described_counts(tmp_path: Path) -> None:
 
 @pytest.fixture
 def compiling(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compilations are real here, and gone afterwards."""
+    """Compilations are real here, and gone collect."""
     monkeypatch.undo()
     torch._dynamo.reset()
     yield
@@ -259,14 +259,11 @@ def no(*args: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize(
     "where,told",
     [
-        ("outcome.afterwards.known_ceiling", "ceiling unknown: OSError: no such driver"),
-        ("outcome.afterwards.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
-        ("outcome.recorder.rates_of", "rates unknown: OSError: no such driver"),
-        ("outcome.recorder.binding", "verdict unknown: OSError: no such driver"),
-        ("outcome.recorder.judge_utilisation", "utilisation unknown: OSError: no such driver"),
-        ("outcome.recorder.model_facts", "model unknown: OSError: no such driver"),
-        ("outcome.recorder.environment", "environment unknown: OSError: no such driver"),
-        ("outcome.recorder.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
+        ("collect.known_ceiling", "ceiling unknown: OSError: no such driver"),
+        ("collect.known_copy_rate", "bandwidth unknown: OSError: no such driver"),
+        ("collect.model_facts", "model unknown: OSError: no such driver"),
+        ("collect.environment", "environment unknown: OSError: no such driver"),
+        ("outcome.run_files.scalars", "scalars in TensorBoard unknown: OSError: no such driver"),
         (
             "instruments.watches.recompiled_since",
             "recompilations failed and was taken out: OSError: no such driver",
@@ -305,7 +302,7 @@ def test_a_signal_after_the_run_finds_everything_written(tmp_path: Path, monkeyp
     def interrupt(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", interrupt)
+    monkeypatch.setattr("lm_profiler.callbacks.collect.known_ceiling", interrupt)
     profiler = instruments(1, 3)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         trainer_with([profiler], tmp_path).fit(BoringModel())

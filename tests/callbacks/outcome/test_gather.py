@@ -20,13 +20,13 @@ from scripts import SUPPORT
 from warm import run, run_ranks
 
 from benchmarks.free_port import free_port
+from lm_profiler.analysis.again import concluded_again
+from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.analysis.why.slack import plan
-from lm_profiler.callbacks.instruments.whatif import Experiment
+from lm_profiler.analysis.why.slack import Experiment, plan
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages
-from lm_profiler.callbacks.outcome.facts import telemetry_of
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
 from lm_profiler.callbacks.outcome.messages import packed, unpacked
 from lm_profiler.record.collection import collect
@@ -47,6 +47,7 @@ def test_two_ranks_make_one_record(tmp_path: Path) -> None:
     (folder,) = (tmp_path / "logs" / "lm_profiler").iterdir()
     record = read_run(folder)
     rows = read_steps(folder / "steps.csv")
+    assert concluded_again(folder, record)[1] == []
 
     stages = ["warmup"] + ["measure"] * 5 + ["memory"] + ["trace"] * 2
     assert [(row.step, row.rank, row.stage) for row in rows] == [
@@ -163,7 +164,7 @@ def measured(rank: int, peak: int) -> Measured:
     return Measured(
         rows=[row],
         part_peaks={"forward": (peak, None, None)},
-        planned={"measure": 1},
+        steps_planned={"measure": 1},
         between_steps_s=0.5 + rank,
         device_idle=None,
         recompilations=1,
@@ -220,7 +221,7 @@ def test_more_steps_than_fit_into_one_value_of_the_store_come_in_pieces() -> Non
     second.gather(replace(measured(1, 5), rows=rows))
     keys = store.num_keys()
     merged = first.gather(replace(measured(0, 5), rows=()))
-    assert merged.ranks == 2
+    assert merged.ranks_heard == 2
     assert np.array_equal(StepTable.of(merged.rows).seconds, times)
     assert store.num_keys() < keys - 5  # it does not hold them any more
 
@@ -250,7 +251,7 @@ def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path)
     with pytest.raises(ValueError, match="JSON"):
         second.of_first("folder", str)
     assert not trace.exists()
-    assert merged.ranks == 1
+    assert merged.ranks_heard == 1
     assert len(merged.notes) == len(measured(0, 5).notes) + 1
 
 
@@ -258,8 +259,8 @@ def test_nothing_that_another_process_puts_into_the_store_is_run(tmp_path: Path)
     "change",
     [
         {"rows": StepTable.of([StepRow(1, "measure", None, (0.0,) * len(TIMED), rank=2)])},
-        {"ranks": 7},
-        {"planned": {"measure": "many"}},
+        {"ranks_heard": 7},
+        {"steps_planned": {"measure": "many"}},
         {"recompilations": 0.5},
         {"notes": [3]},
     ],
@@ -279,7 +280,7 @@ def test_no_more_is_read_than_ranks_send(pieces: str) -> None:
     first = Exchange(store, 0, 2, patience_s=2.0)
     store.set(first.key("measured", 1), pieces)
     merged = first.gather(measured(0, 5))
-    assert merged.ranks == 1
+    assert merged.ranks_heard == 1
     assert "rank 1" in merged.notes[-1]
 
 
@@ -290,7 +291,7 @@ def test_measurements_too_large_to_be_sent_are_told_at_once(monkeypatch: pytest.
     second._run = first._run
     second.gather(measured(1, 7))
     merged = first.gather(measured(0, 5))
-    assert merged.ranks == 1
+    assert merged.ranks_heard == 1
     assert "rank 1" in merged.notes[-1]
 
 
@@ -318,14 +319,18 @@ def test_the_energy_of_a_step_is_that_of_all_ranks_gpus(tmp_path: Path) -> None:
         rows = [StepRow(step, "measure", seconds, seconds, tokens=125, rank=rank) for step in range(1, 21)]
         ranks.append(replace(measured(rank, 5), rows=rows, telemetry=gpu))
     merged = merge(ranks)
-    steps = mean_over_ranks(merged.rows)
-    found = telemetry_of(merged, 8, steps, steps[0].tokens)
+
+    def told(heard: int, telemetry: Telemetry | None) -> Telemetry | None:
+        known = Evidence(rows=merged.rows, world_size=8, ranks_heard=heard, telemetry=telemetry)
+        return conclude(known).telemetry
+
+    found = told(merged.ranks_heard, merged.telemetry)
     assert found is not None
     assert found.energy_per_token_j == pytest.approx(0.6)
     assert found.energy_per_step_j == pytest.approx(600)
 
     # Of a run that ended otherwise rank 0 knows its own card, and the steps of all.
-    alone = telemetry_of(replace(ranks[0], rows=merged.rows), 8, steps, steps[0].tokens)
+    alone = told(1, ranks[0].telemetry)
     assert alone is not None
     assert (alone.energy_j, alone.energy_per_step_j, alone.energy_per_token_j) == (1500.0, None, None)
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from known_loop import trainer_with
-from lightning.pytorch.demos.boring_classes import BoringModel
 
-from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.measured import Measured
-from lm_profiler.callbacks.outcome.folder import second_place, without_steps
-from lm_profiler.callbacks.outcome.recorder import Recorder
+from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.evidence import Evidence
+from lm_profiler.callbacks.outcome.run_files import second_place, with_rows_left_behind, without_steps
 from lm_profiler.record.quantities import TIMED
 from lm_profiler.record.step_files import begin_rows, rank_file
 from lm_profiler.record.steps import StepRow, append_steps
@@ -55,13 +52,10 @@ def rows(rank: int, step_s: float) -> list[StepRow]:
 
 def test_of_a_rank_that_sent_nothing_the_steps_count_that_it_left(tmp_path: Path) -> None:
     """Rank 2 left none either: a sum over two of three ranks is no total."""
-    trainer = trainer_with([], tmp_path)
-    trainer.strategy.connect(BoringModel())
-    trainer.strategy.world_size = 3
-    recorder = Recorder(tmp_path, Launch(), trainer, "fit")
     begin_rows(tmp_path, 1)
     append_steps(rank_file(tmp_path, 1), rows(1, 0.3))
-    record = recorder.first(Measured(rows(0, 0.1), {"measure": 6}), "ok", None)
+    known = Evidence(rows=rows(0, 0.1), steps_planned={"measure": 6}, world_size=3)
+    record = conclude(with_rows_left_behind(known, tmp_path))
     assert record.rank_step_s == [0.1, 0.3]
     assert record.time["step"].median == pytest.approx(0.2)
     assert record.throughput is not None

@@ -13,8 +13,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lm_profiler.callbacks.outcome.why import clock_share, lists_of, mean_rate
-from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, TermName, Waterfall, read_run
+from lm_profiler.callbacks.collect import lists_of
+from lm_profiler.record.run import RunRecord, TermName, Waterfall, read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
 SLEPT_S = 0.08
@@ -42,8 +42,8 @@ def run(module: LightningModule, folder: Path, data: Any = None) -> RunRecord:
     """Rates are given: a busy machine's own would be unknown."""
     profiler = instruments(1, 5, memory=1, trace=2)
     with pytest.MonkeyPatch.context() as given:
-        given.setattr("lm_profiler.callbacks.outcome.afterwards.known_ceiling", lambda *_: 1e11)
-        given.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda *_: 1e10)
+        given.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda *_: 1e11)
+        given.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda *_: 1e10)
         trainer_with([profiler], folder).fit(module, data)
     return read_run(profiler.folder)
 
@@ -93,7 +93,7 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
     def broken(packed: Any) -> None:
         raise KeyError("ts")
 
-    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.traced_of", broken)
+    monkeypatch.setattr("lm_profiler.callbacks.collect.traced_of", broken)
     record = run(Sleeper(), tmp_path)
     assert (record.status, record.waterfall) == ("ok", None)
     assert record.verdict is not None
@@ -103,12 +103,12 @@ def test_a_waterfall_that_fails_is_a_note(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.gpu
 def test_the_waterfall_of_a_gpu_is_of_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Held against what the card is measured to do, where no sheet is known."""
-    from lm_profiler.callbacks.outcome import afterwards
+    from lm_profiler.callbacks import collect
     from lm_profiler.measure.device.ceiling import matmul_ceiling
     from lm_profiler.measure.device.copy_rate import copy_rate
 
-    monkeypatch.setattr(afterwards, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
-    monkeypatch.setattr(afterwards, "known_copy_rate", copy_rate)
+    monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
+    monkeypatch.setattr(collect, "known_copy_rate", copy_rate)
     model = LanguageModel(d_model=512, d_ff=2048, num_layers=2, num_heads=8, vocab_size=10_000)
     data = FakeTokens(context_length=512, batch_size=8, vocab_size=10_000)
     profiler = instruments(3, 20, memory=1, trace=3)
@@ -133,26 +133,3 @@ def test_what_an_optimizer_is_given_in_lists() -> None:
     parameters = [torch.zeros(3, 4), torch.zeros(5)]
     assert lists_of(parameters) == (17, 4)
     assert lists_of([*parameters, torch.zeros(2, dtype=torch.bfloat16)]) == (19, None)
-
-
-def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
-    slow, fast = (
-        FlopRate(dtype=dtype, flops_per_s=rate, source="") for dtype, rate in (("float32", 1e9), ("bfloat16", 4e9))
-    )
-    floors = [Floor(flops={"float32": 1000}), Floor(flops={"bfloat16": 7000, "float32": 1000})]
-    # 9000 in 2000 / 1e9 + 7000 / 4e9 seconds.
-    assert mean_rate(floors, Rates(flops=[slow, fast]), fast) == pytest.approx(9000 / 3.75e-6)
-    assert mean_rate(floors, Rates(flops=[fast]), fast) == 4e9
-    assert mean_rate([], Rates(flops=[fast]), fast) == 4e9
-
-
-def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> None:
-    """An H100's bf16 peak is of 1830 MHz, though it may run at 1980."""
-    unknown = dict.fromkeys(Telemetry.model_fields, None)
-    counted = {"samples": 20, "duration_s": 1.0, "gpus": []}
-    read = Telemetry(**{**unknown, **counted, "median_sm_clock_hz": 1.2e9, "max_sm_clock_hz": 1.98e9})
-    sheet = FlopRate(dtype="bfloat16", flops_per_s=989.4e12, source="NVIDIA H100 whitepaper")
-    assert clock_share(read, sheet, 132) == pytest.approx(1.2 / 1.83, rel=1e-3)
-    assert clock_share(None, sheet, 132) is None
-    for source in ("a large matrix product, measured after the run", "given with --peak_tflops"):
-        assert clock_share(read, sheet.model_copy(update={"source": source}), 132) is None

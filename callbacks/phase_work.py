@@ -10,11 +10,10 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic
-from lm_profiler.record.run import Floor, Rates, RunRecord
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
 """Strategies under which optimizers hold a rank's own shard; what is gathered of the others is unknown."""
@@ -53,13 +52,6 @@ def phase_work(
     if trainer.strategy.root_device.type != "cpu":
         phases["transfer"] = Work({}, batch_bytes, on_the_bus=True)
     return phases
-
-
-def floors_of(record: RunRecord, work: Mapping[str, Work], notes: list[str]) -> dict[str, Floor]:
-    """Of the phases whose ``work`` is known, against their mean times in ``record``; ``notes`` on those they beat."""
-    rates = record.rates or Rates()
-    notes += beaten_floors(work, rates, {phase: record.time[phase].mean for phase in work})
-    return {phase: floor_of(of, rates, record.time[phase].mean) for phase, of in work.items()}
 
 
 def bytes_of_batch(batch: Any) -> int:

@@ -20,7 +20,7 @@ from lm_profiler.callbacks.instruments.memory import MemoryOptions
 from lm_profiler.callbacks.instruments.trace import TraceOptions
 from lm_profiler.callbacks.instruments.work import StepWork, step_work, without_data
 from lm_profiler.callbacks.launch import Launch
-from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
+from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
 from lm_profiler.measure.copies.shapes import Counted, count_work
@@ -55,7 +55,7 @@ class Evaluated(TwoLayers):
 @pytest.fixture(autouse=True)
 def fast_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no phase of these small steps beats its floor."""
-    where = "lm_profiler.callbacks.outcome.afterwards"
+    where = "lm_profiler.callbacks.collect"
     monkeypatch.setattr(f"{where}.known_ceiling", lambda device, dtype, say: 1e15)
     monkeypatch.setattr(f"{where}.known_copy_rate", lambda device: 1e12)
 
@@ -73,7 +73,7 @@ def run(folder: Path, verb: Any = "fit", memory: int = 1, **options: Any) -> Run
 
 def test_each_phase_of_a_run_has_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With memory that is slow enough for a few kB to be microseconds, and no phase to be faster."""
-    monkeypatch.setattr("lm_profiler.callbacks.outcome.afterwards.known_copy_rate", lambda device: 1e9)
+    monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: 1e9)
     record = run(tmp_path, gradient_clip_val=1.0)
     floors, activation = record.floors, INPUT
     assert {phase: floor.flops for phase, floor in floors.items() if floor.flops} == {
@@ -228,12 +228,12 @@ def work_of(record: RunRecord) -> dict[str, Any]:
 @pytest.mark.gpu
 def test_on_a_gpu_no_phase_of_a_large_step_beats_its_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 4096 columns, beyond its caches; held against what the card is measured to do, or its sheet."""
-    from lm_profiler.callbacks.outcome import afterwards
+    from lm_profiler.callbacks import collect
     from lm_profiler.measure.device.ceiling import matmul_ceiling
     from lm_profiler.measure.device.copy_rate import copy_rate
 
-    monkeypatch.setattr(afterwards, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
-    monkeypatch.setattr(afterwards, "known_copy_rate", copy_rate)
+    monkeypatch.setattr(collect, "known_ceiling", lambda device, dtype, say: matmul_ceiling(device, dtype))
+    monkeypatch.setattr(collect, "known_copy_rate", copy_rate)
     width = 4096
     layers = TwoLayers()
     layers.layers = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(8)))

@@ -1,0 +1,85 @@
+"""Runs concluded from what lies in their folders: those that were cut short, and old ones by the rules of today."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lm_profiler.analysis.conclude import conclude
+from lm_profiler.analysis.evidence import Evidence, read_evidence
+from lm_profiler.analysis.steps.summaries import world_of
+from lm_profiler.record.collection import Collection
+from lm_profiler.record.entry import UNFINISHED
+from lm_profiler.record.quantities import counted
+from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.steps import StepTable
+from lm_profiler.record.text import ranks_text
+
+_ALIKE = 1e-6
+"""Relative: figures that are closer are the same. Rows in a file are rounded to a nanosecond."""
+
+_INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """What ``field`` of the record, by its dotted path, was and is; None where it was or is not there."""
+
+    field: str
+    before: Any
+    now: Any
+
+
+def concluded_again(folder: Path, record: RunRecord) -> tuple[RunRecord, list[Change]]:
+    """The record of the run in ``folder`` by the rules of today, and what differs from ``record``, which it left.
+
+    Raises:
+        RecordError: its evidence is not there, or is damaged.
+    """
+    now = conclude(read_evidence(folder))
+    return now, list(_changes(record.model_dump(exclude=set(_INPUTS)), now.model_dump(exclude=set(_INPUTS))))
+
+
+def _changes(before: Any, now: Any, path: str = "") -> Iterator[Change]:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in dict.fromkeys([*before, *now]):
+            yield from _changes(before.get(name), now.get(name), f"{path}.{name}".lstrip("."))
+    elif isinstance(before, Sequence) and isinstance(now, Sequence) and not isinstance(before, str):
+        for at in range(max(len(before), len(now))):
+            was, is_ = (of[at] if at < len(of) else None for of in (before, now))
+            yield from _changes(was, is_, f"{path}[{at}]")
+    elif not (before == now or _alike(before, now)):
+        yield Change(path, before, now)
+
+
+def _alike(before: Any, now: Any) -> bool:
+    numbers = isinstance(before, (int, float)) and isinstance(now, (int, float))
+    return numbers and math.isclose(before, now, rel_tol=_ALIKE, abs_tol=1e-9)
+
+
+def with_unfinished(runs: Collection) -> Collection:
+    """``runs``, those that are unfinished with the figures of the steps that they finished."""
+    entries, problems = list(runs.entries), list(runs.problems)
+    for at, entry in enumerate(entries):
+        if entry.record is not None and entry.record.status == "unfinished":
+            try:
+                entries[at] = replace(entry, record=as_far_as_it_came(entry.record, entry.rows))
+            except RecordError as error:
+                problems.append(str(error))
+    return replace(runs, entries=entries, problems=problems)
+
+
+def as_far_as_it_came(record: RunRecord, rows: StepTable) -> RunRecord:
+    """``record``, which says nothing of its steps yet, with what those in ``rows`` say."""
+    known = {of.name: getattr(record, of.name) for of in fields(Evidence) if of.name in RunRecord.model_fields}
+    told = conclude(Evidence(**known, rows=rows, world_size=world_of(record) or 1))
+    ranks, measured = np.unique(rows.rank).tolist(), told.steps.get("measure", 0)
+    whose = f" of {ranks_text(ranks)}, whose steps are here" if len(ranks) > 1 else ""
+    finished = f"the {counted(measured, 'measured step')} that it finished{whose}"
+    note = f"unfinished: {UNFINISHED}; figures are of {finished}"
+    return told.model_copy(update={"notes": [*told.notes, note]})

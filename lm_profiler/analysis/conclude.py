@@ -1,0 +1,475 @@
+"""From evidence to the record: pure arithmetic, the same at a run's end, for an old run, and in a test.
+
+Each finding is a function of its own; one that fails leaves a note, and its figures unknown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from lm_profiler.analysis.binding import binding
+from lm_profiler.analysis.evidence import Evidence, rows_of
+from lm_profiler.analysis.findings import findings_of
+from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
+from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
+from lm_profiler.analysis.hardware.peaks import Dtype, matmul_dtype, peak
+from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT, rates_of
+from lm_profiler.analysis.hardware.utilisation import share_of_peak
+from lm_profiler.analysis.ranks.exposed import exposed_communication
+from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, mean_counts
+from lm_profiler.analysis.steps.causes import mean_counters, with_causes
+from lm_profiler.analysis.steps.made_ahead import lasting_step_s
+from lm_profiler.analysis.steps.steadiness import steadiness
+from lm_profiler.analysis.steps.step_model import StepModel
+from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, rank_medians, step_figures
+from lm_profiler.analysis.trace.pieces import INPUT_PHASES
+from lm_profiler.analysis.why.inputs import Lists
+from lm_profiler.analysis.why.slack import HOST_PLACES, held_in, slack
+from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.record.quantities import MEMORY, PARTS, duration_text
+from lm_profiler.record.run import (
+    Environment,
+    Floor,
+    FlopRate,
+    Flops,
+    LoaderFacts,
+    MemoryFacts,
+    MemoryReading,
+    Rates,
+    RunRecord,
+    Settings,
+    Telemetry,
+    Utilisation,
+    Waterfall,
+)
+from lm_profiler.record.steps import Peaks, StepRow
+
+_PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
+"""Of Lightning, for torch's names."""
+
+_BEYOND = 1.05
+"""A share of the measured matmul rate that noise cannot explain."""
+
+_ON_HOST = "arrivals at collectives, from torch's flight recorder"
+_ON_STREAM = "durations of collectives on the device's stream, in steps after the measured ones"
+
+
+class RunSteps:
+    """The measured steps of ``evidence``, and what several findings ask of them.
+
+    A run that failed has the steps that all its ranks finished.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+        self.rows = rows_of(evidence)
+        timed = self.rows.of_stages("measure").timed
+        self.timed = timed if evidence.failure is None else timed.finished_by_all()
+        self.steps = mean_over_ranks(self.timed, evidence.world_size)
+
+    @cached_property
+    def model(self) -> StepModel:
+        return model_of(self.steps)
+
+    @property
+    def stretch(self) -> Sequence[StepRow]:
+        """The steps that the figures are of."""
+        return self.steps[self.model.first : self.model.end]
+
+    @cached_property
+    def counts(self) -> MeanCounts:
+        """Batches and samples of a step of the stretch, over all ranks."""
+        return mean_counts(self.evidence.batch_counts, [row.step for row in self.stretch])
+
+    @property
+    def batches(self) -> float | None:
+        """Batches of a measured step of rank 0; None is unknown."""
+        return mean_counts(self.evidence.batch_counts[:1], self.timed.step.tolist()).batches
+
+    @property
+    def workers(self) -> int | None:
+        """Processes of the loader."""
+        return None if self.evidence.settings is None else self.evidence.settings.num_workers
+
+    @cached_property
+    def machine(self) -> Environment:
+        """What it ran on.
+
+        Raises:
+            ValueError: that is unknown.
+        """
+        if self.evidence.environment is None:
+            raise ValueError("the machine is unknown")
+        return self.evidence.environment
+
+    @property
+    def devices(self) -> int:
+        """Those that share a step's FLOPs. Ranks on the CPU share its cores: they are one device."""
+        return 1 if self.machine.device_type == "cpu" else self.evidence.world_size
+
+    def dtype(self, precision: str) -> Dtype | None:
+        """In which matmuls of a Lightning ``precision`` run."""
+        return matmul_dtype(precision, str(self.machine.flags.get("float32_matmul_precision", "highest")))
+
+    @property
+    def main_dtype(self) -> Dtype | None:
+        """In which this run multiplies most."""
+        return self.dtype(main_precision(self.evidence))
+
+    @cached_property
+    def work(self) -> Evidence:
+        """The evidence with the work of a step of as many batches as the measured ones have.
+
+        What forward and backward move of another number is unknown.
+        """
+        batches, known = self.counts.batches, self.evidence.work_batches
+        if not (batches and known) or batches == known:
+            return self.evidence
+        times = batches / known
+        flops = self.evidence.flops
+        return replace(
+            self.evidence,
+            flops=None if flops is None else flops.times(times),
+            by_dtype=_times(self.evidence.by_dtype, times),
+            work={phase: _scaled(work, times) for phase, work in self.evidence.work.items()},
+            work_batches=batches,
+        )
+
+
+def _scaled(work: Work, times: float) -> Work:
+    known = None if work.flops or work.bytes is None else round(work.bytes * (times if work.on_the_bus else 1))
+    return replace(work, flops=None if work.flops is None else _times(work.flops, times), bytes=known)
+
+
+def _times(counts: Mapping[str, int], times: float) -> dict[str, int]:
+    return {name: round(count * times) for name, count in counts.items()}
+
+
+def main_precision(evidence: Evidence) -> str:
+    """Lightning's name of the precision in which most is multiplied: a module may enter autocast by itself, of which
+    the Trainer's precision knows nothing. That counts where FLOPs are unknown."""
+    seen = evidence.by_dtype
+    return _PRECISIONS.get(max(seen, key=seen.__getitem__), "") if any(seen.values()) else evidence.precision
+
+
+def torch_name(dtype: str) -> str:
+    """The factors that are multiplied in ``dtype``, by torch's name: TF32 is a way to multiply float32."""
+    return "float32" if dtype == "tf32" else dtype
+
+
+Found = dict[str, Any]
+"""Fields of the record."""
+
+Finding = Callable[[RunSteps, RunRecord, list[str]], Found]
+"""From the run, the record so far, and the notes, to which it may add."""
+
+
+def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
+    """The record of ``evidence``; without ``findings`` of one's own, with all of them."""
+    notes, shared = list(evidence.notes), {of.name for of in fields(evidence)} & RunRecord.model_fields.keys()
+    record = RunRecord(**{name: getattr(evidence, name) for name in shared})
+    run = RunSteps(evidence)
+    for what, finding in FINDINGS if findings is None else findings:
+        try:
+            facts = finding(run, record, notes)
+        except Exception as error:  # the measurements are right, and so are the other findings
+            notes.append(f"{what} unknown: {type(error).__name__}: {error}".removesuffix(": "))
+            continue
+        record = record.model_copy(update=facts)
+    return record.model_copy(update={"notes": notes})
+
+
+def _steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    evidence, rows = run.evidence, run.rows
+    stages = dict.fromkeys([*evidence.steps_planned, *np.unique(rows.stage).tolist()])
+    return {
+        "steps": {stage: len(np.unique(rows.of_stages(stage).step)) for stage in stages},
+        "first_step_s": max((row.time("step", "host") for row in rows.where(rows.step == 1)), default=None),
+        "mean_counters": mean_counters(evidence.counters),
+    }
+
+
+def _times_of_steps(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    samples = run.counts.samples if run.evidence.ranks_heard == run.evidence.world_size else None
+    rank_step_s = rank_medians(run.timed)
+    parts_s = {part: np.array([row.time(part) for row in run.steps]) for part in PARTS}
+    last = int(run.timed.step.max()) if len(run.timed) else 0
+    notes += changed_batches_note(next(iter(run.evidence.batch_counts), []), last, run.batches)
+    return {
+        **step_figures(run.steps, run.model, samples, lag(run.evidence.verb, rank_step_s)),
+        "rank_step_s": rank_step_s,
+        "steadiness": steadiness(run.model, run.evidence.recompilations, parts_s) if run.steps else None,
+    }
+
+
+def _causes(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    odd, counters = with_causes(record.odd_steps, run.timed, run.evidence.counters, run.workers)
+    return {"odd_steps": odd, "step_counters": counters}
+
+
+def _made_ahead(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    notes += made_ahead_notes(run.evidence.loader, run.steps, run.batches or run.evidence.accumulate_grad_batches)
+    return {}
+
+
+def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: float) -> list[str]:
+    """That the measured steps lived on batches that workers had made before; each worker may just have made one."""
+    if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
+        return []
+    mean_s = fmean(row.time("step") for row in steps)
+    lasting_s = lasting_step_s(mean_s, len(steps), batches, loader)
+    lasting = "what it takes in the long run is unknown, for those that were made meanwhile are too few"
+    if lasting_s is not None:
+        lasting = f"in the long run a step takes about {duration_text(lasting_s)}, not {duration_text(mean_s)}"
+    before = f"{loader.used_up} of the {len(steps) * batches} batches that were measured had been made before"
+    return [f"{before} by the loader's workers: {lasting}"]
+
+
+def _memory(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    seen = run.evidence
+    facts = MemoryFacts(
+        measured=_reading(run.timed.largest_memory),
+        parts={part: _reading(peaks) for part, peaks in seen.part_peaks.items()},
+        causes=dict(seen.causes),
+        held=seen.levels,
+        allocator=seen.allocator,
+    )
+    return {"memory": facts}
+
+
+def _reading(peaks: Peaks) -> MemoryReading:
+    return MemoryReading(**dict(zip(MEMORY, peaks, strict=True)))
+
+
+def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """A step's share of the energy goes by its time; it is unknown where not all ranks told of their GPUs."""
+    reading, steps, seen = run.evidence.telemetry, run.stretch, run.evidence
+    if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
+        return {}
+    if seen.ranks_heard < seen.world_size:
+        return {}
+    tokens = None if record.throughput is None else record.throughput.tokens_per_step
+    per_step = reading.energy_j * fmean(row.time("step") for row in steps) / reading.duration_s
+    shares = {"energy_per_step_j": per_step, "energy_per_token_j": per_step / tokens if tokens else None}
+    return {"telemetry": reading.model_copy(update=shares)}
+
+
+def _slack(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """What the delays of the ``whatif`` stage cost."""
+    if (of := run.evidence.experiment) is None:
+        return {}
+    steps = mean_over_ranks(run.rows.of_stages("whatif"))
+    plain = [row for block in of.blocks if block.place is None for row in steps[block.kept : block.end]]
+    own_s = {place: fmean(row.time(place) for row in plain) for place in HOST_PLACES} if plain else {}
+    known = slack(held_in(of.blocks, of.delays_s, [row.time("step") for row in steps]), of.workers, own_s)
+    if known is None:
+        notes.append("slack unknown: the run ended before two whole rounds of delays")
+        return {}
+    planned = dict.fromkeys(block.place for block in of.blocks if block.place is not None)
+    if never := sorted(planned.keys() - {place.place for place in known.places}):
+        notes.append(f"slack of {', '.join(never)} unknown: no delay was ever taken there")
+    return {"slack": known}
+
+
+def _owners(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """The owners of ``other`` beside rank 0's own ``other`` in the stretch: other ranks log nothing."""
+    if (owned := run.evidence.other_by_owner) is None:
+        return {}
+    own = list(run.timed.where(run.timed.rank == 0))[run.model.first : run.model.end]
+    measured_s = fmean(row.time("other", "host") for row in own) if own else None
+    return {"other_by_owner": owned.model_copy(update={"measured_s": measured_s})}
+
+
+def _utilisation(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    if run.work.flops is None or not (step_s := record.time["step"].mean):
+        return {}
+    dtype = run.main_dtype
+    ceiling = None if dtype is None else run.evidence.ceilings.get(torch_name(dtype))
+    given, name = run.evidence.peak_flops_per_s, run.machine.device_name
+    return {"utilisation": judge_utilisation(run.work.flops, step_s, name, dtype, run.devices, ceiling, given)}
+
+
+def judge_utilisation(
+    flops: Flops,
+    step_s: float,
+    device_name: str,
+    dtype: Dtype | None,
+    devices: int,
+    ceiling_flops_per_s: float | None,
+    peak_flops_per_s: float | None,
+) -> Utilisation:
+    """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
+    known = peak(device_name, dtype) if dtype is not None else None
+    rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
+    if peak_flops_per_s is not None:
+        rate, source = peak_flops_per_s, GIVEN
+    reached = share_of_peak(flops.all, step_s, ceiling_flops_per_s, devices)
+    if reached is not None and reached > _BEYOND:
+        ceiling_flops_per_s = reached = None  # no step beats the machine: something else used it while it was measured
+    return Utilisation(
+        flops=flops,
+        dtype=dtype,
+        peak_flops_per_s=rate,
+        peak_source=source,
+        mfu=share_of_peak(flops.model, step_s, rate, devices),
+        hfu=share_of_peak(flops.all, step_s, rate, devices),
+        ceiling_flops_per_s=ceiling_flops_per_s,
+        of_ceiling=reached,
+    )
+
+
+def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """In the stretch, or in the steps after it in which collectives were timed on the stream."""
+    seen = run.evidence
+    if len(seen.timelines) < 2:
+        return {}
+    on_stream = any(timeline.waited_ns is not None for timeline in seen.timelines)
+    exposed = exposed_communication(seen.reducers, seen.traced)
+    known = ranks_of(
+        seen.timelines,
+        seen.world_size,
+        seen.reduces_in_backward,
+        steps=None if on_stream else [row.step for row in run.stretch],
+        witness=_ON_STREAM if on_stream else _ON_HOST,
+        exposed_s=exposed.seconds,
+        exposed_source=exposed.source,
+        contention=seen.contention,
+        counters=seen.counters,
+    )
+    return {"ranks": known}
+
+
+def _rates(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    seen, dtype, use = run.evidence, run.main_dtype, record.utilisation
+    given, measured = {}, dict(seen.ceilings)
+    if dtype is not None and seen.peak_flops_per_s is not None:
+        given[torch_name(dtype)] = seen.peak_flops_per_s
+    if dtype is not None and use is not None:
+        measured[torch_name(dtype)] = use.ceiling_flops_per_s  # unknown where the step beat it
+    return {"rates": rates_of(run.machine.device_name, measured, seen.copied_bytes_per_s, run.dtype("32"), given)}
+
+
+def _floors(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    work, rates = run.work.work, record.rates or Rates()
+    took_s = {phase: record.time[phase].mean for phase in work}
+    floors = {phase: floor_of(of, rates, took_s[phase]) for phase, of in work.items()}
+    return {"floors": floors, "details": beaten_floors(work, rates, took_s)}
+
+
+def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    return {"waterfall": waterfall_of(run.evidence, record, run.devices)}
+
+
+def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
+    """Where the time of the mean step of ``record`` went, on one of ``devices``; None where FLOPs or peak are unknown,
+    or nothing was traced."""
+    traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
+    if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
+        return None
+    dtype = torch_name(used.dtype)
+    rate = next((rate for rate in rates.flops if rate.dtype == dtype), None)
+    if rate is None:
+        return None
+    first = next((of for of in record.ranks.by_rank if of.rank == 0), None) if record.ranks is not None else None
+    step = Step(
+        step_s=times.mean,
+        ci_low=times.mean_low,
+        ci_high=times.mean_high,
+        input_s=times.mean * sum(record.shares.get(phase, 0.0) for phase in INPUT_PHASES),
+        waiting_s={} if first is None else first.waiting_s,  # of the rank that was traced
+        ideal_s=used.flops.model / devices / mean_rate(record.floors.values(), rates, rate),
+        recomputed_share=used.flops.recomputation / used.flops.all if used.flops.all else 0.0,
+        rates=rates,
+        dtype=dtype,
+        clock_share=clock_share(record.telemetry, rate, seen.multiprocessors),
+        lists=seen.lists or Lists(0, None),
+        multiprocessors=seen.multiprocessors,
+    )
+    phases = {part: record.shares[part] * times.mean for part in PARTS if record.shares.get(part)}
+    return waterfall(step, traced).model_copy(update={"step_phases": phases})
+
+
+def mean_rate(floors: Iterable[Floor], rates: Rates, usual: FlopRate) -> float:
+    """FLOP/s of all that is multiplied, each dtype at its own rate; the usual one where a rate is unknown."""
+    flops: Counter[str] = Counter()
+    for floor in floors:
+        flops.update(floor.flops)
+    known = {dtype: rates.flops_per_s(dtype) for dtype in flops}
+    if not flops.total() or not all(known.values()):
+        return usual.flops_per_s
+    return flops.total() / sum(count / (known[dtype] or 1.0) for dtype, count in flops.items())
+
+
+def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: int | None) -> float | None:
+    """The clock held over the sheet's; None for a rate of the machine's own, measured at whatever clock it held."""
+    if rate.source in (MEASURED_PRODUCT, GIVEN) or telemetry is None:
+        return None
+    if not telemetry.median_sm_clock_hz or not telemetry.max_sm_clock_hz:
+        return None
+    stated_hz = sheet_clock_hz(rate.flops_per_s, multiprocessors or 0, telemetry.max_sm_clock_hz)
+    return None if stated_hz is None else telemetry.median_sm_clock_hz / stated_hz
+
+
+def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    """What is switched on already, so that nobody is told to switch it on."""
+    if (asked := run.evidence.settings) is None:
+        return {}
+    use, rate = record.utilisation, record.throughput
+    batches = run.counts.batches or run.evidence.work_batches or 1
+    peak_bytes = record.memory.measured.allocated_peak if record.memory is not None else None
+    half = use is not None and use.dtype in ("bfloat16", "float16", "float64")
+    figures = {
+        # Also by the module's own autocast.
+        "precision": str(use.dtype) if half and use is not None else asked.precision,
+        "checkpointing": None if use is None else use.flops.recomputation > 0,
+        "tokens_per_batch": _each(None if rate is None else rate.tokens_per_step, batches),
+        "samples_per_batch": _each(None if rate is None else rate.samples_per_step, batches),
+        "memory_free_share": free_share(peak_bytes, record.environment.device_bytes if record.environment else None),
+    }
+    return {"settings": Settings(**{**asked.model_dump(), **figures})}
+
+
+def _each(count: int | None, batches: float) -> int | None:
+    return None if count is None else round(count / max(batches, 1))
+
+
+def free_share(peak_bytes: int | None, device_bytes: int | None) -> float | None:
+    """Share of the device's memory that the peak of its tensors left free; None on the CPU."""
+    return None if peak_bytes is None or not device_bytes else 1.0 - peak_bytes / device_bytes
+
+
+def _verdict(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    return {"verdict": binding(record, run.steps, run.model, run.evidence.device_idle, run.evidence.kernels)}
+
+
+def _savings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
+    return {"findings": findings_of(record)}
+
+
+FINDINGS: Sequence[tuple[str, Finding]] = (
+    ("steps", _steps),
+    ("figures", _times_of_steps),
+    ("causes of odd steps", _causes),
+    ("batches made ahead", _made_ahead),
+    ("memory", _memory),
+    ("energy", _energy),
+    ("slack", _slack),
+    ("owners of other", _owners),
+    ("utilisation", _utilisation),
+    ("who waits for whom", _ranks),
+    ("rates", _rates),
+    ("floors", _floors),
+    ("waterfall", _waterfall),
+    ("settings", _settings),
+    ("verdict", _verdict),
+    ("findings", _savings),
+)
+"""What is found, in the order in which findings need each other; a note on one that fails begins with its name."""

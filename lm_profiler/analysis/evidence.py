@@ -1,0 +1,210 @@
+"""What a run, or a window of one, leaves to conclude from: plain data, which a file keeps.
+
+``callbacks.collect`` makes it, ``analysis.conclude`` makes a record of it. It stands here and not beside the record,
+because the arithmetic defines the types of what it holds: timelines of ranks, delays, pieces of a trace.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import SkipValidation, TypeAdapter, ValidationError
+
+from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.ranks.reducer import ReducerTimes
+from lm_profiler.analysis.ranks.timeline import RankTimeline
+from lm_profiler.analysis.steps.batch_counts import BatchCount
+from lm_profiler.analysis.trace.events import trace_events
+from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.analysis.trace.pieces import traced_work
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.inputs import Lists
+from lm_profiler.analysis.why.slack import Experiment
+from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.record.files import write_whole
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.record.run import (
+    AllocatorReading,
+    BetweenSteps,
+    Contention,
+    Environment,
+    Failure,
+    Flops,
+    LoaderFacts,
+    MemoryCauses,
+    MemoryLevels,
+    ModelFacts,
+    NumericsFacts,
+    OtherByOwner,
+    PlannedMemory,
+    PythonTime,
+    RecordError,
+    Settings,
+    Status,
+    StepCounters,
+    Sync,
+    Telemetry,
+    ThreadUse,
+    Verb,
+)
+from lm_profiler.record.step_files import read_rows
+from lm_profiler.record.steps import Peaks, StepTable
+
+EVIDENCE_FILE = "evidence.json.gz"
+
+MOST_BYTES = 64 * 1024**2
+"""A larger file, once it is unpacked, is not read: it is none of ours."""
+
+_UNTYPED = Annotated[Any, SkipValidation]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a run left, of all ranks. Times in seconds, memory in bytes; None is unknown.
+
+    A field that the record has by the same name goes there as it is; ``RunRecord`` says what it means.
+    """
+
+    name: str = "lm_profiler"
+    command: str = ""
+    started: str = ""
+    duration_s: float = 0.0
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] | None = None
+    planned: PlannedMemory | None = None
+    verb: Verb = "fit"
+    status: Status = "ok"
+    failure: Failure | None = None
+    steps_planned: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    # What the steps left.
+    rows: _UNTYPED = ()
+    """A ``StepTable``, or rows, of all ranks and stages. Their own files keep them."""
+    batch_counts: Sequence[Sequence[BatchCount]] = ()
+    """Where they change, of each rank."""
+    between_steps_s: float | None = None
+    between: Sequence[BetweenSteps] = ()
+    device_idle: float | None = None
+    """Share of the measured phases at whose beginning the device had nothing left to do."""
+    part_peaks: Mapping[str, Peaks] = field(default_factory=dict)
+    causes: Mapping[str, MemoryCauses] = field(default_factory=dict)
+    levels: MemoryLevels | None = None
+    allocator: AllocatorReading | None = None
+    other_by_owner: OtherByOwner | None = None
+    thread_use: Mapping[str, ThreadUse] = field(default_factory=dict)
+    python_times: Sequence[PythonTime] = ()
+    recompilations: int = 0
+    loader: LoaderFacts | None = None
+    telemetry: Telemetry | None = None
+    contention: Contention | None = None
+    syncs: Sequence[Sync] | None = None
+    counters: Sequence[StepCounters] = ()
+    """Of each measured step, of each rank that knows."""
+    experiment: Experiment | None = None
+    """Delays that were held in the ``whatif`` stage."""
+    timelines: Sequence[RankTimeline] = ()
+    """Of each rank that knows when it came to its collectives."""
+    reducers: Sequence[ReducerTimes] = ()
+    """Of each rank where DDP trains."""
+    ranks_heard: int = 1
+    """Of how many ranks the facts are; ``rows`` may be of more, whose files were found."""
+
+    # What the Trainer, the module and the machine say.
+    world_size: int = 1
+    accumulate_grad_batches: int = 1
+    precision: str = "32-true"
+    """The Trainer's."""
+    reduces_in_backward: bool = False
+    """Whether DDP wraps the module, so that gradients are reduced while backward goes on."""
+    environment: Environment | None = None
+    model: ModelFacts | None = None
+    settings: Settings | None = None
+    """What is switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
+    lists: Lists | None = None
+    """What the optimizers are given in lists of tensors."""
+    multiprocessors: int | None = None
+    """Of one device."""
+    peak_flops_per_s: float | None = None
+    """Of one device, where the user says it."""
+
+    # What is determined after all timing.
+    flops: Flops | None = None
+    """Of a step of ``work_batches``, over all ranks."""
+    by_dtype: Mapping[str, int] = field(default_factory=dict)
+    """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
+    work: Mapping[str, Work] = field(default_factory=dict)
+    """What each phase of a step has to do at least, on one device."""
+    work_batches: float | None = None
+    """Batches of the step whose work this is, over all ranks."""
+    ceilings: Mapping[str, float | None] = field(default_factory=dict)
+    """The machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device."""
+    copied_bytes_per_s: float | None = None
+    """By one device, in a large copy."""
+    numerics: NumericsFacts | None = None
+    kernels: _UNTYPED = None
+    """Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it."""
+    traced: _UNTYPED = None
+    """The same in pieces and gaps, a ``Traced``."""
+
+
+_KEPT_ELSEWHERE = {"rows", "kernels", "traced"}
+
+
+def write_evidence(folder: Path, evidence: Evidence) -> None:
+    """Write ``evidence`` into ``folder``, without the rows and the trace, which have files of their own.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = TypeAdapter(Evidence).dump_json(evidence, exclude=_KEPT_ELSEWHERE)
+    write_whole(folder / EVIDENCE_FILE, gzip.compress(content, compresslevel=5, mtime=0))
+
+
+def read_evidence(folder: Path) -> Evidence:
+    """The evidence of the run in ``folder``, with its rows and what its trace says.
+
+    Raises:
+        RecordError: there is none, or a file of it is damaged or foreign.
+    """
+    path = folder / EVIDENCE_FILE
+    try:
+        with gzip.open(path) as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise RecordError(f"{path}: expected {MOST_BYTES >> 20} MiB at most")
+        evidence = TypeAdapter(Evidence).validate_json(content)
+    except FileNotFoundError:
+        raise RecordError(f"{path}: is not there: the run was made before 0.3, or was killed") from None
+    except (OSError, EOFError, zlib.error, ValidationError) as error:
+        raise RecordError(f"{path}: is no evidence of a run: {str(error).splitlines()[0]}") from None
+    kernels, traced = read_trace(folder / "trace" / "rank0.pt.trace.json.gz")
+    return replace(evidence, rows=read_rows(folder), kernels=kernels, traced=traced)
+
+
+def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
+    """What the trace in ``path`` says; nothing where there is none, or none with a whole step.
+
+    Raises:
+        RecordError: it is not whole, or cannot be read.
+    """
+    if not path.exists():
+        return None, None
+    try:
+        packed = Packed(trace_events(path))
+        if not (packed.steps and packed.phases):
+            return None, None
+        work = traced_work(packed)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path}: {error}") from None
+    return kernel_table(work), traced_of(work)
+
+
+def rows_of(evidence: Evidence) -> StepTable:
+    """The rows as one table."""
+    return StepTable.of(evidence.rows)

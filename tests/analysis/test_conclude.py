@@ -1,0 +1,447 @@
+"""What a record says of evidence made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_trace import cuda_step, kernel_table
+from recorded import FLOPS, HALF_OF_THE_CEILING, LEVEL, evidence_of, lines, recorded
+
+from lm_profiler.analysis.conclude import (
+    FINDINGS,
+    clock_share,
+    conclude,
+    judge_utilisation,
+    made_ahead_notes,
+    mean_rate,
+)
+from lm_profiler.measure.device.contention import CpuUse, contention
+from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import Floor, FlopRate, LoaderFacts, Rates, Telemetry
+from lm_profiler.report.tables.columns import COLUMNS
+from tests.support.made_runs import made_rows
+
+MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3
+
+
+def test_slow_first_steps_are_in_no_summary() -> None:
+    record = recorded([30.0] * 4 + LEVEL)
+    steadiness = record.steadiness
+    assert steadiness is not None
+    assert (steadiness.word, steadiness.cut) == ("steady", 4)
+    mean = sum(LEVEL) / len(LEVEL)
+    bias = (120 + sum(LEVEL)) / 20 / mean - 1
+    assert steadiness.bias_of_mean == pytest.approx(bias)
+    for part in ("step", "forward"):
+        for times in (record.time, record.host_time):
+            assert times[part].n == len(LEVEL)
+            assert times[part].max == pytest.approx(10.2e-3)
+            assert times[part].mean == pytest.approx(mean * 1e-3)
+    assert record.steps["measure"] == 20  # all that ran
+
+
+def test_a_run_that_slows_half_way_says_so() -> None:
+    record = recorded(LEVEL + [1.2 * ms for ms in LEVEL])
+    assert record.steadiness is not None
+    assert record.steadiness.word == "slowing"
+    half = len(LEVEL)
+    assert [(of.first, of.last) for of in record.steadiness.levels] == [(1, half), (half + 1, 2 * half)]
+    before, after = (of.seconds for of in record.steadiness.levels)
+    assert after / before == pytest.approx(1.2, abs=0.01)
+    assert (record.steadiness.first, record.steadiness.last) in {(1, half), (half + 1, 2 * half)}
+    assert lines(record)["verdict:"][0].startswith("slowing; ")
+
+
+def test_the_verdict_and_its_advice_are_a_line_each() -> None:
+    record = recorded(LEVEL, **HALF_OF_THE_CEILING)
+    assert record.verdict is not None
+    assert record.verdict.bound_by == "compute"
+    said = lines(record)
+    assert len(said["verdict:"]) == 1
+    assert said["verdict:"][0].startswith("steady; bound by compute: ")
+    assert len(said["next:"]) == 1
+
+
+@pytest.mark.parametrize(
+    "all_reduce_us, adam_us, bound_by, share",
+    [
+        (30, 20, "compute", 1.0),
+        (80, 20, "communication", 70 / 220),  # 10 of the all-reduce run beside a matrix product
+        (30, 200, "memory bandwidth", 202 / 350),  # the optimizer's kernel and its memset
+    ],
+)
+def test_the_trace_tells_what_the_marks_cannot(
+    all_reduce_us: float, adam_us: float, bound_by: str, share: float
+) -> None:
+    table = kernel_table(cuda_step(all_reduce_us, adam_us))
+    verdict = recorded(LEVEL, **HALF_OF_THE_CEILING, kernels=table).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.share) == (bound_by, pytest.approx(share))
+
+
+def test_nothing_measured_has_no_verdict() -> None:
+    record = recorded([])
+    assert record.verdict is None
+    assert record.steadiness is None
+    assert not {"verdict:", "next:"} & set(lines(record))
+
+
+# -- utilisation ------------------------------------------------------------------------------------------------
+
+
+def use(**changes: Any) -> Any:
+    options: dict[str, Any] = {
+        "flops": FLOPS, "step_s": 2.0, "device_name": "unheard of", "dtype": "bfloat16", "devices": 1,
+        "ceiling_flops_per_s": None, "peak_flops_per_s": 1000.0,
+    }  # fmt: skip
+    return judge_utilisation(**{**options, **changes})
+
+
+def test_mfu_leaves_recomputation_out_and_hfu_does_not() -> None:
+    found = use()
+    assert (found.mfu, found.hfu) == pytest.approx((300 / 2 / 1000, 360 / 2 / 1000))
+    assert found.peak_source == "given with --peak_tflops"
+
+
+def test_several_devices_share_the_step() -> None:
+    assert use(devices=4).mfu == pytest.approx(300 / 2 / 4000)
+    assert use(devices=4, ceiling_flops_per_s=100.0).of_ceiling == pytest.approx(360 / 2 / 400)
+
+
+def test_the_table_knows_a_device_until_a_peak_is_given() -> None:
+    known = use(device_name="NVIDIA H200", peak_flops_per_s=None)
+    assert known.peak_flops_per_s == pytest.approx(989.4e12)
+    assert "NVIDIA" in known.peak_source
+    assert known.mfu == pytest.approx(150 / 989.4e12)
+    assert use(device_name="NVIDIA H200").peak_flops_per_s == 1000.0
+
+
+@pytest.mark.parametrize("changes", [{"device_name": "unheard of"}, {"device_name": "NVIDIA H200", "dtype": None}])
+def test_without_a_peak_the_share_is_unknown(changes: dict[str, Any]) -> None:
+    found = use(peak_flops_per_s=None, **changes)
+    assert (found.mfu, found.hfu, found.peak_flops_per_s, found.peak_source) == (None, None, None, None)
+    assert found.flops.backward == 200
+
+
+@pytest.mark.parametrize("rate,reached", [(180 / 1.04, 1.04), (180 / 1.06, None)])
+def test_a_ceiling_that_a_step_beats_is_unknown(rate: float, reached: float | None) -> None:
+    found = use(ceiling_flops_per_s=rate)
+    assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
+    assert (found.ceiling_flops_per_s is None) == (reached is None)
+
+
+def test_unknown_work_has_no_utilisation() -> None:
+    assert recorded(LEVEL, ceilings={"float32": 72_000.0}).utilisation is None
+    assert recorded([], **HALF_OF_THE_CEILING).utilisation is None
+
+
+def test_utilisation_is_of_the_mean_step() -> None:
+    record = recorded(LEVEL, **HALF_OF_THE_CEILING, peak_flops_per_s=60_000.0)
+    assert record.utilisation is not None
+    assert record.utilisation.mfu == pytest.approx(300 / MEAN_S / 60_000)
+    assert record.utilisation.of_ceiling == pytest.approx(360 / MEAN_S / 72_000)
+    assert record.verdict is not None
+    assert record.verdict.facts["utilisation"] == pytest.approx(360 / MEAN_S / 72_000)
+
+
+@pytest.mark.parametrize(
+    "by_dtype,dtype,reached",
+    [
+        ({"float32": 60, "bfloat16": 300}, "bfloat16", 360 / MEAN_S / 144_000),
+        ({"float32": 300, "bfloat16": 60}, "float32", 360 / MEAN_S / 72_000),
+        ({"float64": 360}, None, None),
+        ({}, "float32", 360 / MEAN_S / 72_000),
+    ],
+)
+def test_the_rate_is_of_the_dtype_in_which_most_is_multiplied_whatever_the_trainer_was_told(
+    by_dtype: dict[str, int],
+    dtype: str | None,
+    reached: float | None,
+) -> None:
+    ceilings = {"float32": 72_000.0, "bfloat16": 144_000.0}
+    record = recorded(LEVEL, flops=FLOPS, ceilings=ceilings, by_dtype=by_dtype)
+    found, settings = record.utilisation, record.settings
+    assert found is not None
+    assert found.dtype == dtype
+    assert found.of_ceiling == (None if reached is None else pytest.approx(reached))
+    assert settings is not None
+    assert settings.full_precision == (dtype != "bfloat16")  # nobody is told to use what is on
+
+
+# -- the GPU's clock, recompilations, memory ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "share,reasons,said",
+    [
+        (0.6, None, "; the GPU ran at 60% of its highest clock"),
+        (0.9, ["power cap"], "; the GPU ran at 90% of its highest clock (power cap)"),
+        (None, ["power cap", "power brake"], "; the GPU was throttled (power cap, power brake)"),
+        (0.76, [], ""),
+    ],
+)
+def test_a_slow_or_throttled_gpu_is_in_the_verdict(share: float | None, reasons: list[str] | None, said: str) -> None:
+    plain = recorded(LEVEL)
+    fields: dict[str, Any] = {**dict.fromkeys(Telemetry.model_fields), "samples": 9, "duration_s": 1.0, "gpus": []}
+    telemetry = Telemetry(**{**fields, "clock_share": share, "throttle_reasons": reasons})
+    hot = plain.model_copy(update={"telemetry": telemetry})
+    assert lines(hot)["verdict:"] == [lines(plain)["verdict:"][0] + said]
+
+
+def one_odd(part: str, at: int, ms: float) -> list[dict[str, float]]:
+    """Twenty steps of 4 % data, 31 % forward, 65 % backward, of which one takes ``ms`` more in ``part``."""
+    steps = [{"data": 0.04 * t, "forward": 0.31 * t, "backward": 0.65 * t} for t in (*LEVEL, *LEVEL[:4])]
+    steps[at][part] += ms
+    return steps
+
+
+def test_the_cost_of_one_odd_step_is_told_apart_and_what_it_names_is_not_certain() -> None:
+    found = recorded(one_odd("data", 14, 400.0), **HALF_OF_THE_CEILING)
+    assert found.steadiness is not None
+    assert found.steadiness.level_s == pytest.approx(10e-3, rel=0.005)
+    assert found.steadiness.odd_s == pytest.approx(400e-3 / 20, rel=0.005)
+    assert found.shares["data"] == pytest.approx((0.4 + 20.0) / 30.0, rel=0.005)
+    assert sum(found.shares[name] for name in PARTS) == pytest.approx(1.0)
+    assert found.verdict is not None
+    assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
+    assert not found.verdict.certain
+    assert found.verdict.share_low is not None
+    assert found.verdict.share_low < 1 / 3
+    assert found.findings[0].name == "input"
+    assert found.findings[0].may
+
+
+def test_one_odd_step_of_compute_changes_no_verdict() -> None:
+    verdict = recorded(one_odd("forward", 14, 400.0), **HALF_OF_THE_CEILING).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.certain) == ("compute", True)
+
+
+def test_the_odd_step_is_told_with_its_phase_and_how_much() -> None:
+    found = recorded(one_odd("forward", 14, 6700.0), **HALF_OF_THE_CEILING)
+    (odd,) = found.odd_steps
+    assert (odd.step, odd.part) == (15, "forward")
+    assert odd.step_s == pytest.approx(6.7 + LEVEL[14] * 1e-3)
+    assert odd.ratio == pytest.approx(odd.step_s / 10e-3, rel=0.01)
+    assert odd.excess_s == pytest.approx(6.7, abs=0.001)
+    assert lines(found)["odd:"] == ["step 15: 6.7 s, 670 x what others take, +6.7 s in forward"]
+
+
+def test_a_step_that_was_passed_over_is_odd_too() -> None:
+    steps = one_odd("forward", 14, 0.0)
+    steps[7] = {"data": 0.4}
+    assert lines(recorded(steps, **HALF_OF_THE_CEILING))["odd:"] == [
+        "step 8: 0.4 ms, 0.04 x what others take, -6.5 ms in backward"
+    ]
+
+
+def test_of_many_odd_steps_the_worst_three_are_told() -> None:
+    steps = [*one_odd("forward", 0, 0.0), *one_odd("forward", 0, 0.0)]
+    for n, at in enumerate((6, 12, 18, 24, 30), 1):
+        steps[at]["data"] += 10.0 * n
+    found = recorded(steps, **HALF_OF_THE_CEILING)
+    assert [odd.step for odd in found.odd_steps] == [31, 25, 19, 13, 7]
+    said = [line.partition(":")[0] for line in lines(found, verbose=True)["odd:"]]
+    assert said == ["step 31", "step 25", "step 19", "and 2 more steps"]
+    assert len(lines(found)["odd:"]) == 1
+
+
+def test_a_stall_that_comes_back_belongs_to_the_step() -> None:
+    steps = one_odd("forward", 0, 0.0)
+    for at in (4, 9, 14, 19):
+        steps[at]["data"] += 40.0
+    found = recorded(steps, **HALF_OF_THE_CEILING)
+    data = sum(step["data"] for step in steps)
+    assert found.shares["data"] == pytest.approx(data / sum(sum(step.values()) for step in steps))
+    assert found.verdict is not None
+    assert found.verdict.bound_by == "input"
+
+
+def test_level_steps_have_no_odd_one() -> None:
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING)
+    assert found.odd_steps == []
+    assert "odd:" not in lines(found)
+    for part in ("forward", "data"):
+        mean, whole = found.time[part].mean, found.time["step"].mean
+        assert mean is not None
+        assert whole is not None
+        assert found.shares[part] == pytest.approx(mean / whole)
+
+
+# -- noisy ------------------------------------------------------------------------------------------------------------
+
+
+def noisy(forward: float, data: float, seed: int = 1) -> list[dict[str, float]]:
+    """Twenty steps whose length varies by more than their median is known, with these shares of them."""
+    factors = np.exp(0.6 * np.random.default_rng(seed).standard_normal(20))
+    return [{"forward": forward * 10 * f, "data": data * 10 * f} for f in factors.tolist()]
+
+
+def test_a_noisy_run_is_called_that_first_and_what_binds_it_is_not_certain() -> None:
+    found = recorded(noisy(0.97, 0.03), **HALF_OF_THE_CEILING)
+    assert found.steadiness is not None
+    assert found.steadiness.word == "noisy"
+    assert found.steadiness.known_to is not None
+    assert found.steadiness.known_to > 0.05
+    assert found.verdict is not None
+    assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
+    (said,) = lines(found)["verdict:"]
+    assert said.startswith("noisy: the level is only known to within ±")
+
+
+def test_a_cause_that_all_the_noise_leaves_standing_is_named() -> None:
+    verdict = recorded(noisy(0.5, 0.5), **HALF_OF_THE_CEILING).verdict
+    assert verdict is not None
+    assert (verdict.bound_by, verdict.certain) == ("input", True)
+
+
+def test_a_cause_that_may_be_this_runs_luck_is_named_beside_the_other() -> None:
+    steps = noisy(1.0, 0.0)
+    for at in (3, 8, 11, 15):
+        steps[at]["data"] = 30.0  # four in twenty: a third of the whole, more or less
+    found = recorded(steps, **HALF_OF_THE_CEILING)
+    assert found.verdict is not None
+    assert {found.verdict.bound_by, found.verdict.or_bound_by} == {"input", "compute"}
+    assert not found.verdict.certain
+    assert found.findings[0].may
+
+
+def test_too_few_steps_for_an_interval_carry_no_certain_cause() -> None:
+    found = recorded([{"forward": 10.0}] * 2, **HALF_OF_THE_CEILING)
+    assert found.verdict is not None
+    assert not found.verdict.certain
+    assert found.steadiness is not None
+    assert (found.steadiness.word, found.steadiness.known_to) == ("noisy", None)
+
+
+def test_one_recompilation_is_one() -> None:
+    one, two = (
+        lines(recorded(one_odd("data", 0, 0.0), **HALF_OF_THE_CEILING, recompilations=n))["verdict:"][0] for n in (1, 2)
+    )
+    assert one.endswith("; 1 recompilation while measuring")
+    assert two.endswith("; 2 recompilations while measuring")
+
+
+# -- shared -----------------------------------------------------------------------------------------------------------
+
+READING = CpuReading(
+    at_s=0.0, machine="a", cpus=frozenset({0, 1}), busy_s=0.0, stolen_s=0.0, own_s={7: 0.0}, waited_s={7: 0.0},
+    pressure_s=None, throttled_s=None, switches=0,
+)  # fmt: skip
+
+
+def beside(others: float, waited: float) -> CpuUse:
+    """Ten seconds of two CPUs; what we had for 5.9 seconds others wanted too."""
+    busy = {"busy_s": 5.9 + others + 0.03, "own_s": {7: 5.9}, "waited_s": {7: waited}}
+    return CpuUse(READING, replace(READING, at_s=10.0, **busy))
+
+
+def test_level_steps_on_a_shared_machine_are_never_steady_alone(tmp_path: Path) -> None:
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.1, 4.1)]))
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)
+    assert found.words == ["steady", "shared"]
+    assert COLUMNS["steadiness"].get(Entry(tmp_path, found)) == "steady, shared"
+    (said,) = lines(found)["verdict:"]
+    assert said.startswith("steady; shared machine, times are upper bounds: other processes took 41% of the CPU time")
+    assert found.verdict is not None
+    assert (found.verdict.bound_by, found.verdict.certain) == ("compute", False)
+
+
+def test_others_that_took_nothing_from_us_are_told_and_change_nothing() -> None:
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(4.0, 0.0)]))
+    assert found.words == ["steady"]
+    (said,) = lines(found)["verdict:"]
+    assert said.startswith("steady; something else used 20% of this machine's CPU time; bound by compute: ")
+
+
+def test_an_idle_machine_is_not_spoken_of() -> None:
+    found = recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([beside(0.1, 0.1)]))
+    assert lines(found)["verdict:"][0].startswith("steady; bound by compute: ")
+
+
+def test_a_limit_that_held_the_run_back_is_told() -> None:
+    limited = beside(0.0, 3.0)
+    use = CpuUse(replace(limited.begin, throttled_s=0.0), replace(limited.end, throttled_s=3.0))
+    said = lines(recorded(one_odd("forward", 0, 0.0), **HALF_OF_THE_CEILING, contention=contention([use])))["verdict:"][
+        0
+    ]
+    assert said.startswith("steady; the CPU limit of its cgroup throttled this run for 3.0 s; bound by")
+
+
+# -- rates and clocks --
+
+
+def test_flops_of_two_dtypes_take_the_time_of_both() -> None:
+    slow, fast = (
+        FlopRate(dtype=dtype, flops_per_s=rate, source="") for dtype, rate in (("float32", 1e9), ("bfloat16", 4e9))
+    )
+    floors = [Floor(flops={"float32": 1000}), Floor(flops={"bfloat16": 7000, "float32": 1000})]
+    # 9000 in 2000 / 1e9 + 7000 / 4e9 seconds.
+    assert mean_rate(floors, Rates(flops=[slow, fast]), fast) == pytest.approx(9000 / 3.75e-6)
+    assert mean_rate(floors, Rates(flops=[fast]), fast) == 4e9
+    assert mean_rate([], Rates(flops=[fast]), fast) == 4e9
+
+
+def test_the_clock_is_held_against_the_sheets_own_and_against_nothing_else() -> None:
+    """An H100's bf16 peak is of 1830 MHz, though it may run at 1980."""
+    unknown = dict.fromkeys(Telemetry.model_fields, None)
+    counted = {"samples": 20, "duration_s": 1.0, "gpus": []}
+    read = Telemetry(**{**unknown, **counted, "median_sm_clock_hz": 1.2e9, "max_sm_clock_hz": 1.98e9})
+    sheet = FlopRate(dtype="bfloat16", flops_per_s=989.4e12, source="NVIDIA H100 whitepaper")
+    assert clock_share(read, sheet, 132) == pytest.approx(1.2 / 1.83, rel=1e-3)
+    assert clock_share(None, sheet, 132) is None
+    for source in ("a large matrix product, measured after the run", "given with --peak_tflops"):
+        assert clock_share(read, sheet.model_copy(update={"source": source}), 132) is None
+
+
+# -- batches made ahead --
+
+STEPS = [row for row in made_rows() if row.stage == "measure"]  # of 10 ms each
+
+
+BEFORE = "of the 20 batches that were measured had been made before by the loader's workers: "
+
+
+@pytest.mark.parametrize(
+    "workers,before,told",
+    [
+        (4, 4, None),  # each may just have made one
+        (4, 8, "in the long run a step takes about 14.3 ms, not 10 ms"),
+        (4, 16, "what it takes in the long run is unknown, for those that were made meanwhile are too few"),
+        (0, 0, None),
+        (None, None, None),
+    ],
+)
+def test_steps_that_lived_on_batches_made_before_are_told(
+    workers: int | None, before: int | None, told: str | None
+) -> None:
+    loader = LoaderFacts(workers=workers, ahead=before, ready_before=before, ready_after=before and 0)
+    assert made_ahead_notes(loader, STEPS, 1) == ([] if told is None else [f"{before} {BEFORE}{told}"])
+    assert made_ahead_notes(None, STEPS, 1) == []
+
+
+# -- a finding that fails --
+
+
+@pytest.mark.parametrize("name", [name for name, _ in FINDINGS])
+def test_a_finding_that_fails_is_a_note_and_its_figures_are_unknown(name: str) -> None:
+    """Each in turn; those that need it find nothing or say so themselves, and what was measured is there."""
+
+    def fails(*_: Any) -> dict[str, Any]:
+        raise OSError("no such driver")
+
+    evidence = evidence_of(LEVEL, **HALF_OF_THE_CEILING)
+    record = conclude(evidence, [(each, fails if each == name else finding) for each, finding in FINDINGS])
+    assert record.notes[0] == f"{name} unknown: OSError: no such driver"
+    assert (record.status, record.steps_planned) == ("ok", {"measure": len(LEVEL)})
+    whole = conclude(evidence)
+    if name not in ("figures", "utilisation", "rates"):
+        assert (record.time, record.utilisation) == (whole.time, whole.utilisation)
+        assert record.notes[1:] == []

@@ -1,0 +1,240 @@
+"""What Trainer, module and machine say of a run, and what its record makes of that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import instruments, trainer_with
+from lightning.pytorch.demos.boring_classes import BoringModel
+from lightning.pytorch.utilities.compile import from_compiled
+from recorded import lines
+from torch import nn
+
+from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
+from lm_profiler.callbacks.collect import switches
+from lm_profiler.callbacks.instruments.watches import history_watch
+from lm_profiler.callbacks.measured import Measured
+from lm_profiler.measure.counts.recompiles import is_compiled
+from lm_profiler.measure.device.cpu_reading import CpuReading
+from lm_profiler.measure.device.environment import MatrixUnits, matrix_units
+from lm_profiler.measure.memory.history import MemoryHistory
+from lm_profiler.record.run import read_run
+from tests.analysis.test_conclude import beside
+
+NOTHING = Measured((), {})
+
+
+def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path: Path) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy.connect(module)
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True)]
+    found = switches(trainer, NOTHING)
+    assert (found.fused_optimizer, found.compiled, found.checkpointing) == (True, False, None)
+    assert found.pin_memory is None  # on the CPU there is nowhere to copy to
+    clipping = trainer_with([], tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
+    clipping.strategy.connect(module)
+    clipping.strategy._optimizers = [torch.optim.Adam(module.parameters())]
+    assert switches(clipping, NOTHING).fused_optimizer is None  # Lightning would refuse it
+    trainer.strategy._optimizers = [torch.optim.LBFGS(module.parameters())]
+    module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
+    found = switches(trainer, NOTHING)
+    assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
+
+
+@pytest.mark.parametrize(
+    "capability, hip, expected",
+    [
+        ((6, 1), None, MatrixUnits(False, None)),
+        ((7, 5), None, MatrixUnits(False, "16-mixed")),
+        ((8, 0), None, MatrixUnits(True, "bf16-mixed")),
+        ((9, 0), None, MatrixUnits(True, "bf16-mixed")),
+        ((9, 4), "6.2", MatrixUnits(False, None)),  # AMD's numbers mean something else
+    ],
+)
+def test_a_card_is_advised_only_what_it_has(
+    capability: tuple[int, int], hip: str | None, expected: MatrixUnits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert matrix_units(torch.device("cuda", 0)) == expected
+    assert matrix_units(torch.device("cpu")) == MatrixUnits()
+
+
+def test_tf32_is_off_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_with([], tmp_path)
+    trainer.strategy.connect(BoringModel())
+    for units, tf32 in ((MatrixUnits(True, "bf16-mixed"), False), (MatrixUnits(False, "16-mixed"), None)):
+        monkeypatch.setattr("lm_profiler.callbacks.collect.matrix_units", lambda device, units=units: units)
+        found = switches(trainer, NOTHING)
+        assert (found.tf32, found.half_precision) == (tf32, units.half_precision)
+
+
+@pytest.mark.parametrize("refused", [{"foreach": True}, {"differentiable": True}])
+def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str, bool], tmp_path: Path) -> None:
+    trainer, module = trainer_with([], tmp_path), BoringModel()
+    trainer.strategy.connect(module)
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), **refused)]
+    assert switches(trainer, NOTHING).fused_optimizer is None
+    trainer.strategy._optimizers = [torch.optim.Adam(module.parameters())]
+    assert switches(trainer, NOTHING).fused_optimizer is False
+
+
+def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_with([], tmp_path)
+    trainer.strategy.connect(BoringModel())
+    monkeypatch.setattr("lm_profiler.callbacks.collect.cpu_cores", lambda: 12)
+    assert switches(trainer, NOTHING).cores == 12
+    monkeypatch.setattr(type(trainer), "num_devices", 8)
+    assert switches(trainer, NOTHING).cores == 1
+
+
+def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + 1
+
+    class Grows(BoringModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.compile(Layer(32, 2), backend="eager")
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch if batch_idx < 4 else batch.repeat(3, 1), batch_idx)
+
+    profiler = instruments(2, 6)
+    trainer_with([profiler], tmp_path).fit(Grows())
+    record = read_run(profiler.folder)
+    assert record.steadiness is not None
+    assert record.steadiness.recompilations == 1
+    (note,) = [note for note in record.notes if note.startswith("recompiled while measuring (step 5): ")]
+    assert "forward (test_collect.py:" in note
+    assert "size mismatch" in note
+    assert "; 1 recompilation while measuring" in lines(record)["verdict:"][0]
+
+
+def test_causes_on_the_cpu_are_the_bytes_of_the_real_tensors(tmp_path: Path) -> None:
+    class Adam(BoringModel):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.parameters())
+
+    module, profiler = Adam(), instruments(1, 3, memory=1)
+    trainer = trainer_with([profiler], tmp_path)
+    trainer.fit(module)
+    weights = 4 * (32 * 2 + 2)
+    steps = 2 * 4  # a float32 count for each of the two parameters
+    record = read_run(profiler.folder)
+    assert record.memory is not None
+    for part in ("forward", "backward", "optimizer"):
+        causes = record.memory.causes[part]
+        assert causes.parameters == weights
+        assert causes.optimizer_states == 2 * weights + steps
+        assert causes.buffers == 0
+        assert causes.activations_and_rest is None
+        assert causes.gradients == (weights if part != "forward" else causes.gradients)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="refused only where there is no CUDA device")
+def test_a_memory_history_without_cuda_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device, given none; leave the option out$"):
+        MemoryOptions(history=True)
+
+
+def test_a_memory_history_of_a_run_on_the_cpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"^memory.history: expected a CUDA device, given cpu; leave the option out$"):
+        history_watch(torch.device("cpu"), Path())
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = MemoryOptions(history=True)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="given cpu"):
+        trainer_with([TrainingProfiler(memory=asked, quiet=True)], tmp_path).fit(BoringModel())
+    assert not list(tmp_path.rglob("memory_snapshot.pickle"))
+
+
+@pytest.mark.parametrize(
+    "compile_it", [lambda m: torch.compile(m), lambda m: m.compile() or m, lambda m: from_compiled(torch.compile(m))]
+)
+def test_every_way_to_compile_is_seen(compile_it: Callable[[nn.Module], nn.Module]) -> None:
+    module = BoringModel()
+    assert not is_compiled(module)
+    assert is_compiled(compile_it(module))
+
+
+def test_a_history_that_cannot_be_written_is_recorded_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    history = MemoryHistory(lambda enabled, **_: asked.append(enabled), dict)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.watches.memory_history_of", lambda device: history)
+    watch = history_watch(torch.device("cuda"), tmp_path / "gone" / "memory_snapshot.pickle")
+    watch.begin("memory")
+    with pytest.raises(FileNotFoundError):
+        watch.end("memory")
+    assert asked == ["all", None]
+
+
+def test_a_run_reads_the_machine_around_its_measured_steps_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    class Counting(BoringModel):
+        steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            return super().training_step(batch, batch_idx)
+
+    module = Counting()
+
+    def read() -> CpuReading:
+        seen.append(module.steps)
+        use = beside(4.1, 4.1)
+        return use.begin if len(seen) == 1 else use.end
+
+    monkeypatch.setattr("lm_profiler.measure.device.contention.cpu_reading", read)
+    profiler = instruments(2, 6, memory=1)
+    trainer_with([profiler], tmp_path).fit(module)
+    assert seen == [2, 8]
+    found = read_run(profiler.folder)
+    assert found.contention is not None
+    assert found.contention.not_had == pytest.approx(0.41)
+
+
+class Multiplies(BoringModel):
+    """Steps of some 10 ms of matrix products, on as many threads as there are CPUs."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x = torch.ones(512, 512)
+        for _ in range(20):
+            x = x @ x / 512
+        return super().training_step(batch, batch_idx)
+
+
+def test_beside_a_hog_on_every_cpu_no_run_is_steady_without_a_word_of_it(tmp_path: Path) -> None:
+    # Orphans, so that they are not this run's own processes; each would end by itself.
+    start = "timeout 100 sh -c 'while :; do :; done' >/dev/null 2>&1 & echo $!"
+    hogs = [int(subprocess.check_output(["sh", "-c", start])) for _ in os.sched_getaffinity(0)]
+    profiler = instruments(1, 20)
+    try:
+        trainer_with([profiler], tmp_path).fit(Multiplies())
+    finally:
+        for hog in hogs:
+            os.kill(hog, signal.SIGTERM)
+    record = read_run(profiler.folder)
+    assert record.contention is not None
+    assert record.contention.not_had is not None
+    assert record.contention.not_had > 0.05
+    assert record.words[-1] == "shared"
+    assert "; shared machine, times are upper bounds: " in lines(record)["verdict:"][0]
+    assert record.verdict is not None
+    assert not record.verdict.certain
+    assert all(finding.may for finding in record.findings if finding.name in ("compile", "precision", "small_batch"))
