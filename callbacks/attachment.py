@@ -43,6 +43,7 @@ from lm_profiler.callbacks.outcome.whereabouts import place_of
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
+from lm_profiler.lightning_names import TIMEOUT, TUNER_EXIT
 from lm_profiler.measure.boundary import UNGUARDED, Guard, say, try_or_note
 from lm_profiler.measure.clocks.stream import EventStream, stream_of
 from lm_profiler.measure.clocks.timeline import Timeline
@@ -82,7 +83,7 @@ class Attachment:
     tokens_in: Tokens | None = None
     samples: Guard = UNGUARDED
     samples_in: Samples | None = None
-    _phases: PhaseProfiler | None = None
+    phases: PhaseProfiler | None = None
     _optimizers: ExitStack = field(default_factory=ExitStack)
     _stopping: StoppingRule | None = None
     _loader: DelayedLoader | None = None
@@ -161,7 +162,7 @@ class Attachment:
         if (roll := ending.roll).alone:
             return
         roll.first_host = roll.host_of(0)  # whose store ends with it
-        limit = getattr(trainer.strategy, "_timeout", None) or timedelta(minutes=30)  # torch's own
+        limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's own
         calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
         place = partial(place_of, session, calls)
         ending.watch = StallWatch(roll, lambda: session.steps, place, self.tell, limit.total_seconds())
@@ -176,7 +177,7 @@ class Attachment:
 
     def leave(self) -> None:
         """The profiler itself failed: only count steps from here on."""
-        phases = self._phases or self._stand_in(Timeline(part=self.part), None)
+        phases = self.phases or self._stand_in(Timeline(part=self.part), None)
         phases.count_only()
         if self.ending.session is not None:
             self._optimizers.close()
@@ -186,8 +187,8 @@ class Attachment:
 
     def detach(self) -> None:
         """Remove what was added to the Trainer."""
-        if self._phases is not None:
-            self._phases.restore()
+        if self.phases is not None:
+            self.phases.restore()
         self._optimizers.close()
         if self._loader is not None:
             self._loader.restore()
@@ -196,8 +197,8 @@ class Attachment:
         """The loop is over, if it is an evaluation that is profiled."""
         if self.options.verb == "fit" or self.ending.over:
             return
-        if self._phases is not None:
-            self.part.run(self._phases.close_step)
+        if self.phases is not None:
+            self.part.run(self.phases.close_step)
         self.ending.early()
 
     def died(self, exception: BaseException) -> None:
@@ -208,16 +209,16 @@ class Attachment:
                 return
             self.part.run(self.begin)
         phase, step, session = "other", 1, self.ending.session
-        if session is not None and self._phases is not None:
+        if session is not None and self.phases is not None:
             phase = phase_of(exception, session.timeline, session.steps)
-            self.part.run(self._phases.close_step)  # a step that was complete before the error counts
+            self.part.run(self.phases.close_step)  # a step that was complete before the error counts
             step = session.steps + 1
         if not self.ending.over:  # closing the last step may have finished the run
             self.ending.died(exception, phase, step)
 
     def end(self) -> None:
         """The Trainer is done."""
-        if not self.begun and is_a(sys.exc_info()[1], "_TunerExitException"):
+        if not self.begun and is_a(sys.exc_info()[1], TUNER_EXIT.name):
             self.ending.over = True  # a Tuner's fit ends before it begins
             return
         if not self.ending.over:
@@ -254,7 +255,7 @@ class Attachment:
                 OwnersWatch(
                     trainer,
                     timeline,
-                    lambda: self._phases,
+                    lambda: self.phases,
                     self.callback,
                     trainer.profiler,  # type: ignore[attr-defined]
                     self.options.actions.steps,
@@ -315,7 +316,7 @@ class Attachment:
 
     def _stand_in(self, timeline: Timeline, session: Session | None) -> PhaseProfiler:
         following, recording = Guard("stages.until_ci", self.tell), self.ending.part
-        self._phases = PhaseProfiler(
+        self.phases = PhaseProfiler(
             self.trainer,
             timeline,
             sum(self._steps.values()),
@@ -327,8 +328,8 @@ class Attachment:
             self.callback,
             self._no_step_in,
         )
-        self.trainer.profiler = self._phases  # type: ignore[attr-defined]
-        return self._phases
+        self.trainer.profiler = self.phases  # type: ignore[attr-defined]
+        return self.phases
 
     def _follow(self, left: int) -> int:
         """The other ranks ask whether enough was measured until one of them knows; all have to answer."""

@@ -45,6 +45,16 @@ def nearest(thing: object) -> str:
     return next((kind.__name__ for kind in type(thing).__mro__ if _is(kind, kind.__name__)), "")
 
 
+def trainer_of(module: object) -> Any:
+    """The Trainer of a LightningModule; None where it has none, and of any other module."""
+    if not is_a(module, "LightningModule"):
+        return None
+    try:
+        return getattr(module, "trainer", None)
+    except RuntimeError:
+        return None
+
+
 def overrides(thing: object, hook: str) -> bool:
     """Whether ``thing`` brings a ``hook`` of its own, beside the empty one that Lightning defines."""
     return sum(hook in vars(kind) for kind in type(thing).__mro__) > 1

@@ -8,12 +8,12 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.torch_names import tree_leaves
 
 _SHARDED = ("FSDPStrategy", "ModelParallelStrategy")
 """Strategies under which optimizers hold a rank's own shard; what is gathered of the others is unknown."""

@@ -24,6 +24,7 @@ from lm_profiler.callbacks.instruments.whatif import WhatIfOptions
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.namespaces import verb_of
 from lm_profiler.callbacks.stages import StageOptions
+from lm_profiler.lightning_names import SIGNALS, SIGTERM_HANDLER
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.record.run import RunRecord, Status, Verb
 
@@ -155,9 +156,10 @@ class TrainingProfiler(Callback):
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
         for hook in _NO_HOOKS:
             vars(self).pop(hook, None)
-        if options.launch is not None and options.launch.kept:
+        signals = SIGNALS.of_or(trainer)
+        if signals is not None and options.launch is not None and options.launch.kept:
             # Lightning's own broadcasts inside of the handler, while the ranks are in the middle of other collectives.
-            trainer._signal_connector._sigterm_notifier_fn = _pass_over  # type: ignore[method-assign,assignment]
+            setattr(signals, SIGTERM_HANDLER.name, _pass_over)
         run = Attachment(self, trainer, options, trainer.max_steps)
         run.part = Guard("the profiler", run.tell, run.leave)
         launch = options.launch or Launch()
@@ -196,6 +198,8 @@ class TrainingProfiler(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         run = self._run
+        if run is not None and run.phases is not None and not run.phases.is_sure:
+            run.phases.batch_ended()
         if run is None or (ending := run.ending).over or (session := ending.session) is None or run.part.out:
             return
         if run.tokens_in is not None:

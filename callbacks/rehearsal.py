@@ -157,7 +157,7 @@ class Rehearsal(Callback):
         self._strategy = trainer.strategy
         self._trainer, self._module, self._timeline = trainer, pl_module, Timeline()
         self._course = self._steps()
-        trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
+        self._phases = trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
             trainer, self._timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
         )
         OptimizerMarks(self._timeline, self._undo).attach(trainer, pl_module)
@@ -238,6 +238,8 @@ class Rehearsal(Callback):
 
     def _batch_ends(self, *_: Any) -> None:
         self._inside.close()
+        if not self._phases.is_sure:
+            self._phases.batch_ended()
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
     # Whatever they are told, they do not ask.
@@ -283,7 +285,7 @@ def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> N
     """In the place of a module's ``log``: its value is there to be asked for, and nobody else is told."""
     if not isinstance(value, Metric):
         kept = value.detach() if isinstance(value, torch.Tensor) else value
-        trainer._logger_connector._callback_metrics[name] = kept
+        trainer.callback_metrics[name] = kept
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -16,13 +16,15 @@ from typing import Any
 import pytest
 import torch
 
+from lm_profiler import torch_names
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
     path
     for folder in ("lm_profiler", "callbacks", "benchmarks", "tests/support")
     for path in (ROOT / folder).rglob("*.py")
 )
-OF_OTHER_BUILDS = {"torch.backends.mps.get_name", "torch.version.hip"}
+OF_OTHER_BUILDS = {"torch.backends.mps.get_name", "torch.version.hip", torch_names.NCCL_RECORDER.path}
 """Asked for only where the build has them, or None elsewhere."""
 
 
@@ -70,7 +72,9 @@ def found(name: str) -> Any:
     return value
 
 
-USED = sorted({name for file in FILES for name in names_in(file.read_text("utf-8"))} - OF_OTHER_BUILDS)
+PRIVATE = {each.path for each in vars(torch_names).values() if isinstance(each, torch_names.PrivateName)}
+PUBLIC = {name for file in FILES for name in names_in(file.read_text("utf-8"))}
+USED = sorted((PUBLIC | {path for path in PRIVATE if path.startswith("torch.")}) - OF_OTHER_BUILDS)
 
 
 def test_names_are_read_from_the_code() -> None:

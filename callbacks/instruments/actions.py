@@ -17,6 +17,7 @@ from lm_profiler.callbacks.marks.phases import PhaseProfiler
 from lm_profiler.callbacks.marks.python_time import PythonTimes
 from lm_profiler.callbacks.marks.spans import NOTHING, Died, Done, Epoch, Marked, OptimizerStep
 from lm_profiler.callbacks.namespaces import is_exactly, overrides
+from lm_profiler.lightning_names import LOGGING, SIGTERM_FLAG
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
@@ -132,9 +133,9 @@ class OwnersWatch:
         """What Lightning calls without an action around it."""
         trainer = self.trainer
         for name in _CONNECTOR:
-            yield getattr(trainer, "_logger_connector", None), name, _LOGGED
+            yield LOGGING.of_or(trainer), name, _LOGGED
         loop = getattr(trainer.fit_loop, "epoch_loop", None)
-        yield loop, "_broadcast_sigterm_tensor", (LIGHTNING, "SIGTERM flag")
+        yield loop, SIGTERM_FLAG.name, (LIGHTNING, "SIGTERM flag")
         yield loop, "update_lr_schedulers", (LIGHTNING, "learning-rate schedulers")
         for logger in trainer.loggers:
             for name in ("log_metrics", "save"):

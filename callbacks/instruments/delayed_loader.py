@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from lm_profiler.measure.boundary import Guard
 from lm_profiler.measure.delays.workers import DelayedCollate, WorkerDelays
 from lm_profiler.record.run import Verb
+from lm_profiler.torch_names import LOADER_ITERATOR
 
 _STAGES = {
     "fit": (RunningStage.TRAINING, "train_dataloader"),
@@ -98,7 +99,7 @@ class DelayedLoader:
         if self._trainer.state.stage != self._stage or not isinstance(loader, DataLoader) or not loader.num_workers:
             return
         own = loader.collate_fn
-        if isinstance(own, DelayedCollate) or loader._iterator is not None:  # persistent workers that run already
-            return
+        if isinstance(own, DelayedCollate) or LOADER_ITERATOR.of(loader) is not None:
+            return  # persistent workers run already
         loader.collate_fn = DelayedCollate(own, WorkerDelays(loader.num_workers))
         self._undo.callback(setattr, loader, "collate_fn", own)

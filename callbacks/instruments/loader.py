@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lm_profiler.callbacks.instruments.instrument import Watch
+from lm_profiler.lightning_names import COMBINED, FETCHER
 from lm_profiler.measure.counts.ready_batches import ready_batches
 from lm_profiler.record.run import LoaderFacts
 
@@ -18,7 +19,8 @@ def loader_watch(trainer: Trainer) -> Watch:
 
     def ready() -> int | None:
         iterators = _iterators(trainer)
-        return ready_batches(iterators[0]) if len(iterators) == 1 else None
+        loader = trainer.train_dataloader
+        return ready_batches(iterators[0], getattr(loader, "num_workers", None)) if len(iterators) == 1 else None
 
     def start() -> None:
         nonlocal before
@@ -35,6 +37,6 @@ def loader_watch(trainer: Trainer) -> Watch:
 
 def _iterators(trainer: Trainer) -> list[Iterator[Any]]:
     """Those that the loop takes its batches from (lightning 2.6: FitLoop, CombinedLoader); none before it has them."""
-    fetcher = trainer.fit_loop._data_fetcher
-    loader = None if fetcher is None else fetcher._combined_loader
-    return [] if loader is None or loader._iterator is None else loader._iterator.iterators
+    fetcher = FETCHER.of(trainer.fit_loop)
+    together = None if fetcher is None else COMBINED.of(fetcher.combined_loader)
+    return [] if together is None else together.iterators

@@ -16,7 +16,7 @@ from torch.autograd.profiler import record_function
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.counts.recompiles import is_compiled
 
-_WRAPPERS = re.compile(r"_fsdp_wrapped_module\.|_checkpoint_wrapped_module\.")
+_WRAPPERS = re.compile(r"_[a-z]+_wrapped_module\.")
 """What strategies and wrappers put into a module's path."""
 
 

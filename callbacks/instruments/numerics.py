@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.instruments.work import step_of
+from lm_profiler.callbacks.namespaces import trainer_of
 from lm_profiler.measure.copies.numerics import audit
 from lm_profiler.record.run import NumericsFacts, Verb
+from lm_profiler.torch_names import tree_map
 from lm_profiler.usage_error import expect
 
 
@@ -125,14 +126,16 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
 @contextmanager
 def _unattached(module: LightningModule) -> Iterator[None]:
     """Without a Trainer, also for whoever reaches the real module from its copy: nothing is logged, nobody is asked."""
-    attached = {part: part._trainer for part in module.modules() if hasattr(part, "_trainer")}
-    for part in attached:
-        part.__dict__["_trainer"] = None
+    attached: list[tuple[Any, Any]] = [
+        (part, trainer) for part in module.modules() if (trainer := trainer_of(part)) is not None
+    ]
+    for part, _ in attached:
+        part.trainer = None
     try:
         yield
     finally:
-        for part, trainer in attached.items():
-            part.__dict__["_trainer"] = trainer
+        for part, trainer in attached:
+            part.trainer = trainer
 
 
 def _is_one_of_many() -> bool:

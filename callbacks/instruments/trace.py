@@ -25,6 +25,7 @@ from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.record.kernels import KernelTable, kernels_file
 from lm_profiler.record.quantities import PARTS, PHASES
+from lm_profiler.torch_names import PREPARE_TRACE, PROFILER_ENABLED
 from lm_profiler.usage_error import UsageError, expect
 
 TRACED = {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}
@@ -117,7 +118,7 @@ class Tracer:
     def begin(self, stage: str) -> None:
         if stage != "trace":
             return
-        if self.taken or autograd_profiler._is_profiler_enabled:
+        if self.taken or PROFILER_ENABLED.find():
             # torch has one session a process: a second one would end the user's, or the process.
             self.part.leave_out("torch.profiler already runs in this process, which can have one session only")
             return
@@ -146,16 +147,14 @@ class Tracer:
 
     def _give_way_to_others(self) -> None:
         """Stop before another session is prepared, by a callback of the user's perhaps: two end the process."""
-        prepare = getattr(autograd_profiler.profile, "_prepare_trace", None)
-        if prepare is None:
-            return
+        prepare = PREPARE_TRACE.of(autograd_profiler.profile)
 
         def prepared(another: autograd_profiler.profile) -> None:
             self.part.run(self._give_way)
             prepare(another)
 
-        autograd_profiler.profile._prepare_trace = prepared  # type: ignore[method-assign]
-        self._undo.callback(setattr, autograd_profiler.profile, "_prepare_trace", prepare)
+        setattr(autograd_profiler.profile, PREPARE_TRACE.name, prepared)
+        self._undo.callback(setattr, autograd_profiler.profile, PREPARE_TRACE.name, prepare)
 
     def _give_way(self) -> None:
         self.discard()

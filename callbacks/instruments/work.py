@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch.utils._pytree import tree_map
 
 from lm_profiler.callbacks.namespaces import STEPS, WHOLE, nearest
 from lm_profiler.measure.boundary import UNGUARDED, Guard
@@ -23,6 +22,7 @@ from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, Verb
+from lm_profiler.torch_names import tree_map
 
 
 def step_of(module: LightningModule, verb: Verb) -> MethodStep:

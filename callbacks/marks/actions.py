@@ -20,7 +20,7 @@ from lm_profiler.callbacks.marks.spans import (
     OptimizerStep,
     Saved,
 )
-from lm_profiler.callbacks.namespaces import STEPS, is_a, overrides, verb_of
+from lm_profiler.callbacks.namespaces import STEPS, nearest, overrides, verb_of
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Span, Timeline
 
@@ -63,7 +63,7 @@ class Actions(dict[str, Marked]):
             # Validation amid training belongs to no step; the loop comes back by asking for a batch.
             outside = Action(timeline, partial(timeline.go_outside, VALIDATION))
             # Lightning's stand-in for an optimizer has no arithmetic.
-            updates = not all(is_a(optimizer, "_MockOptimizer") for optimizer in trainer.optimizers)
+            updates = not all(nearest(optimizer) for optimizer in trainer.optimizers)
             clipped = at.CLIPPED if updates else at.LEAVE
             self._spans |= {
                 "run_training_epoch": epoch,

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from lm_profiler.torch_names import tree_leaves
 
 _NAMED = "input_ids"
 """What tokenizers and collators call token ids."""

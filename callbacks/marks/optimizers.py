@@ -40,7 +40,8 @@ class OptimizerMarks:
             self._bracket(module, "manual_backward", at.BACKWARD)
             self._bracket(module, "clip_gradients", at.CLIP)
             # Lightning's wrappers are subclasses of the optimizers' own classes: they do not see the instances.
-            for owner in (*trainer.optimizers, *trainer.strategy._lightning_optimizers):
+            wrapped = LightningModule.optimizers(module)
+            for owner in (*trainer.optimizers, *(wrapped if isinstance(wrapped, list) else [wrapped])):
                 self._bracket(owner, "zero_grad", at.ZERO_GRAD)
 
     def _bracket(self, owner: Any, name: str, code: int) -> None:

@@ -17,16 +17,10 @@ from lm_profiler.callbacks.marks.actions import Actions
 from lm_profiler.callbacks.marks.between import EPOCH
 from lm_profiler.callbacks.marks.spans import NOTHING, Both, Marked
 from lm_profiler.callbacks.namespaces import is_exactly, verb_of
+from lm_profiler.lightning_names import FETCHED, STEPPED, fetch_action
 from lm_profiler.measure.clocks import timeline as at
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.record.run import Verb
-
-_FETCHES: dict[Verb, str] = {
-    "fit": "[_TrainingEpochLoop].train_dataloader_next",
-    "validate": "[_EvaluationLoop].val_next",
-    "test": "[_EvaluationLoop].test_next",
-    "predict": "[_PredictionLoop].predict_next",
-}
+from lm_profiler.torch_names import NameMissing, missing
 
 _DRY = 1000
 """Batches without a step, for each that a step is made of, that are taken for a loader which has nothing to give."""
@@ -35,7 +29,8 @@ _DRY = 1000
 class PhaseProfiler(Profiler):
     """Stands in for ``trainer.profiler`` while the stages last.
 
-    It counts the steps by itself and ends the loop, whatever becomes of the instruments.
+    It counts the steps by itself and ends the loop, whatever becomes of the instruments. Until ``is_sure``, which the
+    first step makes it, ``batch_ended`` is to be called: it notices where Lightning's actions have other names.
 
     Args:
         trainer: its profiler is kept and forwarded to; ``restore`` puts it back.
@@ -80,8 +75,11 @@ class PhaseProfiler(Profiler):
         self._left_before, self._without_step = steps, 0
         self.step_done = False
         verb = verb_of(trainer)
-        self._fetch = _FETCHES[verb]
+        self._fetch = fetch_action(trainer, verb)
+        self.is_sure = self._fetched = self._in_epoch = False
+        self._steps_before = trainer.global_step
         self._fitting = verb == "fit"
+        self._automatic = self._fitting and trainer.lightning_module.automatic_optimization
         self._spans = Actions(trainer, timeline, self, died)
         if self._user is None:
             # Called thirty times a step: a built-in method saves ten microseconds of Python frames.
@@ -118,15 +116,16 @@ class PhaseProfiler(Profiler):
         if action_name != self._fetch:
             return
         timeline = self._timeline
+        self._fetched = True
         if not self.step_done:
             self._without_step += 1
             if self._without_step > _DRY * self._trainer.accumulate_grad_batches and self._is_endless():
-                self.cut = True
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
-                raise StopIteration
+                self._cut()
         elif self._left > 0:
             # Written out, as Guard.run and close_step have it: three frames fewer a step.
             self.step_done = False
+            self.is_sure = True
             self._without_step = 0
             part, left = self._part, self._left - 1
             if not part.out:
@@ -139,8 +138,7 @@ class PhaseProfiler(Profiler):
             if self._left <= 0:
                 self._done()
                 if self._stop:
-                    self.cut = True  # the epoch, if it is one: see Epoch
-                    raise StopIteration
+                    self._cut()
                 return
         try:
             timeline.note((at.DATA, timeline.clock()))
@@ -171,6 +169,7 @@ class PhaseProfiler(Profiler):
             return  # since this step began: one that asks for its batch itself ends after the stages did
         if self.step_done:
             self.step_done = False
+            self.is_sure = True
             self._without_step = 0
             self._left = self._part.run(self._end_step, otherwise=self._left - 1)
             if self._part.out:
@@ -182,7 +181,44 @@ class PhaseProfiler(Profiler):
         else:
             self._timeline.go_outside()
 
+    def batch_ended(self) -> None:
+        """A batch is over, as Lightning's public hook says: give up where its actions do not come.
+
+        Without them no step would ever be counted, and the loop would not end.
+
+        Raises:
+            StopIteration: the loop was to end with the stages.
+        """
+        error = self._missing_action()
+        if error is None or self._left <= 0:
+            return
+        self.is_sure, self._left = True, 0
+        self._part.failed(error)
+        self._done()
+        if self._stop:
+            self._cut()
+
+    def _missing_action(self) -> NameMissing | None:
+        if not self._fetched:
+            return missing(FETCHED.path)
+        stepped = self._trainer.global_step > self._steps_before if self._automatic else True
+        if stepped and not self.step_done:
+            return missing(STEPPED.path)
+        return None
+
+    def _cut(self) -> None:
+        """Leave the loop here.
+
+        Raises:
+            StopIteration: the loop takes it for the end of its data, and ``Epoch`` does the rest.
+        """
+        self.cut = True
+        if self._fitting and not self._in_epoch:  # this Lightning names its epochs otherwise
+            self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+        raise StopIteration
+
     def enter_epoch(self) -> None:
+        self._in_epoch = True
         self._left_before = self._left
         self._timeline.went_outside.append((self._timeline.clock(), EPOCH))
         if self._trainer.profiler is self and not any(c is self._callback for c in self._trainer.callbacks):

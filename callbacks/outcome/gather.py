@@ -28,6 +28,7 @@ from lm_profiler.measure.device.telemetry import together
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.steps import UNKNOWN, StepTable, largest
 from lm_profiler.record.text import ranks_text
+from lm_profiler.torch_names import DEFAULT_STORE
 
 _PATIENCE_S = 60.0
 """For what another rank says: all do the same steps."""
@@ -76,9 +77,9 @@ class Exchange:
         """Between the ranks of torch's default process group, where there is one with a store."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return Exchange()
-        store = torch.distributed.distributed_c10d._get_default_store()
+        store = DEFAULT_STORE.find()()
         # Half of the group's own limit: whoever waits longer lets the others' collectives run out meanwhile.
-        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)  # type: ignore[attr-defined]  # the stubs lack it
+        patience_s = min(_PATIENCE_S, store.timeout.total_seconds() / 2)
         return Exchange(store, torch.distributed.get_rank(), torch.distributed.get_world_size(), patience_s)
 
     def compare_clocks(self) -> None:

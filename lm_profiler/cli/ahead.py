@@ -14,6 +14,7 @@ from lm_profiler.cli.meeting import Meeting
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.workers.stand_in import SHARDED
+from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
@@ -139,7 +140,7 @@ def _forks(trainer: Trainer) -> bool:
 
     Asking for its free memory opens it.
     """
-    return getattr(trainer.strategy.launcher, "_start_method", None) == "fork"
+    return bool(START_METHOD.of_or(trainer.strategy.launcher) == "fork")
 
 
 def _reason(planned: Planned, available: int) -> str:

@@ -22,6 +22,7 @@ import torch
 from lm_profiler.callbacks.outcome.roll import how_it_ended
 from lm_profiler.cli.endings import adopt, die_with_parent
 from lm_profiler.measure.elsewhere import surroundings
+from lm_profiler.torch_names import BAD_FORK
 
 Answer = TypeVar("Answer")
 
@@ -140,7 +141,7 @@ def _find(find: Callable[[], Any], limit_s: float, link: Connection, folder: str
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
     # Counted by CUDA itself, and not by NVML: autograd starts a thread for each device, which a copy cannot open.
-    if torch.cuda._is_in_bad_fork() and torch.cuda.device_count() > 0:
+    if BAD_FORK.find_or(lambda: True)() and torch.cuda.device_count() > 0:
         link.send(None)
         return
     kept = surroundings()

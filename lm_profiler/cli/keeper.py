@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from subprocess import Popen
 from typing import Any, NamedTuple
 
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
-
 from lm_profiler.callbacks.outcome.roll import how_it_ended
 from lm_profiler.cli.attempt import Attempt
+from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.record.exit_codes import FAILED
 
 _LOOK_S = 0.5
@@ -129,9 +128,10 @@ class Keeper:
 
 def _call_off_observer() -> None:
     """Lightning's observer of the ranks that it started kills this process, too, once it sees one of them fail."""
+    observer = OBSERVER.find_or(())
     for thread in threading.enumerate():
-        if isinstance(thread, _ChildProcessObserver):
-            thread._child_processes = []
+        if isinstance(thread, observer):
+            setattr(thread, OBSERVED.name, [])
 
 
 _WAKING = threading.Event()

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch.distributed
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+
+from lm_profiler.lightning_names import LAUNCHER, TIMEOUT
 
 _PATIENCE_S = 20.0
 """Of rank 0, which is about to end, for the others to hear why."""
@@ -64,12 +65,12 @@ class Meeting:
         """Of the ranks of ``trainer``; None where this process is alone, or starts all the others by itself."""
         strategy = trainer.strategy
         cluster, launcher = getattr(strategy, "cluster_environment", None), strategy.launcher
-        forks = isinstance(launcher, _MultiProcessingLauncher)
+        forks = isinstance(launcher, LAUNCHER.find_or(()))
         outside = cluster is not None and cluster.creates_processes_externally and not forks
         others = (trainer.world_size if outside else trainer.num_nodes) - 1
         if cluster is None or trainer.world_size == 1 or (forks and not others) or not torch.distributed.is_available():
             return None
-        limit: timedelta = getattr(strategy, "_timeout", None) or timedelta(seconds=_GROUPS_S)
+        limit: timedelta = TIMEOUT.of_or(strategy) or timedelta(seconds=_GROUPS_S)
         seconds = limit.total_seconds()
         return Meeting(cluster.main_address, cluster.main_port, trainer.global_rank, others, seconds, forks)
 

@@ -23,8 +23,10 @@ from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import LOADERS
 from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
+from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run import Verb
+from lm_profiler.torch_names import missing
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
 from lm_profiler.usage_error import UsageError
 
@@ -67,6 +69,9 @@ class OptionsCLI(LightningCLI):
 
     def __init__(self, call: Call) -> None:
         self.call = call
+        self._verbs: list[LightningArgumentParser] = []
+        if RUN_VERB.of_or(LightningCLI) is None:
+            raise UsageError(f"Lightning: expected one of {LIGHTNINGS}; {missing(RUN_VERB.path)}")
         self._find_classes()
         super().__init__(
             save_config_callback=None,  # a Callback costs microseconds a step; the recorder saves the config
@@ -94,6 +99,7 @@ class OptionsCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Ours come first in the help; the Trainer's many follow."""
+        self._verbs.append(parser)
         parser.add_class_arguments(_RunOptions, as_group=False)
         text = "Print all that is known at the end, as lm_profiler report of the run does."
         parser.add_argument("--verbose", action=ActionYesNo, nargs="?", help=text)
@@ -123,8 +129,12 @@ class OptionsCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read ``args``, whatever ``sys.argv`` holds."""
         assert isinstance(parser, Parser)
-        parser.verbs = self._subcommand_parsers.values()
+        parser.verbs = self._verbs
         self.config = parser.parse_args(args)
+
+    def _get(self, config: Any, key: str, default: Any = None) -> Any:
+        """What ``config`` says of an option of the verb. Lightning has a method of this name, too."""
+        return config.get(str(self.subcommand), config).get(key, default)
 
     def instantiate_classes(self) -> None:
         """Not while reading."""

@@ -11,7 +11,6 @@ from multiprocessing import get_context
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
@@ -19,6 +18,7 @@ from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.keeper import Keeper, kept
 from lm_profiler.cli.quiet import quiet
+from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
@@ -26,7 +26,7 @@ _PATIENCE_S = 20.0
 """For all ranks that were asked to end: each keeps what it has."""
 
 
-class Launcher(_MultiProcessingLauncher):
+class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known when it is there
     """Lightning's, whose ranks end as those do that run the command line.
 
     Lightning tells callbacks of an error where the launcher was called, which here is a process without a run. And a
@@ -38,12 +38,13 @@ class Launcher(_MultiProcessingLauncher):
     ) -> None:
         self._codes: Any = ()
         super().__init__(strategy, start_method)
+        self._method, self._ranks_of = start_method, strategy
         self._attempt = attempt
 
     @property
     def codes(self) -> dict[int, int]:
         """Exit codes of the ranks of this node that had ended badly when the others were asked to; on all of them."""
-        strategy: Any = self._strategy
+        strategy = self._ranks_of
         first = strategy.node_rank * strategy.num_processes
         return {first + index: code for index, code in enumerate(self._codes) if code}
 
@@ -73,8 +74,8 @@ class Launcher(_MultiProcessingLauncher):
             SystemExit: a rank has ended, and told why.
             ProcessException: a rank has ended without a word.
         """
-        count = getattr(self._strategy, "num_processes", 1)
-        self._codes = get_context(self._start_method).RawArray("i", count)  # which its ranks inherit
+        count = getattr(self._ranks_of, "num_processes", 1)
+        self._codes = get_context(self._method).RawArray("i", count)  # which its ranks inherit
         try:
             return super().launch(*args, **kwargs)
         except KeyboardInterrupt:
@@ -97,7 +98,7 @@ class Launcher(_MultiProcessingLauncher):
 
     def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
         assert self._attempt is not None
-        strategy: Any = self._strategy
+        strategy = self._ranks_of
         attempt = self._attempt.of_rank(strategy.node_rank * strategy.num_processes + process_idx)
         with quiet(), handled({signal.SIGTERM: terminate}), kept(Keeper(attempt, list)):
             try:
@@ -117,8 +118,9 @@ class Launcher(_MultiProcessingLauncher):
 def take_over(trainer: Trainer, attempt: Attempt) -> None:
     """Have ``trainer`` start the ranks of ``attempt`` by ``Launcher``, if it starts them by multiprocessing at all."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
-    if type(launcher) is _MultiProcessingLauncher:
-        strategy._launcher = Launcher(launcher._strategy, launcher._start_method, attempt)
+    method = START_METHOD.of_or(launcher)
+    if type(launcher) is LAUNCHER.find_or(None) and method is not None and RUNS_RANK.of_or(launcher) is not None:
+        setattr(strategy, LAUNCHED_BY.name, Launcher(strategy, method, attempt))
 
 
 def raised(text: str) -> str:

@@ -39,6 +39,9 @@ from lm_profiler.usage_error import UsageError, expect
 
 _KNOWN = {"lm_profiler", "lightning", "lightning_fabric", "pytorch_lightning", "torch"}
 
+_PASSED_ON = ("ckpt_path", "weights_only")
+"""Options of the Trainer's methods themselves."""
+
 OPTION_ERRORS = (ValueError, TypeError, OverflowError, MisconfigurationException)
 
 
@@ -108,7 +111,9 @@ class ProfilerCLI(OptionsCLI):
             self.model.stays = True
         self.offer()
         check_together(self.model, self.datamodule, self.trainer, self.verb)
-        arguments = self._prepare_subcommand_kwargs(self.verb)
+        given = vars(self.config_init[self.verb])
+        arguments = {key: given[key] for key in _PASSED_ON if key in given}
+        arguments |= {"model": self.model, "datamodule": self.datamodule}
         if self.verb == "predict":
             arguments["return_predictions"] = False  # kept, they would fill the memory
         getattr(self.trainer, self.verb)(**arguments)
@@ -174,9 +179,10 @@ class ProfilerCLI(OptionsCLI):
             **{key: self._get(self.config_init, key) for key in INSTRUMENTS},
         )
         losses = self._get(self.config_init, "numerics").losses
-        return self._instantiate_trainer(
-            {**config, **kwargs}, [attempt.profiler, *([KeptLosses(losses)] if losses else [])]
-        )
+        theirs = config["callbacks"] or []
+        callbacks = [*(theirs if isinstance(theirs, list) else [theirs]), attempt.profiler]
+        callbacks += [KeptLosses(losses)] * bool(losses)
+        return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
     def build(self, key: str) -> Any:
         """The ``model`` or the ``data``. What a user's own code raises stays that exception."""

@@ -19,8 +19,11 @@ from types import FrameType
 from typing import Any, TextIO, TypeVar, overload
 
 from lm_profiler.record.text import printable, well_formed
+from lm_profiler.torch_names import NameMissing
 
 Result = TypeVar("Result")
+
+_FAILED = "failed and was taken out"
 
 _LINE = 300
 """Characters of a message that are told."""
@@ -47,7 +50,7 @@ class Guard:
     name: str
     tell: Callable[[str], object]
     leave: Callable[[], object] = _nothing
-    outcome: str = "failed and was taken out"
+    outcome: str = _FAILED
     out: bool = field(default=False, init=False)
     error: BaseException | None = field(default=None, init=False)
 
@@ -62,7 +65,9 @@ class Guard:
         if self.out:
             return
         self.out, self.error = True, error
-        text = f"{self.name} {self.outcome}: {said(error)}"
+        missing = isinstance(error, NameMissing) and self.outcome == _FAILED
+        outcome = "left out" if missing else self.outcome
+        text = f"{self.name} {outcome}: {said(error)}"
         # Twice: it may be undoing what failed, and would leave a part of it behind.
         if self.undo() is not None and (another := self.undo()) is not None:
             text += f"; taking it out failed: {said(another)}"
@@ -176,6 +181,8 @@ def first_line(error: BaseException) -> str:
 def said(error: BaseException) -> str:
     """Type and message, in one line."""
     message = first_line(error)
+    if isinstance(error, NameMissing):
+        return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

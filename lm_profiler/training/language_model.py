@@ -15,6 +15,7 @@ from lm_profiler.measure.device.precision import Switches
 from lm_profiler.models.config import AttentionName, preset
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.training.metrics import KeptMetrics
+from lm_profiler.training.offered import check_compile_mode
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -106,9 +107,7 @@ class LanguageModel(LightningModule):
         expect_one_of(get_args(OptimizerName), "optimizer", self.optimizer_name)
         expect_one_of(get_args(MatmulPrecision), "float32_matmul_precision", self.float32_matmul_precision)
         if self.compile_mode is not None:
-            from torch._inductor import list_mode_options  # slow to import, and rarely needed
-
-            expect_one_of(list_mode_options(), "compile_mode", self.compile_mode)
+            check_compile_mode(self.compile_mode, "compile_mode")
         expect(self.lr >= 0, "lr", "zero or more", self.lr)
         expect(self.weight_decay >= 0, "weight_decay", "zero or more", self.weight_decay)
 
@@ -210,9 +209,15 @@ class LanguageModel(LightningModule):
         inputs_BT, targets_BT = batch
         logits_BTV = self.forward(inputs_BT)
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        if self.metrics is not None and self._trainer is not None:  # a copy, to count or to compare, logs nothing
+        if self.metrics is not None and self._is_attached():  # a copy, to count or to compare, logs nothing
             self.metrics.log(self, stage, loss, logits_BTV, targets_BT)
         return loss
+
+    def _is_attached(self) -> bool:
+        try:
+            return self.trainer is not None
+        except RuntimeError:  # what Lightning raises where there is no Trainer
+            return False
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The logits [B, T, V]."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader
 
-from lm_profiler.usage_error import UsageError, expect, expect_one_of
+from lm_profiler.usage_error import UsageError, expect
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +39,26 @@ class TorchOptions:
         if not self.compile:
             return
         if self.compile_mode is not None:
-            from torch._inductor import list_mode_options  # slow to import, and rarely needed
-
-            expect_one_of(list_mode_options(), "torch.compile_mode", self.compile_mode)
+            check_compile_mode(self.compile_mode, "torch.compile_mode")
         parts = list(_parts(module))
         expect(bool(parts), "torch.compile", "a module that has parts with weights before training begins", None)
         for part in parts:
             part.compile(mode=self.compile_mode)
+
+
+def check_compile_mode(mode: str, option: str) -> None:
+    """Raise UsageError unless torch.compile has such a ``mode``, which it says itself, before it compiles anything."""
+    try:
+        torch.compile(_nothing, mode=mode)
+    except RuntimeError as error:
+        _, said, modes = str(error).partition("one of: ")
+        if not said:
+            raise
+        raise UsageError(f"{option}: expected one of {modes}, given {mode!r}") from None
+
+
+def _nothing() -> None:
+    pass
 
 
 def _parts(module: nn.Module) -> Iterator[nn.Module]:

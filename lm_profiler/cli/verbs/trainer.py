@@ -21,6 +21,7 @@ from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
+from lm_profiler.torch_names import NameMissing
 
 _PATIENCE_S = 5.0
 
@@ -47,7 +48,10 @@ def run(call: Call) -> int:
                 del met
                 leave_group()
             record = cli.attempt.record  # where the instruments failed, nothing was measured
-            return FAILED if record is not None and record.failure is not None else OK
+            failure = None if record is None else record.failure
+            if failure is not None:
+                return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
+            return OK
         except (KeyboardInterrupt, SystemExit) as error:
             return cli.attempt.ended(error)
         except Exception as error:

@@ -14,7 +14,6 @@ from traceback import walk_tb
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.largest import largest_that_fits
@@ -35,6 +34,7 @@ from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE, DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
 from lm_profiler.record.precision import full_name
+from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 
@@ -208,7 +208,7 @@ def _reason(error: Exception) -> str:
     files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
     theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
     where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
-    depends = isinstance(error, (DependsOnValues, DataDependentOutputException, DynamicOutputShapeException))
+    depends = isinstance(error, (DependsOnValues, ASKED_VALUE.find_or(()), ASKED_SHAPE.find_or(())))
     if depends or _NO_DATA in str(error):
         return f"what it does depends on values, which are not known without running it{where}"
     if isinstance(error, WouldChange):

@@ -20,13 +20,11 @@ class EventStream:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free: list[torch.Event] = []
-        # What torch.accelerator.current_stream asks, without its Python: every mark pays for it.
-        ask = getattr(torch._C, "_accelerator_getStream", torch.accelerator.current_stream)
         index = cast("int | None", device.index)
         if index is None:
             index = torch.accelerator.current_device_index()
-        self._current: Callable[[], Any] = partial(ask, index)
-        capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing)
+        self._current: Callable[[], Any] = partial(torch.accelerator.current_stream, index)
+        capturing = torch.cuda.is_current_stream_capturing
         self.capturing: Callable[[], bool] = capturing if device.type == "cuda" else lambda: False
         """Whether what is enqueued now becomes part of a CUDA graph, in place of running."""
 

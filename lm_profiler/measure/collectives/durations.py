@@ -8,9 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-import torch.distributed
-
 from lm_profiler.measure.collectives.recorder import Arrivals, Dump, collectives
+from lm_profiler.torch_names import TIME_COLLECTIVES, WORLD
 
 _PATIENCE_S = 2.0
 """NCCL's watchdog reads the events every tenth of a second, that of torch 2.15 every second."""
@@ -20,10 +19,10 @@ def time_collectives() -> None:
     """From now on, of all groups; two events more a collective. Nothing ends it.
 
     Raises:
-        RuntimeError: a backend cannot.
+        RuntimeError: a backend cannot, or this torch.
     """
-    for group in list(torch.distributed.distributed_c10d._world.pg_map):
-        group._enable_collectives_timing()  # type: ignore[attr-defined]  # the stubs lack it
+    for group in list(WORLD.find().pg_map):
+        TIME_COLLECTIVES.of(group)()
 
 
 def drain_timed(

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lm_profiler.torch_names import FLIGHT_RECORDER, NCCL_RECORDER, WORLD
+
 Dump = Callable[[], Sequence[Mapping[str, Any]]]
 """The ring's entries, oldest first."""
 
@@ -54,9 +56,8 @@ def flight_recorder(device_type: str) -> Dump | None:
     if not torch.distributed.is_available():
         return None
     backend = _hooked(device_type)
-    name = "_dump_nccl_trace" if device_type == "cuda" and backend is None else "_dump_fr_trace"
-    dump = getattr(torch._C._distributed_c10d, name, None)  # by name: a build without NCCL does not have both
-    if dump is None:
+    dump = (NCCL_RECORDER if device_type == "cuda" and backend is None else FLIGHT_RECORDER).find_or(None)
+    if dump is None:  # a build without NCCL lacks one of them
         return None
     of = {} if backend is None else {"backend": backend}
     # collectives of all states, without stacks
@@ -65,11 +66,12 @@ def flight_recorder(device_type: str) -> Dump | None:
 
 def _hooked(device_type: str) -> str | None:
     """The backend of ``device_type`` that torch records through hooks, where it does."""
-    world = torch.distributed.distributed_c10d._world
-    group = world.default_pg
+    group = torch.distributed.group.WORLD
+    world = WORLD.find_or(None)
     if group is None or group not in getattr(world, "pg_flight_recorder_hooks", ()):
         return None
-    return str(group._get_backend(torch.device(device_type)).name())
+    backends = dict(of.split(":") for of in torch.distributed.get_backend_config(group).split(","))
+    return str(backends[device_type])
 
 
 def ring_size() -> int:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from torch.nn.parallel import DistributedDataParallel
 
+from lm_profiler.torch_names import DDP_TIMES, DDP_TIMES_RATE
+
 _USUAL_RATE = 100
 """``kDDPRuntimeLoggingSampleRate`` of torch's ``reducer.cpp``: nothing tells what rate was set."""
 
@@ -35,12 +37,12 @@ class ReducerTimer:
 
     def start(self) -> None:
         """From the next step on."""
-        self._begun = self._ddp._get_ddp_logging_data().get("backward_comm_time_start", -1)
-        self._ddp._set_ddp_runtime_logging_sample_rate(1)
+        self._begun = DDP_TIMES.of(self._ddp)().get("backward_comm_time_start", -1)
+        DDP_TIMES_RATE.of(self._ddp)(1)
 
     def read(self) -> None:
         """Keep the last backward that is known of, if it is a new one. Not for a timed step."""
-        known = self._ddp._get_ddp_logging_data()
+        known = DDP_TIMES.of(self._ddp)()
         begun = known.get("backward_comm_time_start", -1)
         if begun == self._begun:  # the one before the first
             return
@@ -50,7 +52,7 @@ class ReducerTimer:
 
     def stop(self) -> None:
         """As it was before. May be called twice."""
-        self._ddp._set_ddp_runtime_logging_sample_rate(_USUAL_RATE)
+        DDP_TIMES_RATE.of(self._ddp)(_USUAL_RATE)
 
 
 def bucket_bytes(wrapped: object) -> list[int] | None:
@@ -59,9 +61,11 @@ def bucket_bytes(wrapped: object) -> list[int] | None:
     None where ``wrapped`` is no DDP, it has not told yet how it divides its gradients, or a hook of the user's sends
     what it likes.
     """
-    if not isinstance(wrapped, DistributedDataParallel) or wrapped._comm_hooks:
+    if not isinstance(wrapped, DistributedDataParallel):
         return None
-    known = wrapped._get_ddp_logging_data()
+    known = DDP_TIMES.of(wrapped)()
+    if known.get("comm_hook"):
+        return None
     told = known.get("rebuilt_bucket_sizes") if known.get("has_rebuilt_buckets") else None
     if told is None and wrapped.find_unused_parameters:  # those it keeps as they are
         told = known.get("bucket_sizes")

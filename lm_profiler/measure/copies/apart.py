@@ -98,7 +98,7 @@ def on_meta(value: Any) -> Any:
 def _sharded_otherwise(module: nn.Module) -> bool:
     """Tensor parallelism: there a rank multiplies less than the whole weights."""
     meshes = [p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")]
-    by_fsdp = any(hasattr(part, "_get_fsdp_state") for part in module.modules())
+    by_fsdp = any(kind.__name__ == "FSDPModule" for part in module.modules() for kind in type(part).__mro__)
     return any(mesh.ndim > 1 or not by_fsdp for mesh in meshes)
 
 

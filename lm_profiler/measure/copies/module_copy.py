@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from lm_profiler.torch_names import COMPILED_CALL
+
 _UNCOPYABLE = {"DistributedDataParallel", "FullyShardedDataParallel"}  # by name: importing them is slow
 _GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -75,7 +77,7 @@ class ModuleCopy:
         clone: nn.Module = self._keep(module, object.__new__(type(module)))
         # A parametrized module refuses to be pickled.
         state = dict(vars(module)) if is_parametrized(module) else module.__getstate__()
-        clone.__setstate__({key: self(value) for key, value in state.items() if key != "_compiled_call_impl"})
+        clone.__setstate__({key: self(value) for key, value in state.items() if key != COMPILED_CALL.name})
         for name in _HOOKS:
             clone.__dict__[name] = OrderedDict()
         return clone

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.measure.copies.step_loop import Step, loss_of
 from lm_profiler.measure.device.precision import Switches, operators_with_precision
 from lm_profiler.record.run import NumericsFacts, NumericsKind
+from lm_profiler.torch_names import tree_leaves
 
 
 def audit(

@@ -41,6 +41,7 @@ from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.levels import SavedTensors
 from lm_profiler.measure.memory.traffic import TrafficReader
 from lm_profiler.record.run import Flops
+from lm_profiler.torch_names import FAKE_MODE
 
 META = torch.device("meta")
 """Where fake tensors have their storages, and tensors that are sent to another process."""
@@ -91,14 +92,12 @@ def count_work(module: nn.Module, step: Step, batch: Any, loop: StepLoop | None 
         UncopyableError: a weight has no shape, or the module is a ScriptModule or would communicate.
         Exception: whatever the step raises where shapes are not enough for it.
     """
-    from torch._subclasses import FakeTensorMode  # slow to import
-
     loop = loop or StepLoop()
     # Also tensors that the step makes without naming a device are fake. Anomaly detection reads values.
     with (
         undisturbed(module),
         nullcontext() if loop.on_cpu else _attention_in_its_dtype(),
-        FakeTensorMode(allow_non_fake_inputs=True),
+        FAKE_MODE.find()(allow_non_fake_inputs=True),
         torch.autograd.set_detect_anomaly(False),
         torch.set_grad_enabled(loop.kind != "evaluation"),
     ):

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.torch_names import tree_leaves
 
 Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
 """(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from lm_profiler.torch_names import SCHEMA, SPARSE_VALUES
+
 Formula = Callable[..., int]
 """Takes the operator's arguments and, as ``out_val``, its result."""
 
@@ -40,6 +42,9 @@ _UNKNOWN = {
 }
 
 
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+
+
 class UncountableError(Exception):
     """The work cannot be told; the message says why, as the end of "FLOPs unknown: …"."""
 
@@ -51,7 +56,7 @@ def formula_of(operator: Any) -> Formula | None:
         UncountableError: that is not known.
     """
     name = _name(operator)
-    for packet in (getattr(operator, "_overloadpacket", operator), _without_underscore(name)):
+    for packet in (getattr(operator, "overloadpacket", operator), _without_underscore(name)):
         if packet is not None and (formula := _OURS.get(packet) or flop_registry.get(packet)):
             return formula
     if name.partition("::")[0] in _KNOWN and name not in _UNKNOWN:
@@ -60,8 +65,9 @@ def formula_of(operator: Any) -> Formula | None:
 
 
 def _name(operator: Any) -> str:
-    schema = getattr(operator, "_schema", None)
-    return str(schema.name) if schema is not None else f"higher_order::{operator}"
+    if not isinstance(operator, _OVERLOAD):
+        return f"higher_order::{operator}"
+    return str(SCHEMA.of(operator).name)
 
 
 def _without_underscore(name: str) -> Any:
@@ -86,7 +92,9 @@ def _product(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
 def _stored(factor: Tensor) -> int:
     if factor.layout not in (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc):
         raise UncountableError(f"a product with a matrix of layout {factor.layout}")
-    return int(factor._nnz())
+    if factor.layout is torch.sparse_coo:
+        return int(SPARSE_VALUES.of(factor)().shape[0])
+    return int(factor.values().shape[factor.ndim - 2])
 
 
 def _euclidean_distances(left: Tensor, right: Tensor, **_: Any) -> int:
@@ -121,8 +129,14 @@ def _backward_of(name: str, inputs: int) -> Formula:
 
     Of a forward's arguments its ``inputs`` follow the gradient, and the lengths stand behind its results.
     """
-    forward = flop_registry[getattr(torch.ops.aten, name)]
+    forward = flop_registry.get(getattr(torch.ops.aten, name, None))
+    if forward is None:
+        return _unknown
     return lambda _, *args, **__: 2 * int(forward(*args[:inputs], *args[5:9]))
+
+
+def _unknown(*_: Any, **__: Any) -> int:
+    raise UncountableError("this torch has no formula for attention of sequences of unlike lengths")
 
 
 def _recurrent_layer(x: Tensor, w_input: Tensor, w_hidden: Tensor, *_: Any, **__: Any) -> int:

@@ -12,30 +12,35 @@ import sys
 import threading
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
 from torch.overrides import enable_reentrant_dispatch
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.boundary import comes_from_outside, said
 from lm_profiler.measure.counts.flop_formulas import TORCHS_OWN, UncountableError, formula_of
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
+from lm_profiler.torch_names import (
+    DISPATCH_KEY,
+    DISPATCH_MODE,
+    EXCLUDED_KEYS,
+    FORCED_KEYS,
+    GRAPH_TASK,
+    INCLUDED_KEYS,
+    tree_leaves,
+)
 
 _ENGINE = {torch.autograd.backward.__code__, torch.autograd.grad.__code__}
 _SHAPES_ALONE = "torch._subclasses"
 """Where fake tensors are defined, on which torch tries operators out."""
 WORK = ("forward", "backward", "recomputation")
-_PLAIN = torch._C._disabled_torch_dispatch_impl
-_AUTOCAST = reduce(or_, (DispatchKeySet(getattr(DispatchKey, f"Autocast{device}")) for device in ("CPU", "CUDA")))
+_PLAIN = Tensor.__torch_dispatch__
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 class _Handling(NamedTuple):
@@ -49,7 +54,7 @@ class _Handling(NamedTuple):
     around: AbstractContextManager[None] = nullcontext()
 
 
-class FlopCounter(TorchDispatchMode):
+class FlopCounter(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is known when it is there
     """Counts the products of all operators that run while it is entered and ``counting``.
 
     Of tensors that are made of others (DTensor, sharded by FSDP2 or tensor parallelism; jagged and quantized ones) the
@@ -68,7 +73,8 @@ class FlopCounter(TorchDispatchMode):
         return False  # so that torch does not import its compiler to keep it away; nothing compiled runs in here
 
     def __init__(self, traffic: ForwardTraffic | None = None, on_shapes: bool = False) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
+        GRAPH_TASK.find()  # missing it is told before a step
         self._on_shapes = on_shapes
         self._traffic = traffic
         self.counting = True
@@ -108,7 +114,7 @@ class FlopCounter(TorchDispatchMode):
             return NotImplemented
         if call.composite:
             with enable_reentrant_dispatch(), self:  # as if it had not come by here; autocast is off otherwise
-                return func._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+                return func.decompose(*args, **kwargs)
         with call.around:
             result = func(*args, **kwargs)
         if call.counted:
@@ -138,7 +144,7 @@ class FlopCounter(TorchDispatchMode):
                 self._count(func, args, kwargs, result)
             except BaseException as error:
                 self._lose(func, error)
-        if self._traffic is not None and torch._C._current_graph_task_id() == -1:
+        if self._traffic is not None and GRAPH_TASK.find()() == -1:
             try:
                 self._traffic.see(func, args, kwargs, result)
             except BaseException as error:
@@ -166,21 +172,21 @@ def _dtype(args: Any, kwargs: Any) -> str:
 
 def _is_composite(func: Any) -> bool:
     """Whether it is nothing but other operators, on every device; under inference mode such ones arrive whole."""
-    if not isinstance(func, torch._ops.OpOverload):
+    if not isinstance(func, _OVERLOAD):
         return False
-    keys = ("CompositeImplicitAutograd", "CPU", "CUDA")
-    composite, cpu, cuda = (torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key) for key in keys)
-    return composite and not cpu and not cuda
+    keys: Any = ("CompositeImplicitAutograd", "CPU", "CUDA")
+    composite, cpu, cuda = (func.has_kernel_for_dispatch_key(key) for key in keys)
+    return bool(composite and not cpu and not cuda)
 
 
 def _autocast_of_caller() -> AbstractContextManager[None]:
     """For an operator of somebody's own, which may call others: torch turns autocast off before a mode is asked."""
-    now = torch._C._dispatch_tls_local_exclude_set()
+    excluded, included, keys = EXCLUDED_KEYS.find(), INCLUDED_KEYS.find(), DISPATCH_KEY.find()
+    now = excluded()
+    autocast = type(now)(keys.AutocastCPU) | type(now)(keys.AutocastCUDA)
     with enable_reentrant_dispatch():
-        off = torch._C._dispatch_tls_local_exclude_set() & _AUTOCAST
-    guard: AbstractContextManager[None] = torch._C._ForceDispatchKeyGuard(
-        torch._C._dispatch_tls_local_include_set(), (now - _AUTOCAST) | off
-    )
+        off = excluded() & autocast
+    guard: AbstractContextManager[None] = FORCED_KEYS.find()(included(), (now - autocast) | off)
     return guard
 
 
@@ -190,7 +196,7 @@ def _work(caller: int) -> str:
     Recomputed is what ``torch.utils.checkpoint`` runs within a backward pass, and what anybody else runs there with
     gradients on, for a backward pass runs with gradients off unless it will itself be differentiated.
     """
-    if torch._C._current_graph_task_id() == -1:
+    if GRAPH_TASK.find()() == -1:
         return "forward"
     checkpointed = engine = None
     for frame, _ in walk_stack(sys._getframe(1)):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from lm_profiler.lightning_names import COMPILED_STEPS
+from lm_profiler.torch_names import COMPILED_CALL, DYNAMO, DYNAMO_METRICS
 
 _REMEMBERED = 64  # torch._dynamo.utils.DEFAULT_COMPILATION_METRICS_LIMIT
 
@@ -61,7 +63,7 @@ def compilations(since_s: float) -> list[TimedCompilation] | None:
 
 
 def _dynamo() -> Any:
-    return sys.modules.get("torch._dynamo.utils")
+    return DYNAMO_METRICS.loaded()
 
 
 def _named(entry: Any) -> str:
@@ -79,8 +81,8 @@ def is_compiled_in(module: nn.Module) -> bool:
 def is_compiled(module: nn.Module) -> bool:
     """Whether ``module`` itself was handed to torch.compile, in any of its ways, or to TorchScript."""
     return (
-        hasattr(module, "_orig_mod")
-        or getattr(module, "_compiled_call_impl", None) is not None
-        or getattr(module, "_compiler_ctx", None) is not None  # Lightning compiled the steps themselves
+        type(module).__module__.startswith(DYNAMO.path)
+        or COMPILED_CALL.of(module) is not None
+        or COMPILED_STEPS.of_or(module) is not None  # Lightning compiled the steps themselves
         or isinstance(module, torch.jit.ScriptModule)
     )

@@ -7,12 +7,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode_temporarily
 
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Timeline
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.record.run import Flops
+from lm_profiler.torch_names import MODE_STACK
 
 
 class StepFlops:
@@ -60,9 +60,9 @@ class StepFlops:
             return
         if wanted:
             self._constructor.enter_context(_constructed_without(self._counter))
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
-        elif _get_current_dispatch_mode_stack()[-1:] == [self._counter]:
-            self._counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._counter.__enter__()
+        elif MODE_STACK.find()()[-1:] == [self._counter]:
+            self._counter.__exit__(None, None, None)
             self._constructor.close()
         else:  # the step left a mode of its own behind, which lies on top: ours goes when that one has gone
             self._counter.counting = False
@@ -71,18 +71,29 @@ class StepFlops:
 
 
 @contextmanager
-def _constructed_without(mode: TorchDispatchMode) -> Iterator[None]:
+def _left(mode: FlopCounter) -> Iterator[None]:
+    """Within, ``mode`` sees nothing; it is the innermost one."""
+    mode.__exit__(None, None, None)
+    try:
+        yield
+    finally:
+        mode.__enter__()
+
+
+@contextmanager
+def _constructed_without(mode: FlopCounter) -> Iterator[None]:
     """Tensor's constructor leaves ``mode`` while it runs.
 
     What an operator returns through a mode is a Tensor of Python's already, and torch refuses to make one of a subclass
     from it: ``class Own(torch.Tensor)``, made by ``Own(tensor)``, would raise (``THPVariable_NewWithVar`` in torch's
     ``python_variable.cpp``). A constructor multiplies nothing, so that nothing is lost.
     """
+    innermost = MODE_STACK.find()
     replaced, construct = vars(Tensor).get("__new__"), Tensor.__new__
 
     def new(kind: type[Tensor], *args: Any, **kwargs: Any) -> Tensor:
         # Its own steps are torch's: nothing in here that could fail is ours.
-        with _pop_mode_temporarily() if _get_current_dispatch_mode_stack()[-1:] == [mode] else nullcontext():
+        with _left(mode) if innermost()[-1:] == [mode] else nullcontext():
             return construct(kind, *args, **kwargs)
 
     type.__setattr__(Tensor, "__new__", staticmethod(new))

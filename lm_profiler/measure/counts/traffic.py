@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from lm_profiler.torch_names import SCHEMA, storage_key, tree_leaves
 
 _LOOK_UPS = {"embedding", "_embedding_bag", "_embedding_bag_forward_only", "embedding_renorm_"}
 _GATHERS = {"index", "index_select", "gather", "take", "_index_put_impl_"}
@@ -30,10 +31,11 @@ class Regions:
         storage = tensor.untyped_storage()
         size = tensor.numel() * tensor.element_size()
         size = size if count is None else min(count, size)
-        pieces = self._pieces.setdefault(storage._cdata, {})
+        key = storage_key(storage)
+        pieces = self._pieces.setdefault(key, {})
         piece = int(tensor.storage_offset()), tensor.numel()
         pieces[piece] = max(pieces.get(piece, 0), size)
-        self._whole[storage._cdata] = storage.nbytes()
+        self._whole[key] = storage.nbytes()
 
     def bytes_of(self) -> dict[int, int]:
         """Bytes of each storage, by its identity."""
@@ -72,10 +74,10 @@ class ForwardTraffic:
 
     def see(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """``operator`` ran, and gave ``result``."""
-        name = str(getattr(operator, "_schema", operator)).partition("(")[0].rpartition("::")[2].partition(".")[0]
+        name = str(SCHEMA.of_or(operator, operator)).partition("(")[0].rpartition("::")[2].partition(".")[0]
         given, results = list(_tensors((args, kwargs))), list(_tensors(result))
         shared = {_identity(tensor) for tensor in given}
-        changes = getattr(getattr(operator, "_schema", None), "is_mutable", False)
+        changes = getattr(SCHEMA.of_or(operator), "is_mutable", False)
         views = set() if changes else {_identity(tensor) for tensor in results} & shared
         from_outside = False
         for tensor in given:
@@ -102,5 +104,4 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _identity(tensor: Tensor) -> int:
-    identity: int = tensor.untyped_storage()._cdata
-    return identity
+    return storage_key(tensor.untyped_storage())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from lm_profiler.measure.clocks.stream import EventStream
+from lm_profiler.torch_names import SLEEP
 
 _CYCLES = 10_000_000
 """Of the calibration: about 6 ms at 1.7 GHz. How long a delay really was is measured each time, so that a clock which
@@ -19,10 +18,14 @@ class DeviceDelays:
 
     Args:
         stream: the device's clock.
-        sleep: keeps the device busy for so many of its cycles.
+        sleep: keeps the device busy for so many of its cycles; torch's own where it is None.
+
+    Raises:
+        NameMissing: this torch cannot do that.
     """
 
-    def __init__(self, stream: EventStream, sleep: Callable[[int], object] = torch.cuda._sleep) -> None:
+    def __init__(self, stream: EventStream, sleep: Callable[[int], object] | None = None) -> None:
+        sleep = sleep or SLEEP.find()
         self._stream, self._sleep = stream, sleep
         sleep(_CYCLES // 10)  # the first launch is slow
         start, end = self._delay(_CYCLES)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from lm_profiler.torch_names import NVML_INDEX
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -64,7 +66,7 @@ def compute_capability(device: torch.device, nvml: Any = None) -> tuple[int, int
         return None
     nvml = initialized(nvml)
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device))
+        handle = nvml.nvmlDeviceGetHandleByIndex(NVML_INDEX.find()(device))
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     except Exception:
         return None

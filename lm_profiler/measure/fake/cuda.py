@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+
+from lm_profiler.torch_names import tree_map
 
 _ALWAYS = frozenset({
     "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
@@ -25,7 +26,7 @@ _ALWAYS = frozenset({
 _BY_RELEASE = ("huber_loss", "logsumexp", "rms_norm")  # torch 2.11 leaves the last one as it comes
 
 _IN_FLOAT32 = _ALWAYS | {
-    name for name in _BY_RELEASE if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCUDA")
+    name for name in _BY_RELEASE if getattr(torch.ops.aten, name).default.has_kernel_for_dispatch_key("AutocastCUDA")
 }
 """What autocast on CUDA computes in float32, and on the CPU mostly as it comes: ``AT_FORALL_FP32`` and what follows it
 in torch's ATen/autocast_mode.h, and functions that are made of these."""
@@ -74,13 +75,16 @@ def recompute_alike(gpu: tuple[int, int]) -> None:
 
     For a process of its own: code of torch is replaced in it.
     """
-    run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        with KernelsOfCuda(gpu):
-            return run(*args, **kwargs)
+    def within(run: Callable[..., Any]) -> Callable[..., Any]:
+        def differentiated(*args: Any, **kwargs: Any) -> Any:
+            with KernelsOfCuda(gpu):
+                return run(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = backward  # type: ignore[attr-defined]
+        return differentiated
+
+    torch.autograd.backward = within(torch.autograd.backward)
+    torch.autograd.grad = within(torch.autograd.grad)
 
 
 def _float32(value: Any) -> Any:

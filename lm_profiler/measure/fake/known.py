@@ -8,40 +8,54 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Number
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_impls import _is_tensor_constructor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributions import Distribution
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lm_profiler.measure.fake.unknown import DependsOnValues, Unknown
+from lm_profiler.torch_names import (
+    ASKED_VALUE,
+    FAKE_MODE,
+    FAKE_TENSOR,
+    NO_MODES,
+    SCHEMA,
+    SPARSE_INDICES,
+    SPARSE_VALUES,
+    tree_leaves,
+    tree_map,
+)
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = FAKE_TENSOR.as_base()
 
 MOST = 1 << 18
 """Elements of a tensor whose value is kept."""
 
 _COALESCES = {torch.ops.aten._coalesce.default}
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
-class KnownValues(FakeTensorMode):
+class KnownValues(FAKE_MODE.as_base()):  # type: ignore[misc]  # whose type is torch's own secret
     """Keeps values of small tensors, random ones too: a step decides by what it draws, as any step of a run does."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        fake_tensor.CONSTANT_NUMEL_LIMIT = MOST
+        sys.modules[FakeTensor.__module__].CONSTANT_NUMEL_LIMIT = MOST  # type: ignore[attr-defined]
 
     def known(self, value: Tensor) -> FakeTensor:
         """A fake tensor of this value, which nobody else may change."""
-        return self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
+        known: FakeTensor = self.fake_tensor_converter.from_real_tensor(self, value, make_constant=True)
+        return known
 
     def forget(self, value: Any) -> None:
         """From now on the values of all tensors in ``value`` are unknown, and of those that share their storage."""
@@ -59,13 +73,13 @@ class KnownValues(FakeTensorMode):
         if kind.sparsifies:
             raise DependsOnValues
         if _has_real((*args, *kwargs.values())):
-            args, kwargs = tree_map_only(Tensor, self._with_value, (args, kwargs))
+            args, kwargs = tree_map(self._with_value, (args, kwargs))
         made = super().dispatch(func, types, args, kwargs)
         if isinstance(made, FakeTensor) and made.layout is torch.sparse_coo:
             with self:
                 return _with_rows(func, made, args)
         if kind.constructs and isinstance(made, FakeTensor) and made.constant is None and _is_made_of_numbers(made):
-            with no_dispatch():
+            with NO_MODES.find()():
                 real = func(*args, **kwargs)
             return self.known(real)
         if kind.empty:
@@ -79,7 +93,7 @@ class KnownValues(FakeTensorMode):
                 self.forget(args[at] if at < len(args) else kwargs.get(name))
         return made
 
-    def _with_value(self, given: Tensor) -> Tensor:
+    def _with_value(self, given: Any) -> Any:
         """A real tensor is known: data that somebody has kept."""
         plain = type(given) is Tensor and given.layout is torch.strided and not given.is_quantized
         if plain and given.device.type == "cpu" and given.numel() <= MOST and not given.requires_grad:
@@ -105,20 +119,26 @@ class _Kind:
 
 @cache
 def _kind(func: Any) -> _Kind:
-    if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
+    if not isinstance(func, _OVERLOAD) or func.namespace == "prim":
         return _Kind(asks=True)
-    empty = "empty" in func.name()
+    empty, schema = "empty" in func.name(), SCHEMA.of(func)
     return _Kind(
-        constructs=_is_tensor_constructor(func) and not empty,
+        constructs=_makes_a_tensor(schema) and not empty,
         empty=empty,
         normalizes="batch_norm" in func.name(),
         sparsifies="to_sparse" in func.name(),
         written_lists=tuple(
             (at, argument.name)
-            for at, argument in enumerate(func._schema.arguments)
+            for at, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write and "List" in str(argument.type)
         ),
     )
+
+
+def _makes_a_tensor(schema: Any) -> bool:
+    """Whether an operator makes one tensor, and is given none."""
+    takes = any("Tensor" in str(argument.type) for argument in schema.arguments)
+    return not takes and [str(made.type) for made in schema.returns] == ["Tensor"]
 
 
 def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
@@ -127,8 +147,8 @@ def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
     Rows that occur twice stay two: whether they do, values would tell.
     """
     sparse = [leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor) and leaf.layout is torch.sparse_coo]
-    sparse = [each for each in sparse if each is not made and each._nnz()]
-    if made._nnz():
+    sparse = [each for each in sparse if each is not made and SPARSE_VALUES.of(each)().shape[0]]
+    if SPARSE_VALUES.of(made)().shape[0]:
         return made
     if func is torch.ops.aten._embedding_bag_backward.default:
         gradient, indices = given[:2]
@@ -138,7 +158,7 @@ def _with_rows(func: Any, made: Tensor, given: Sequence[Any]) -> Tensor:
         return made
     coalesced = func in _COALESCES or (len(sparse) == 1 and sparse[0].is_coalesced())
     rows = [
-        torch.cat([part(each) for each in sparse], dim) for part, dim in ((Tensor._indices, 1), (Tensor._values, 0))
+        torch.cat([part.of(each)() for each in sparse], dim) for part, dim in ((SPARSE_INDICES, 1), (SPARSE_VALUES, 0))
     ]
     return torch.sparse_coo_tensor(rows[0], rows[1].to(made.dtype), made.shape, is_coalesced=coalesced)
 
@@ -196,7 +216,7 @@ def _chosen_by(choose: Callable[..., Any]) -> Callable[..., Any]:
 def _item(tensor: Tensor) -> Any:
     try:
         return Tensor.item(tensor)
-    except fake_tensor.DataDependentOutputException:
+    except ASKED_VALUE.find():
         return Unknown()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.memory.causes import pieces
 from lm_profiler.record.steps import Peaks
+from lm_profiler.torch_names import DISPATCH_MODE, NO_TORCH_FUNCTION, storage_key, tree_leaves
 
 _CONVOLUTIONS = {torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default}
 
@@ -22,7 +22,7 @@ class Uncounted(Exception):
     """What a step holds is not what its tensors take."""
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(DISPATCH_MODE.as_base()):  # type: ignore[misc]  # whose type is known when it is there
     """Counts every storage from the operator that made it until nobody holds it; a ``Probe`` of tensors without memory.
 
     What an operator allocates and frees inside of itself (workspaces) is not seen, nor is what was made before it was
@@ -37,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
         return False  # so that torch does not import its compiler to keep it away
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._held: dict[int, ref[Any]] = {}
         self._now = self._peak = 0
         self.perhaps = 0
@@ -64,14 +64,14 @@ class LiveBytes(TorchDispatchMode):
 
     def see(self, value: Any) -> None:
         """Count the storages of all tensors in ``value`` that are not counted yet."""
-        with torch._C.DisableTorchFunction():
+        with NO_TORCH_FUNCTION.find_or(nullcontext)():
             for leaf in tree_leaves(value):
                 if isinstance(leaf, Tensor):
                     for piece in pieces(leaf):
                         self._add(piece.untyped_storage())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         if key in self._held:
             return
         give_back = self._take(storage.nbytes())

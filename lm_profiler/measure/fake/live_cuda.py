@@ -13,6 +13,7 @@ import torch
 from lm_profiler.measure.fake.blocks import Blocks, MemoryBlock
 from lm_profiler.measure.fake.live import LiveBytes
 from lm_profiler.record.steps import Peaks
+from lm_profiler.torch_names import GRAPH_TASK
 
 
 class LiveCudaBytes(LiveBytes):
@@ -54,7 +55,7 @@ class LiveCudaBytes(LiveBytes):
 
     def _workspace(self, size: int) -> None:
         """Of the caller's thread, or of autograd's own, on which all of backward is."""
-        key = torch._C._current_graph_task_id() != -1, size
+        key = GRAPH_TASK.find()() != -1, size
         if key not in self._workspaces:
             self._workspaces.add(key)
             self._take(size)

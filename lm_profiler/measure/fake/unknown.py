@@ -12,7 +12,8 @@ from numbers import Number
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lm_profiler.torch_names import tree_leaves, tree_map
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "divmod")
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -62,7 +63,7 @@ class Unknown:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What an operator makes of it takes as many bytes, whatever it is; its value is as unknown."""
-        args, kwargs = tree_map_only(Unknown, lambda _: 1.0, (args, kwargs or {}))
+        args, kwargs = tree_map(lambda leaf: 1.0 if isinstance(leaf, Unknown) else leaf, (args, kwargs or {}))
         try:
             made = func(*args, **kwargs)
         except TypeError:  # it wants whole numbers, for a size

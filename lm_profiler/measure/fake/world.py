@@ -14,18 +14,21 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_map
 
 from lm_profiler.measure.fake.cuda import KernelsOfCuda, recompute_alike
 from lm_profiler.measure.fake.known import MOST, KnownValues, answer_with_unknown
 from lm_profiler.measure.fake.live import LiveCpuBytes
 from lm_profiler.measure.fake.live_cuda import LiveCudaBytes
+from lm_profiler.torch_names import APPLY, FAKE_TENSOR, FOREACH_DEVICES, FOREACH_TYPES, tree_map
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor
+else:
+    FakeTensor = FAKE_TENSOR.as_base()
 
 
 class FakeWorld:
@@ -106,18 +109,19 @@ def prepare(gpu: tuple[int, int] | None) -> None:
     for name, _ in inspect.getmembers(nn.init, inspect.isfunction):
         if name.endswith("_") and not name.startswith("_"):
             setattr(nn.init, name, _unfilled)
-    nn.Module._apply = _apply  # type: ignore[method-assign]
+    APPLY.of(nn.Module)  # which would otherwise go on as before, without a word
+    setattr(nn.Module, APPLY.name, _apply)
     FakeTensor.__deepcopy__ = _deepcopy  # type: ignore[method-assign]
-    torch._C._set_mkldnn_enabled(gpu is None)
+    torch.backends.mkldnn.set_flags(gpu is None)
     torch.bincount = partial(_bincount, torch.bincount)
     answer_with_unknown()
-    _foreach_utils._foreach_supported_types.append(FakeTensor)
+    FOREACH_TYPES.find().append(FakeTensor)
     optimizer = vars(sys.modules[torch.optim.Optimizer.__module__])
-    optimizer["_foreach_supported_types"].append(FakeTensor)
+    optimizer[FOREACH_TYPES.name].append(FakeTensor)
     if gpu is not None:
         recompute_alike(gpu)
-        devices = [*_foreach_utils._get_foreach_kernels_supported_devices(), "cpu"]
-        optimizer["_get_foreach_kernels_supported_devices"] = lambda: devices
+        devices = [*FOREACH_DEVICES.find()(), "cpu"]
+        optimizer[FOREACH_DEVICES.name] = lambda: devices
 
 
 def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -128,18 +132,16 @@ def _unfilled(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """In the place of ``nn.Module._apply``, which swaps fake tensors in place and fails: to others, tied ones once."""
+    """In the place of a module's own ``_apply``, which swaps in place and fails: make others, tied ones once."""
     made: dict[int, tuple[Tensor, nn.Parameter | Tensor]] = {}
     for part in module.modules() if recurse else [module]:
-        for key, weight in part._parameters.items():
-            if weight is not None and id(weight) not in made:
+        for key, weight in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if id(weight) not in made:
                 changed = change(weight.detach())
                 made[id(weight)] = weight, nn.Parameter(changed, weight.requires_grad and changed.is_floating_point())
-            if weight is not None:
-                part._parameters[key] = cast(nn.Parameter, made[id(weight)][1])
-        for key, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[key] = made.setdefault(id(buffer), (buffer, change(buffer)))[1]
+            nn.Module.__setattr__(part, key, made[id(weight)][1])
+        for key, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            nn.Module.__setattr__(part, key, made.setdefault(id(buffer), (buffer, change(buffer)))[1])
     return module
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import OUTSIDE
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryCauses
+from lm_profiler.torch_names import NO_TORCH_FUNCTION, SPARSE_INDICES, SPARSE_VALUES, storage_key, tree_leaves
 
 
 class Holdings(NamedTuple):
@@ -37,7 +38,7 @@ def holdings(module: nn.Module, optimizers: Sequence[Optimizer], device: torch.d
     optimizer alone knows (master weights) are its states. Not seen, and so in the rest: the buckets of DDP (but with
     ``gradient_as_bucket_view``), the gathered parameters of FSDP, and what the allocator adds to round sizes up.
     """
-    with torch._C.DisableTorchFunction():  # a mode (that of torch.set_default_device, say) has no part in it
+    with NO_TORCH_FUNCTION.find_or(nullcontext)():  # a mode (that of torch.set_default_device, say) has no part in it
         return Holdings(*(sum(new.values()) for new in storages_by_cause(module, optimizers, device)))
 
 
@@ -165,7 +166,7 @@ def storages(tensors: Iterable[Tensor], device: torch.device) -> dict[int, int]:
     """Bytes of each storage on ``device``, by the storage's identity."""
     stored = (piece.untyped_storage() for tensor in tensors for piece in pieces(tensor))
     return {
-        storage._cdata: storage.nbytes()
+        storage_key(storage): storage.nbytes()
         for storage in stored
         if storage.device.type == device.type and device.index in (None, storage.device.index)
     }
@@ -180,6 +181,6 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
         for name in tensor.__tensor_flatten__()[0]:
             yield from pieces(getattr(tensor, name))
     elif tensor.layout is torch.sparse_coo:  # gradients of a sparse embedding
-        yield from (tensor._indices(), tensor._values())
+        yield from (SPARSE_INDICES.of(tensor)(), SPARSE_VALUES.of(tensor)())
     elif tensor.layout is torch.strided:
         yield tensor

@@ -15,6 +15,7 @@ from lm_profiler.measure.boundary import message_of
 from lm_profiler.measure.memory.peaks import available_bytes, free_and_total
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.run import AllocatorReading, OutOfMemory
+from lm_profiler.torch_names import HISTORY, RECORD_HISTORY
 
 
 @dataclass(eq=False)
@@ -25,13 +26,13 @@ class MemoryHistory:
     makes a dump a hundred times slower.
 
     Args:
-        record: ``torch.cuda.memory._record_memory_history``.
-        snapshot: ``torch.cuda.memory._snapshot``, of all devices of this process.
+        record: begins and ends it, as torch's own function does.
+        snapshot: what was recorded, of all devices of this process.
         max_entries: how many of the last events are kept, several KB of the host's memory each.
     """
 
-    record: Callable[..., object] = torch.cuda.memory._record_memory_history
-    snapshot: Callable[[], object] = torch.cuda.memory._snapshot
+    record: Callable[..., object]
+    snapshot: Callable[[], object]
     max_entries: int = 100_000
     _running: bool = field(default=False, init=False)
 
@@ -57,7 +58,10 @@ class MemoryHistory:
 
 def memory_history_of(device: torch.device) -> MemoryHistory | None:
     """The history of ``device``'s allocator; None where it keeps none (CUDA's alone does)."""
-    return MemoryHistory() if device.type == "cuda" and torch.cuda.is_available() else None
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    record, snapshot = RECORD_HISTORY.find_or(None), HISTORY.find_or(None)
+    return None if record is None or snapshot is None else MemoryHistory(record, snapshot)
 
 
 def allocator_facts(device: torch.device) -> AllocatorReading | None:

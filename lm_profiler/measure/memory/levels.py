@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD
 from lm_profiler.measure.memory.causes import storages, storages_by_cause
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import MemoryLevels
+from lm_profiler.torch_names import DYNAMO, GRAPH_TASK
 
 
 @dataclass(eq=False)
@@ -103,7 +103,7 @@ class SavedTensors:
         self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._part = part
         # Within a step that is compiled in part, torch.compile would compile the hook as well.
-        pack = torch.compiler.disable(self._pack) if "torch._dynamo" in sys.modules else self._pack
+        pack = torch.compiler.disable(self._pack) if DYNAMO.loaded() else self._pack
         hooks = graph.saved_tensors_hooks(pack, _unpack)
         self._enter: Callable[[], object] = hooks.__enter__
         self._exit: Callable[[], object] = hooks.__exit__
@@ -121,7 +121,7 @@ class SavedTensors:
 
     def unwatch(self) -> None:
         """See no more of it. Amid a backward pass it cannot be ended: torch puts back what was there when it began."""
-        if torch._C._current_graph_task_id() != -1:
+        if GRAPH_TASK.find()() != -1:
             return
         self._see(False)
         if self._disable is not None:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from lm_profiler.measure.clocks.timeline import BACKWARD, CLIP, FORWARD, OPTIMIZER, ZERO_GRAD, Timeline
 from lm_profiler.measure.counts.traffic import ForwardTraffic, Regions
 from lm_profiler.measure.memory.causes import gradients, pieces, storages, storages_by_cause
 from lm_profiler.measure.memory.levels import SavedTensors
 from lm_profiler.record.quantities import PARTS
+from lm_profiler.torch_names import tree_leaves
 
 
 class StepTraffic(NamedTuple):

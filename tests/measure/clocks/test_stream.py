@@ -49,7 +49,7 @@ class Event:
 def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventStream]:
     monkeypatch.setattr(torch, "Event", Event)
     monkeypatch.setattr(torch._C, "_accelerator_getStream", lambda index: f"current stream of device {index}")
-    monkeypatch.setattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(Event, "recorded", [])
     yield EventStream(torch.device("cuda", 1))
     Event.why = None

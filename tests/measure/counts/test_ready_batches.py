@@ -32,9 +32,9 @@ class Gated(Dataset[torch.Tensor]):
 
 def _settled(iterator: Any, count: int) -> int | None:
     until = time.monotonic() + 20
-    while ready_batches(iterator) != count and time.monotonic() < until:
+    while ready_batches(iterator, 1) != count and time.monotonic() < until:
         time.sleep(0.005)
-    return ready_batches(iterator)
+    return ready_batches(iterator, 1)
 
 
 def test_what_is_made_and_not_taken_is_counted() -> None:
@@ -44,11 +44,11 @@ def test_what_is_made_and_not_taken_is_counted() -> None:
     iterator = iter(loader)
     assert _settled(iterator, MAY_GO_ON) == 3
     next(iterator)
-    assert ready_batches(iterator) == 2
+    assert ready_batches(iterator, 1) == 2
     gate.set()
     assert _settled(iterator, 5) == 5
 
 
 @pytest.mark.parametrize("iterator,ready", [(iter(DataLoader([1, 2])), 0), (iter([1]), None)])
 def test_without_workers_none_are_ready_and_of_a_stranger_nothing_is_known(iterator: Any, ready: int | None) -> None:
-    assert ready_batches(iterator) == ready
+    assert ready_batches(iterator, 0) == ready

@@ -1,0 +1,70 @@
+"""Every private name of Lightning that the code uses, what each is for, and what happens without it.
+
+As ``torch_names``: nothing here imports Lightning. What steps are counted by is looked for when the first batch ends:
+a run whose actions are missing ends there, with one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lm_profiler.torch_names import PrivateName, lightnings
+
+LIGHTNINGS = "2.6.6"
+"""Versions of Lightning in which these names were seen."""
+
+
+def _name(path: str, purpose: str, without: str) -> PrivateName:
+    return lightnings(PrivateName(path, purpose, without, LIGHTNINGS))
+
+
+# Profiler actions: what Lightning calls parts of its loops in ``trainer.profiler``. They count steps.
+
+FETCHED = _name("action train_dataloader_next", "where a batch is asked for, and a step ends", "exit code 2")
+STEPPED = _name("action optimizer_step", "where a step is done", "exit code 2")
+EPOCH = _name("action run_training_epoch", "where the loop is left", "the last epoch ends as any epoch does")
+
+_NEXT = {"fit": "train_dataloader_next", "validate": "val_next", "test": "test_next", "predict": "predict_next"}
+
+
+def fetch_action(trainer: Any, verb: str) -> str:
+    """What Lightning calls the request for a batch in the loop of ``verb``: ``[…EpochLoop].train_dataloader_next``."""
+    loop = trainer.fit_loop.epoch_loop if verb == "fit" else getattr(trainer, f"{verb}_loop")
+    return f"[{type(loop).__name__}].{_NEXT[verb]}"
+
+
+# The loops.
+
+FETCHER = _name("FitLoop._data_fetcher", "the loader's iterator, for batches made ahead", "batches made ahead unknown")
+COMBINED = _name("CombinedLoader._iterator", "as above", "batches made ahead unknown")
+LOGGING = _name("Trainer._logger_connector", "names time spent on logging", "it is the loop's")
+SIGTERM_FLAG = _name("_TrainingEpochLoop._broadcast_sigterm_tensor", "names time of that broadcast", "it is the loop's")
+SIGNALS = _name("Trainer._signal_connector", "keeps Lightning from broadcasting in a signal's handler", "it broadcasts")
+SIGTERM_HANDLER = _name("_SignalConnector._sigterm_notifier_fn", "as above: that handler", "it broadcasts")
+TIMEOUT = _name("DDPStrategy._timeout", "how long torch waits for another rank", "taken as torch's 30 minutes")
+COMPILED_STEPS = _name("LightningModule._compiler_ctx", "tells steps that Lightning compiled", "taken as eager")
+
+# Classes that are told by their names.
+
+TUNER_EXIT = _name("_TunerExitException", "tells a Tuner's trial, which is no run", "it is recorded as a failure")
+
+# Ranks that Lightning starts.
+
+LAUNCHER = _name(
+    "lightning.pytorch.strategies.launchers._MultiProcessingLauncher",
+    "tells ranks that Lightning forks or spawns; how they end is told by ours",
+    "they end as Lightning has it",
+)
+OBSERVER = _name(
+    "lightning.fabric.strategies.launchers.subprocess_script._ChildProcessObserver",
+    "keeps it from killing this process before the record is written",
+    "it may kill this process first",
+)
+START_METHOD = _name("_MultiProcessingLauncher._start_method", "tells forked ranks", "they end as Lightning has it")
+RUNS_RANK = _name("_MultiProcessingLauncher._wrapping_function", "what a rank runs", "they end as Lightning has it")
+LAUNCHED_BY = _name("Strategy._launcher", "puts our launcher there", "they end as Lightning has it")
+OBSERVED = _name("_ChildProcessObserver._child_processes", "as above: whom it observes", "it may kill this process")
+
+# The command line. Without this one ``fit`` refuses: it would train while it reads its options.
+
+RUN_VERB = _name("LightningCLI._run_subcommand", "keeps Lightning from running while options are read", "exit code 2")

@@ -1,0 +1,68 @@
+"""``without_names.py PATH,PATH... ARGUMENTS``: lm_profiler where torch and Lightning lack these private names.
+
+What code looks up is hidden where it looks. Lightning's actions are renamed in Lightning's own functions.
+"""
+
+import sys
+from collections.abc import Collection, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from lightning.pytorch.loops import fit_loop, training_epoch_loop
+from lightning.pytorch.trainer import call
+
+from lm_profiler import lightning_names, torch_names
+from lm_profiler.callbacks.instruments import work
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+
+ACTIONS = {
+    lightning_names.FETCHED.path: (training_epoch_loop, ".train_dataloader_next"),
+    lightning_names.EPOCH.path: (fit_loop, "run_training_epoch"),
+    lightning_names.STEPPED.path: (call, "[LightningModule]"),
+}
+
+
+def hide(paths: Collection[str]) -> None:
+    """From here on this process is without them."""
+    look_up = torch_names.look_up
+
+    def look(thing: Any, name: str, path: str) -> Any:
+        if path in paths:
+            raise AttributeError(name)
+        return look_up(thing, name, path)
+
+    torch_names.look_up = look
+    torch_names._find.cache_clear()
+    work.count_apart = _not_apart
+    for path in paths & ACTIONS.keys():
+        module, text = ACTIONS[path]
+        renamed = [function for function in _functions(module) if _rename(function, text)]
+        assert renamed, f"Lightning does not say {text}"
+
+
+def _not_apart(*_: Any) -> Any:
+    raise UncountableError("the other process would lack the name, too")
+
+
+def _functions(module: Any) -> Iterator[FunctionType]:
+    for thing in list(vars(module).values()):
+        if getattr(thing, "__module__", None) == module.__name__:
+            within = vars(thing).values() if isinstance(thing, type) else [thing]
+            yield from (each for each in within if isinstance(each, FunctionType))
+
+
+def _rename(function: FunctionType, text: str) -> bool:
+    code: CodeType = function.__code__
+    consts = tuple(
+        each.replace(text, text[:3] + "other") if isinstance(each, str) and each != function.__doc__ else each
+        for each in code.co_consts
+    )
+    function.__code__ = code.replace(co_consts=consts)
+    return consts != code.co_consts
+
+
+if __name__ == "__main__":
+    from lm_profiler.cli.main import main
+
+    hide(set(sys.argv.pop(1).split(",")))
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""Private names of torch and Lightning stand in two files, and a run ends well without any one of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import warm
+from scripts import SUPPORT
+
+from lm_profiler import lightning_names, torch_names
+from lm_profiler.record.exit_codes import OK, WRONG_CALL
+from lm_profiler.record.run import read_run
+from lm_profiler.torch_names import NameMissing, PrivateName
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = {
+    name: each
+    for module in (torch_names, lightning_names)
+    for name, each in vars(module).items()
+    if isinstance(each, PrivateName)
+}
+SOURCES = [
+    path
+    for folder in ("lm_profiler", "callbacks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.name not in ("torch_names.py", "lightning_names.py")
+]
+
+PYTHONS = {
+    *("_getframe", "_current_frames", "_exit", "_replace", "_asdict", "_make", "_run_exitfuncs", "_shutdown"),
+    # argparse's and jsonargparse's
+    *("_actions", "_action_groups", "_group_actions", "_mutually_exclusive_groups", "_get_formatter"),
+}
+"""Of Python itself and of other libraries."""
+
+OVERRIDDEN = {"_should_skip_dynamo", "_set_seed", "_apply", "_wrapping_function", "_run_subcommand"}
+"""Methods of ours that torch or Lightning calls; where it does not, something is slower, or said in other words."""
+
+PRIVATE = re.compile(r"_(?!_)\w+")
+
+
+def test_each_name_says_what_it_is_for_and_what_happens_without_it() -> None:
+    assert all(each.purpose and each.without and each.seen for each in NAMES.values())
+    assert len({each.path for each in NAMES.values()}) == len(NAMES) <= 62  # the fewer the better
+
+
+@pytest.mark.parametrize("library, seen", [("torch", torch_names.TORCHS), ("lightning", lightning_names.LIGHTNINGS)])
+def test_the_names_were_seen_in_all_versions_that_are_installed(library: str, seen: str) -> None:
+    """``make test-lowest`` and ``make test-newest`` run this file with the two ends of the range."""
+    lowest, _, newest = seen.partition(" to ")
+    asked = re.search(rf'"{library}>=([\d.]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    exact = re.search(rf"^{library}==([\d.]+)", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    assert asked is not None
+    assert exact is not None
+    assert asked[1] == lowest
+    assert _ordered(lowest) <= _ordered(exact[1]) <= (*_ordered(newest or lowest), 99)
+
+
+def _ordered(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def uses(source: str, own: set[str]) -> Iterator[str]:
+    """The private names in ``source`` that are nobody's of ours."""
+    its_own = {*own_names(source)}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            operator = re.match(r"torch\.ops\.aten\b|aten\b", ast.unparse(node.value))
+            on_self = ast.unparse(node.value) == "self" and node.attr in its_own
+            if node.attr not in own and not on_self and not operator:
+                yield node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from (part for part in (node.module or "").split(".") if PRIVATE.fullmatch(part))
+            yield from (alias.name for alias in node.names if PRIVATE.fullmatch(alias.name) and alias.name not in own)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if "._" in alias.name)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and PRIVATE.fullmatch(str(name.value)) and name.value not in own:
+                yield str(name.value)
+
+
+def own_names(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self":
+            yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def test_private_names_stand_nowhere_else() -> None:
+    texts = {path: path.read_text("utf-8") for path in SOURCES}
+    own = {name for text in texts.values() for name in own_names(text)} - {each.name for each in NAMES.values()}
+    known = own | PYTHONS | OVERRIDDEN
+    typing_only = "from torch._subclasses.fake_tensor import FakeTensor\n"
+    found = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in texts
+        for name in uses(texts[path].replace(typing_only, "pass\n"), known)
+    }
+    assert sorted(found) == []
+    assert set(uses("import torch._C\nx = torch.cuda._sleep\ngetattr(x, '_y')", set())) == {"torch._C", "_sleep", "_y"}
+
+
+def test_a_missing_name_says_whose_it_is() -> None:
+    with pytest.raises(NameMissing, match=r"^this torch has no torch\.cuda\._nothing$"):
+        PrivateName("torch.cuda._nothing", "", "").find()
+    with pytest.raises(NameMissing, match=r"^this Lightning has no Trainer\._logger_connector$"):
+        lightning_names.LOGGING.of(object())
+    with pytest.raises(NameMissing, match=r"^this torch has no x\._Mode$"):
+        PrivateName("x._Mode", "", "").as_base()()
+
+
+def test_plain_containers_are_walked_without_torchs_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_names, "_find", hidden)
+    tree = {"a": [1, (2, 3)], "b": {"c": 4}}
+    assert torch_names.tree_leaves(tree) == [1, 2, 3, 4]
+    assert torch_names.tree_map(str, tree) == {"a": ["1", ("2", "3")], "b": {"c": "4"}}
+
+
+def hidden(path: str) -> None:
+    raise torch_names.missing(path)
+
+
+EVERYTHING = """
+import importlib, pkgutil, sys, warnings
+warnings.simplefilter("ignore")
+from lm_profiler import lightning_names, torch_names
+assert not {"torch", "lightning"} & sys.modules.keys()
+def hide(thing, name, path):
+    raise AttributeError(name)
+torch_names.look_up = hide
+import lm_profiler
+for module in pkgutil.walk_packages(lm_profiler.__path__, "lm_profiler."):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def test_every_module_can_be_imported_without_any_of_them() -> None:
+    subprocess.run([sys.executable, "-c", EVERYTHING], check=True, timeout=500)
+
+
+APART = [
+    # Each row: names whose instruments have nothing to do with each other, and what the run says of them.
+    (
+        ("MODE_STACK", "PREPARE_TRACE", "FETCHER"),
+        ("_get_current_dispatch_mode_stack", "_prepare_trace", "_data_fetcher"),
+    ),
+    (("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED"), ("_current_graph_task_id", "_is_profiler_enabled", "_iterator")),
+    (("SCHEMA", "LOADER_ITERATOR", "LOGGING", "SIGTERM_FLAG"), ("OpOverload._schema",)),
+    (("COMPILED_CALL",), ("_compiled_call_impl",)),
+    (("FETCHED",), ("train_dataloader_next",)),
+    (("STEPPED",), ("optimizer_step",)),
+    (("EPOCH",), ()),
+]
+"""Those that a run on the CPU asks for, and that take something out."""
+
+COUNTING = {"FETCHED", "STEPPED"}
+"""Without these no step is counted."""
+
+ALONE = {"RUN_VERB"}
+SAID = [name for names, _ in APART for name in names]
+REST = tuple(sorted(NAMES.keys() - ALONE - {*SAID}))
+"""Those that a run on the CPU does without a word, or does not ask for."""
+
+FIT = (
+    *("fit", "--model.d_model=16", "--model.d_ff=32", "--model.num_layers=1", "--model.num_heads=2"),
+    *("--model.vocab_size=64", "--data.vocab_size=64", "--data.context_length=8", "--data.batch_size=2"),
+    *(
+        "--stages.warmup_steps=1",
+        "--stages.measure_steps=3",
+        "--trainer.accelerator=cpu",
+        "--log_dir=logs",
+        "--name=run",
+    ),
+)
+
+
+@pytest.mark.parametrize("names, said", [*APART, (REST, ()), ((), ())], ids=lambda of: of[0] if of else "nothing")
+def test_a_run_ends_without_it(names: tuple[str, ...], said: tuple[str, ...], tmp_path: Path) -> None:
+    plain = () if names is REST else ("--check_memory=false",)
+    paths = ",".join(NAMES[name].path for name in names)
+    done = warm.run(str(SUPPORT / "without_names.py"), paths, *FIT, *plain, folder=tmp_path, timeout_s=100)
+    assert done.returncode == (WRONG_CALL if {*names} & COUNTING else OK), done.stderr
+    notes = "\n".join(read_run(tmp_path / "logs/run/version_0").notes)
+    assert [part for part in said if not re.search(rf"this (torch|Lightning) has no .*{re.escape(part)}", notes)] == []
+    assert len(re.findall("this (?:torch|Lightning) has no", notes)) == len(said)
+    assert "Traceback" not in done.stderr
+
+
+def test_a_lightning_that_would_run_while_reading_is_refused(tmp_path: Path) -> None:
+    done = warm.run(str(SUPPORT / "without_names.py"), NAMES["RUN_VERB"].path, *FIT, folder=tmp_path, timeout_s=100)
+    assert done.returncode == WRONG_CALL
+    assert (
+        done.stderr
+        == "lm_profiler: Lightning: expected one of 2.6.6; this Lightning has no LightningCLI._run_subcommand\n"
+    )
