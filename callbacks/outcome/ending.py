@@ -15,10 +15,9 @@ from lm_profiler.callbacks.outcome.afterwards import Afterwards, LateFacts
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.folder import second_place, snapshot_file, without_steps
 from lm_profiler.callbacks.outcome.gather import Exchange
+from lm_profiler.callbacks.outcome.rank_position import position_of, stragglers, where_they_are
+from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, is_of_the_group
 from lm_profiler.callbacks.outcome.recorder import Recorder
-from lm_profiler.callbacks.outcome.roll import Roll, is_of_the_group
-from lm_profiler.callbacks.outcome.watch import StallWatch
-from lm_profiler.callbacks.outcome.whereabouts import latecomers, place_of, where_they_are
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.quantities import counted
@@ -65,7 +64,7 @@ class Ending:
     afterwards: Afterwards | None = None
     recorder: Recorder | None = None
     record: RunRecord | None = None
-    roll: Roll = field(init=False)
+    roll: RankStatus = field(init=False)
     watch: StallWatch | None = None
     end: RankEnd | None = None
     leaving: bool = False
@@ -73,7 +72,7 @@ class Ending:
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.roll = Roll(self.exchange)
+        self.roll = RankStatus(self.exchange)
 
     def early(self) -> None:
         """The loop ended before all stages were done."""
@@ -188,7 +187,7 @@ class Ending:
         cause = self.roll.cause(self.end, ends, silent)
         rows = read_rows(folder, growing=True)
         measured = replace(measured, rows=rows)
-        if late := latecomers(places := self.roll.places()):
+        if late := stragglers(places := self.roll.places()):
             measured = replace(measured, notes=[*measured.notes, f"at the end {where_they_are(places, late)}"])
         missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
@@ -220,7 +219,7 @@ class Ending:
         if session is None or recorder is None:
             return False
         self.over = self.leaving = True
-        there = place_of(session)
+        there = position_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
         followed = followed or self.roll.has_lost
         self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
-from lm_profiler.callbacks.outcome.roll import how_it_ended
+from lm_profiler.callbacks.outcome.rank_status import how_it_ended
 from lm_profiler.cli.attempt import Attempt
 from lm_profiler.record.exit_codes import FAILED
 
