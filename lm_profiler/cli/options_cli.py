@@ -18,11 +18,11 @@ from lm_profiler.callbacks import (
     TraceOptions,
     WhatIfOptions,
 )
-from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import LOADERS
 from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.run_context import local_rank
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run import Verb
 from lm_profiler.training.offered import LoaderOptions, TorchOptions

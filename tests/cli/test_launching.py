@@ -17,8 +17,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
-from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.spawned import Launcher
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.run import read_run
@@ -71,10 +71,10 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
     for variables in processes:
         with monkeypatch.context() as patch:
             as_it_was(variables, patch)
-            cli.attempt = Attempt("fit", cli.attempt.launch, "logs")
+            cli.context = RunContext("fit", cli.context.launch, "logs")
             cli._build_trainer()
-            folders.append(cli.attempt.folder)
-            assert cli.attempt.rank == len(folders) - 1
+            folders.append(cli.context.folder)
+            assert cli.context.rank == len(folders) - 1
     assert folders == [Path("logs/toy/version_0"), None, None, None]
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
 
@@ -186,8 +186,8 @@ def test_what_a_spawned_rank_ended_with_ends_the_call(
         raise ProcessExitedException(f"process 1 terminated with exit code {end}", 1, 4711, end)
 
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
-    attempt: Any = SimpleNamespace(record="a record" if told else None)
-    launcher = Launcher(None, "spawn", attempt)  # no strategy: nothing is started
+    context: Any = SimpleNamespace(record="a record" if told else None)
+    launcher = Launcher(None, "spawn", context)  # no strategy: nothing is started
     with pytest.raises(becomes) as raised:
         launcher.launch(None)
     assert str(raised.value) == said

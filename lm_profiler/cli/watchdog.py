@@ -1,7 +1,7 @@
 """A thread that ends this process where its main thread cannot: stuck in a collective, it hears no signal.
 
 ``signal.set_wakeup_fd`` writes from within the C handler, whatever the main thread does. A run's own way out comes
-first; what is left after a while is told by ``Attempt.last_words``, and the process ends at once.
+first; what is left after a while is told by ``RunContext.last_words``, and the process ends at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 
 from lm_profiler.callbacks.outcome.rank_status import how_it_ended
-from lm_profiler.cli.attempt import Attempt
+from lm_profiler.cli.run_context import RunContext
 from lm_profiler.record.exit_codes import FAILED
 
 _LOOK_S = 0.5
@@ -50,17 +50,17 @@ class Why(NamedTuple):
 
 
 @dataclass(eq=False)
-class Keeper:
-    """Of one call.
+class Watchdog:
+    """Watches over the process of one call.
 
     Args:
-        attempt: its run.
+        context: its run.
         children: the ranks that it started.
         leave: ends the process with an exit code.
         clock: in seconds.
     """
 
-    attempt: Attempt
+    context: RunContext
     children: Callable[[], Sequence[Popen[Any]]]
     leave: Callable[[int], object] = os._exit
     clock: Callable[[], float] = time.monotonic
@@ -84,12 +84,12 @@ class Keeper:
 
     @property
     def _is_leaving(self) -> bool:
-        return self.attempt.profiler is not None and self.attempt.profiler.is_leaving
+        return self.context.profiler is not None and self.context.profiler.is_leaving
 
     def _happened(self) -> Why | None:
         if self._signal:
             return Why(signal.Signals(self._signal).name, _GRACE_S, self._signal)
-        profiler = self.attempt.profiler
+        profiler = self.context.profiler
         if profiler is not None and profiler.ends_well:  # which may take long, and asks nothing of the other ranks
             return None
         if profiler is not None and profiler.others_are_over:
@@ -106,7 +106,7 @@ class Keeper:
         assert self._why is not None
         code = FAILED
         with suppress(BaseException):
-            code = self.attempt.last_words(self._why.text, self._why.signal, self._why.lost)
+            code = self.context.last_words(self._why.text, self._why.signal, self._why.lost)
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
             with suppress(Exception):
@@ -123,7 +123,7 @@ class Keeper:
 
     def _patience_s(self) -> float | None:
         """A run of one process waits for signals alone, and nothing wakes this thread in its steps."""
-        profiler = self.attempt.profiler
+        profiler = self.context.profiler
         return None if self._why is None and profiler is not None and profiler.runs_alone else _LOOK_S
 
 
@@ -147,8 +147,8 @@ os.register_at_fork(after_in_child=_sleep_in_child)
 
 
 @contextmanager
-def kept(keeper: Keeper) -> Iterator[None]:
-    """Within, ``keeper`` watches over this process. In another thread than the main one nothing."""
+def watched(watchdog: Watchdog) -> Iterator[None]:
+    """Within, ``watchdog`` watches over this process. In another thread than the main one nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -156,12 +156,12 @@ def kept(keeper: Keeper) -> Iterator[None]:
     theirs.setblocking(False)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     _WAKING.set()
-    thread = threading.Thread(target=keeper.watch, args=(ours,), name="lm_profiler-keeper", daemon=True)
+    thread = threading.Thread(target=watchdog.watch, args=(ours,), name="lm_profiler-watchdog", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        keeper.over.set()
+        watchdog.over.set()
         _WAKING.clear()
         signal.set_wakeup_fd(before)
         with suppress(OSError):

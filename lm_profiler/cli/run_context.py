@@ -34,7 +34,7 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-class Attempt:
+class RunContext:
     """A run that may come to nothing.
 
     Args:
@@ -75,7 +75,7 @@ class Attempt:
                 "name another with --log_dir"
             ) from None
 
-    def of_rank(self, rank: int) -> Attempt:
+    def of_rank(self, rank: int) -> RunContext:
         """The same in a process that was started for ``rank``."""
         self.rank, self.folder = rank, None if rank else self.folder
         return self
