@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lm_profiler.cli import preflight
+from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet

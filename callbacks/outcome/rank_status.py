@@ -128,6 +128,7 @@ class RankStatus:
                     if (end := self._end_of(rank, folder)) is not None:
                         ends[rank] = end
                 waiting -= ends.keys()
+                # Ranks that have ended without a word will say none.
                 if self.clock() >= until or waiting <= self.codes().keys():
                     break
                 self.pause(_LOOK_S)
@@ -140,6 +141,7 @@ class RankStatus:
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
         """The end that ended the run: the earliest that followed from no other; else who is gone; else who is late."""
+        # Clocks of machines differ, so an end that followed is left out whatever its time.
         first = cause_of([own, *ends.values()])
         if first is not None:
             return first
@@ -305,7 +307,7 @@ class StallWatch:
         """
         now, steps = self.clock(), self.steps()
         if steps != self._seen:
-            if self._seen > 0:
+            if self._seen > 0:  # the first step may compile, and says nothing of how long steps take
                 self._longest_s = max(self._longest_s, now - self._moved_s)
             self._seen, self._moved_s, self._said = steps, now, False
             if self._told:
@@ -316,6 +318,7 @@ class StallWatch:
         if still_s < _ASK_S:
             return
         if self._store is None:
+            # A wait in the shared connection holds its lock until the other rank comes.
             self._store = self.status.exchange.store.clone()
         if self.status.is_over(self._store):
             self.over = True

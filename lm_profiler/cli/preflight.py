@@ -1,4 +1,4 @@
-"""What a run is planned to need, before anything of it is built; one that cannot fit is refused."""
+"""Plan what a run needs before anything of it is built, and refuse one that cannot fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
-"""Of CPU time: so long a run is planned, and where it is refused what would fit is looked for."""
+"""CPU time in which a run is planned, and once more to look for what would fit where it is refused."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
 
 
 def call_off(cli: ProfilerCLI) -> None:
-    """On rank 0, where it alone finds the call wrong (a folder that it cannot make): the others end too."""
+    """Have the other ranks end too where rank 0 alone finds the call wrong (a folder that it cannot make)."""
     trainer = getattr(cli, "trainer", None)
     if trainer is not None and trainer.global_rank == 0 and cli.context.folder is None:
         rendezvous = _rendezvous(cli)
@@ -95,7 +95,7 @@ def _refused(cli: ProfilerCLI) -> Refusal | None:
 
 
 def look_back(cli: ProfilerCLI) -> None:
-    """After a run that ran out of memory: have its record tell what would have fitted, as planned."""
+    """Have the record of a run that ran out of memory tell what would have fitted, as planned."""
     folder, record = cli.context.folder, cli.context.record
     plan, failure = (None, None) if record is None else (record.planned, record.failure)
     if record is None or folder is None or record.status != "oom" or plan is None or plan.peak is None:

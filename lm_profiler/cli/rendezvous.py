@@ -56,6 +56,7 @@ class Rendezvous:
     def of(trainer: Trainer) -> Rendezvous | None:
         """The rendezvous of ``trainer``'s ranks; None where this process is alone, or starts all others by itself."""
         strategy = trainer.strategy
+        # Forked or spawned ranks run no command line: then there is one rank to tell on each further machine.
         cluster, launcher = getattr(strategy, "cluster_environment", None), strategy.launcher
         forks = isinstance(launcher, _MultiProcessingLauncher)
         outside = cluster is not None and cluster.creates_processes_externally and not forks
@@ -79,6 +80,7 @@ class Rendezvous:
             _outlive_the_others()
         with suppress(RuntimeError):
             self._store.set("word", _REFUSED if is_refused else _GRANTED)
+            # The store is gone with this process, so nobody may be left who has not read it.
             if self.others and (is_refused or self.is_first_only):
                 self._store.wait(["heard"], timedelta(seconds=_PATIENCE_S))
         if self.is_first_only:

@@ -1,4 +1,4 @@
-"""One call's run as the command line sees it: its folder, and what is left there if it dies."""
+"""The run of one call as the command line sees it: its folder, what is left there if it dies, its exit code."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lm_profiler.usage_error import UsageError
 
 
 def local_rank() -> int:
-    """Of this process among those of its machine, as far as that is known before there is a Trainer."""
+    """This process's number among those of its machine, as far as that is known before there is a Trainer."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 class RunContext:
-    """A run that may come to nothing.
+    """What the command line knows of a run, which may come to nothing.
 
     Args:
         verb: What it runs.
@@ -76,7 +76,7 @@ class RunContext:
             ) from None
 
     def of_rank(self, rank: int) -> RunContext:
-        """The same in a process that was started for ``rank``."""
+        """This context in a process that was started for ``rank``."""
         self.rank, self.folder = rank, None if rank else self.folder
         return self
 
@@ -90,6 +90,7 @@ class RunContext:
         """Leave nothing of a run that never was; the folder of one that was recorded stays."""
         if self.folder is None or _is_told(self.folder):
             return
+        # Nothing but what this call itself has put there: the folder was claimed as a new one.
         shutil.rmtree(self.folder)
         self.folder = None
         self._remove_made()
@@ -158,7 +159,7 @@ class RunContext:
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
     def last_words(self, why: str, number: int, lost: int) -> int:
-        """Where the main thread is stuck, said by another: keep what there is; returns the exit code.
+        """Keep what there is, from another thread than the main one, which is stuck; returns the exit code.
 
         Args:
             why: what has happened.

@@ -23,7 +23,7 @@ from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 20.0
-"""For all ranks that were asked to end: each keeps what it has."""
+"""All ranks that were asked to end have so long to keep what they have."""
 
 
 class Launcher(_MultiProcessingLauncher):

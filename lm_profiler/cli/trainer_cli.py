@@ -28,10 +28,10 @@ from lm_profiler.cli.checks import (
     check_trainer_options,
     trainer_error,
 )
-from lm_profiler.cli.options_cli import INSTRUMENTS, OptionsCLI
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.spawned import take_over
+from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.record.command import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
@@ -81,7 +81,21 @@ class ProfilerCLI(OptionsCLI):
         Raises:
             UsageError: the options do not go together, or do not fit this machine.
         """
-        self._build_trainer()
+        given = vars(self._get(self.config, "trainer"))
+        check_trainer_options(given, self.verb)
+        try:
+            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
+            trainer = self.instantiate_trainer()
+            check_launch(trainer)
+        except OPTION_ERRORS as error:
+            raise trainer_error(_cause(error), given) from error
+        except RuntimeError as error:
+            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
+                raise
+            raise trainer_error(error, given) from error
+        self.trainer = trainer
+        skip_teardown(trainer)
+        self._claim_folder(trainer)
 
     @property
     def checks_memory(self) -> bool:
@@ -119,24 +133,7 @@ class ProfilerCLI(OptionsCLI):
         self._get(self.config_init, "torch").apply(self.model)
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
 
-    def _build_trainer(self) -> None:
-        given = vars(self._get(self.config, "trainer"))
-        check_trainer_options(given, self.verb)
-        try:
-            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
-            trainer = self.instantiate_trainer()
-            check_launch(trainer)
-        except OPTION_ERRORS as error:
-            raise trainer_error(_cause(error), given) from error
-        except RuntimeError as error:
-            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
-                raise
-            raise trainer_error(error, given) from error
-        self.trainer = trainer
-        skip_teardown(trainer)
-        self._begin(trainer)
-
-    def _begin(self, trainer: Trainer) -> None:
+    def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
         context, config = self.context, self._get(self.config, "trainer")
         take_over(trainer, context)
@@ -158,7 +155,7 @@ class ProfilerCLI(OptionsCLI):
         config, context = self._get(self.config_init, "trainer"), self.context
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            kwargs["logger"] = False  # until _begin
+            kwargs["logger"] = False  # until _claim_folder
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:

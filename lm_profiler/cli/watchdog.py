@@ -28,13 +28,13 @@ from lm_profiler.record.exit_codes import FAILED
 _LOOK_S = 0.5
 
 _GRACE_S = 5.0
-"""For the main thread to notice by itself; a signal that came between two of its calls it notices at once."""
+"""The main thread has so long to notice a signal; one that came between two of its calls it notices at once."""
 
 _LEAVING_S = 30.0
-"""For what it does once it has: the record, the logger, the user's own hooks."""
+"""Then it has so long for the record, the logger and the user's own hooks."""
 
 _FOLLOW_S = 1.5
-"""For the main thread to notice that another rank has ended: no step has ended for a while by then."""
+"""It has so long to notice that another rank has ended: no step has ended for a while by then."""
 
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 
@@ -74,6 +74,7 @@ class Watchdog:
         """See what has happened, ``signals`` among it; whether this process has to be ended."""
         asked = next((number for number in signals if number in _ASKED), 0)
         self._signal = self._signal or asked
+        # A signal goes before what else has happened: who stopped the run is told, and not what followed.
         if self._why is None or (asked and not self._why.signal):
             why = self._happened()
             if why is not None:
@@ -94,6 +95,7 @@ class Watchdog:
             return None
         if profiler is not None and profiler.others_are_over:
             return Why("another rank had ended", _FOLLOW_S)
+        # A first rank may outlive its shell; the others have nobody left to report to.
         if int(os.environ.get("LOCAL_RANK", 0)) > 0 and os.getppid() != self._parent:
             return Why("the process that started this rank is gone", _GRACE_S)
         if children := self.children():
@@ -105,7 +107,7 @@ class Watchdog:
         """Keep what there is, and end this process with its children."""
         assert self._why is not None
         code = FAILED
-        with suppress(BaseException):
+        with suppress(BaseException):  # whatever fails here, the process must end
             code = self.context.last_words(self._why.text, self._why.signal, self._why.lost)
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
@@ -114,7 +116,7 @@ class Watchdog:
         self.leave(code)
 
     def watch(self, wakeup: socket.socket) -> None:
-        """Until ``over``."""
+        """Look at every signal, and twice a second where other ranks matter, until ``over``."""
         while not self.over.is_set():
             signals = wakeup.recv(64) if select.select([wakeup], [], [], self._patience_s())[0] else b""
             if not self.over.is_set() and self.look(signals):
@@ -148,7 +150,7 @@ os.register_at_fork(after_in_child=_sleep_in_child)
 
 @contextmanager
 def watched(watchdog: Watchdog) -> Iterator[None]:
-    """Within, ``watchdog`` watches over this process. In another thread than the main one nothing."""
+    """Have ``watchdog`` watch over this process within. Does nothing in another thread than the main one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -72,7 +72,7 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
         with monkeypatch.context() as patch:
             as_it_was(variables, patch)
             cli.context = RunContext("fit", cli.context.launch, "logs")
-            cli._build_trainer()
+            cli.begin()
             folders.append(cli.context.folder)
             assert cli.context.rank == len(folders) - 1
     assert folders == [Path("logs/toy/version_0"), None, None, None]
@@ -140,7 +140,7 @@ def test_what_cannot_be_one_training_is_refused_in_a_line(
     as_it_was(variables, monkeypatch)
     cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
     with pytest.raises(UsageError) as refused:
-        cli._build_trainer()
+        cli.begin()
     assert str(refused.value) == said
     assert list(tmp_path.iterdir()) == []
 
@@ -151,7 +151,7 @@ def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
     monkeypatch.chdir(tmp_path)
     for task in range(2):
         as_it_was(SLURM | {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NODEID": 0}, monkeypatch)
-        ProfilerCLI(Call(["fit", "--name=toy", "--trainer.accelerator=cpu"]))._build_trainer()
+        ProfilerCLI(Call(["fit", "--name=toy", "--trainer.accelerator=cpu"])).begin()
     assert capsys.readouterr().err.count("SLURM has 4 tasks: each is a run of its own") == 1
     assert sorted(path.name for path in Path("logs/toy").iterdir()) == ["version_0", "version_1"]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.errors import wrong_call
 from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
-from lm_profiler.cli.prose import wrong_call
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.spawned import leave_group
