@@ -36,10 +36,9 @@ from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.callbacks.outcome.ending import Ending
 from lm_profiler.callbacks.outcome.failures import phase_of
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.roll import Roll, codes_of
+from lm_profiler.callbacks.outcome.rank_position import position_of
+from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, codes_of
 from lm_profiler.callbacks.outcome.run_files import run_folder, snapshot_file
-from lm_profiler.callbacks.outcome.watch import StallWatch
-from lm_profiler.callbacks.outcome.whereabouts import place_of
 from lm_profiler.callbacks.progress import Progress
 from lm_profiler.callbacks.session import Session
 from lm_profiler.callbacks.stages import StageCounter, StoppingRule
@@ -103,7 +102,7 @@ class Attachment:
     def meet(self) -> None:
         """The ranks know of each other from here on."""
         self.ending.exchange = exchange = Exchange.of_process_group()
-        self.ending.roll = Roll(exchange, platform.node(), partial(codes_of, self.trainer))
+        self.ending.roll = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
         self.ending.roll.present()
 
     def start(self) -> None:
@@ -164,7 +163,7 @@ class Attachment:
         roll.first_host = roll.host_of(0)  # whose store ends with it
         limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's own
         calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
-        place = partial(place_of, session, calls)
+        place = partial(position_of, session, calls)
         ending.watch = StallWatch(roll, lambda: session.steps, place, self.tell, limit.total_seconds())
         ending.watch.start()
 

@@ -103,7 +103,7 @@ def command_line() -> str:
 
 
 def verbs() -> dict[str, str]:
-    return program.TRAINER_VERBS | program.OTHER_VERBS
+    return program.VERBS
 
 
 def _help(verb: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.cli import ahead
+from lm_profiler.cli import preflight
+from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
 from lm_profiler.cli.quiet import quiet
@@ -57,7 +57,7 @@ def test_it_says_what_it_is_for_and_builds_no_weights(file: Path, read: Any) -> 
     assert first.startswith("# ")
     assert first.endswith(".")
     cli = read(file)
-    assert cli.attempt.launch.name == file.stem
+    assert cli.context.launch.name == file.stem
 
 
 @pytest.mark.parametrize("name", REFERENCE)
@@ -127,9 +127,9 @@ def test_attention_alone_holds_q_k_and_v_then_what_is_saved_then_the_gradients(t
 def test_attention_that_would_take_the_machine_down_is_refused(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", ahead.plan_ahead)
-    monkeypatch.setattr(ahead, "available_bytes", lambda device: 64 << 30)
-    monkeypatch.setattr(ahead, "LIMIT_S", 600.0)
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
+    monkeypatch.setattr(preflight, "available_bytes", lambda device: 64 << 30)
+    monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
     config = f"--config={CONFIGS / 'attention.yaml'}"
     longer = ["--model.attention=math", "--data.context_length=1000000"]
     assert main(["fit", config, f"--log_dir={tmp_path}", *longer]) == 2
@@ -152,7 +152,7 @@ def test_every_option_of_a_sweep_is_one_of_its_cells(
     cells = cells_of(str(file), f"--log_dir={tmp_path}")
     assert len(cells) > 1
     for cell in (cells[0], cells[-1]):
-        ProfilerCLI(Call(cell.arguments)).attempt.discard()
+        ProfilerCLI(Call(cell.arguments)).context.discard()
 
 
 def test_the_attention_sweep_is_contexts_by_widths_both_ways_compiled_or_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from warm import run
 from lm_profiler.analysis.plan.capacities import capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
+from lm_profiler.cli.main import TRAINER_VERBS, VERBS
 from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.report.run.plan import plan_table
 from lm_profiler.report.tables.terminal import terminal
@@ -24,7 +24,7 @@ from lm_profiler.report.tables.terminal import terminal
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<options>(?::\w.*\n)*)\n*(?P<text>.*?)^```", re.MULTILINE | re.DOTALL)
-CALL = re.compile(rf"\blm_profiler (?:{'|'.join(TRAINER_VERBS | OTHER_VERBS)})\b[^)#\n]*")
+CALL = re.compile(rf"\blm_profiler (?:{'|'.join(VERBS)})\b[^)#\n]*")
 DRY = dict.fromkeys(TRAINER_VERBS, "--print_config") | {"sweep": "--dry_run"}
 _SMALL = "--model.num_layers=1 --model.vocab_size=100 --stages.warmup_steps=2 --stages.measure_steps=6"
 TINY = {"fit": f"{_SMALL} --data.context_length=16", "sweep": f"{_SMALL} --memory.steps=0 --trace.steps=0"}

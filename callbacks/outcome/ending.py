@@ -16,7 +16,8 @@ from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.failures import NO_STEP, failure_of, keep_snapshot, status_of
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.roll import Roll, is_of_the_group
+from lm_profiler.callbacks.outcome.rank_position import position_of, stragglers, where_they_are
+from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch, is_of_the_group
 from lm_profiler.callbacks.outcome.run_files import (
     second_place,
     snapshot_file,
@@ -24,8 +25,6 @@ from lm_profiler.callbacks.outcome.run_files import (
     without_steps,
     write_run,
 )
-from lm_profiler.callbacks.outcome.watch import StallWatch
-from lm_profiler.callbacks.outcome.whereabouts import latecomers, place_of, where_they_are
 from lm_profiler.callbacks.session import Session
 from lm_profiler.measure.boundary import UNGUARDED, Guard, put, said, try_or_note
 from lm_profiler.record.files import write_whole
@@ -74,7 +73,7 @@ class Ending:
     collector: Collector = field(init=False)
     folder: Path | None = None
     record: RunRecord | None = None
-    roll: Roll = field(init=False)
+    roll: RankStatus = field(init=False)
     watch: StallWatch | None = None
     end: RankEnd | None = None
     leaving: bool = False
@@ -82,7 +81,7 @@ class Ending:
     _gathered: Measured | None = None
 
     def __post_init__(self) -> None:
-        self.roll = Roll(self.exchange)
+        self.roll = RankStatus(self.exchange)
         self.collector = Collector(self.trainer, self.options, self.launch)
 
     def begin(self, planned: Mapping[str, int]) -> None:
@@ -91,10 +90,8 @@ class Ending:
         if self.launch.config_yaml is not None:
             write_whole(folder / "config.yaml", self.launch.config_yaml)
         begin_rows(folder, 0)
-        evidence = replace(
-            self.collector.evidence(Measured((), planned), "unfinished"), notes=()
-        )  # they are told later
-        conclude(evidence, findings=()).write(folder / "run.json")
+        evidence = self.collector.evidence(Measured((), planned), "unfinished")
+        conclude(replace(evidence, notes=()), findings=()).write(folder / "run.json")  # notes are told at the end
 
     def early(self) -> None:
         """The loop ended before all stages were done."""
@@ -205,7 +202,7 @@ class Ending:
         ends, silent = self.roll.others(folder, patience_s)
         cause = self.roll.cause(self.end, ends, silent)
         rows, notes = read_rows(folder, growing=True), list(evidence.notes)
-        if late := latecomers(places := self.roll.places()):
+        if late := stragglers(places := self.roll.places()):
             notes.append(f"at the end {where_they_are(places, late)}")
         missing = sorted({*range(self.exchange.ranks)} - {*rows.rank.tolist()})
         if missing and len(rows):
@@ -237,7 +234,7 @@ class Ending:
         if session is None or folder is None:
             return False
         self.over = self.leaving = True
-        there = place_of(session)
+        there = position_of(session)
         failure = Failure(phase=there.phase, step=there.step, type="Stuck", message=f"{why}; {there.said_since}")
         followed = followed or self.roll.has_lost
         self.end = RankEnd(status=status, failure=self.roll.mine(failure), at=self.roll.clock(), followed=followed)

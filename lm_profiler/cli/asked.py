@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 import psutil
 import torch
 
-from lm_profiler.callbacks.outcome.roll import how_it_ended
+from lm_profiler.callbacks.outcome.rank_status import how_it_ended
 from lm_profiler.cli.endings import adopt, die_with_parent
 from lm_profiler.measure.elsewhere import surroundings
 from lm_profiler.torch_names import BAD_FORK

@@ -8,13 +8,13 @@ told at once.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
-from lm_profiler.cli.configs import is_text, read_config
-from lm_profiler.cli.line import Option, options_in
+from lm_profiler.cli.arguments import Option, is_text, options_in, read_config
 from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.yaml_text import TooLarge, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
@@ -26,16 +26,24 @@ _SECTIONS = (*OURS, "trainer", "stages", "actions", "memory", "trace", "numerics
 _FILES = (".yaml", ".yml", ".json")
 
 
-class _Item(NamedTuple):
-    """One option of the line, or one config with its nodes; ``content`` is what it says, nested as in a file.
+@dataclass(eq=False)
+class _Item:
+    """One option of the line, or one config with its nodes.
 
-    ``file`` is where a config can be read again.
+    Args:
+        option: As it was written.
+        content: What it says, nested as in a file.
+        node: Of a config, whose scalars are still text; None of an option.
+        file: Where a config can be read again.
+
+    ``own`` are the classes of the model and the data of which it speaks.
     """
 
     option: Option
     content: Mapping[str, Any]
     node: yaml.Node | None = None
     file: str | None = None
+    own: dict[str, str] = field(default_factory=dict)
 
     def names(self, key: str) -> str | None:
         """The class that this names for ``key``; ``null`` for no data."""
@@ -64,6 +72,15 @@ class Call:
 
     def __init__(self, arguments: Sequence[str]) -> None:
         self._verb, self._items = list(arguments[:1]), list(_items(arguments[1:]))
+        self._named = dict.fromkeys(OURS, -1)
+        self._classes = dict(OURS)
+        # Files before options: a class on the line is the last word, wherever it stands there.
+        self._order = sorted(self._items, key=lambda item: item.node is None)
+        for at, item in enumerate(self._order):
+            for key in OURS:
+                if (name := item.names(key)) is not None:
+                    self._named[key], self._classes[key] = at, name
+            item.own = dict(self._classes)
         self.arguments = [*self._verb, *(word for item in self._items for word in item.option.words)]
         self.file = next((item.file for item in reversed(self._items) if item.node is not None), None)
 
@@ -94,14 +111,14 @@ class Call:
 
     def class_of(self, key: str) -> str:
         """The class of ``model`` or ``data``: the last that is named, by the line rather than by a file; or ours."""
-        return self._named(key)[1]
+        return self._classes[key]
 
     def leaves_data_out(self) -> bool:
         """Whether nothing is said of the data of a module that is not ours.
 
         What a file before it says of the data without a class was written for another module.
         """
-        at, ours = self._named("model")[0], self._named("data")[0] < 0
+        at, ours = self._named["model"], self._named["data"] < 0
         later = [item for n, item in enumerate(self._order) if n >= at or item.node is None]
         return ours and at >= 0 and not any("data" in item.content for item in later)
 
@@ -110,7 +127,7 @@ class Call:
         words = list(self._verb)
         for item in self._items:
             passed = self._passed(item, leave_data)
-            if item.node is not None and passed:
+            if item.node is not None and passed:  # as text: its other scalars stay as they were written
                 rest = without(item.node, passed)
                 words += [f"--config={rest}"] * (rest.strip() != "{}")
             elif item.file is not None:
@@ -127,28 +144,10 @@ class Call:
                 options = said.get("init_args", said) if isinstance(said, Mapping) else {}
                 yield key, item.file or "the config", [*options] if isinstance(options, Mapping) else []
 
-    @property
-    def _order(self) -> list[_Item]:
-        """Files before options: a class on the line is the last word, wherever it stands there."""
-        return sorted(self._items, key=lambda item: item.node is None)
-
-    def _named(self, key: str, before: _Item | None = None) -> tuple[int, str]:
-        """The place in the order and the name of the class last named ``before`` an item; -1 and ours for none."""
-        last = (-1, OURS[key])
-        for at, item in enumerate(self._order):
-            if item is before:
-                break
-            if (name := item.names(key)) is not None:
-                last = (at, name)
-        return last
-
     def _passed(self, item: _Item, leave_data: bool) -> set[str]:
         """The keys of a file that were written for another class than the last."""
-        if item.node is None:
-            return set()
-        said = [key for key in OURS if key in item.content]
-        own = {key: item.names(key) or self._named(key, item)[1] for key in said}
-        return {key for key in said if not _same(own[key], self.class_of(key)) or (leave_data and key == "data")}
+        keys = OURS.keys() & item.content.keys() if item.node is not None else set[str]()
+        return {key for key in keys if not _same(item.own[key], self.class_of(key)) or (leave_data and key == "data")}
 
 
 def _merged(into: Any, said: Any, key: str = "") -> Any:

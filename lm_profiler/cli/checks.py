@@ -12,7 +12,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from lm_profiler.cli.prose import wrong_call
+from lm_profiler.cli.errors import wrong_call
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.run import Verb
 from lm_profiler.training import LanguageModel

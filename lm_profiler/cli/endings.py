@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
-    """Within, signals have these ``handlers``; afterwards they are handled as before. In another thread nothing."""
+    """Give signals these ``handlers`` within, then the former ones again. Does nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -35,7 +35,7 @@ def handled(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> I
 
 
 def interrupting(stop: Callable[[], None]) -> AbstractContextManager[None]:
-    """Within, the first Ctrl-C (or SIGTERM) asks to ``stop``; the second is an exception like any other."""
+    """Have the first Ctrl-C (or SIGTERM) within ask to ``stop``; the second is an exception like any other."""
 
     def interrupt(*_: object) -> None:
         stop()

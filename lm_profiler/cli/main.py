@@ -8,21 +8,18 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from lm_profiler.cli.endings import handled, terminate
+from lm_profiler.cli.errors import answer
 from lm_profiler.cli.surroundings import all_printed, check_surroundings, check_text, mute, open_standard_streams
-from lm_profiler.cli.usage import answer
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.extras import MissingExtra
 from lm_profiler.usage_error import UsageError
 
-TRAINER_VERBS = {
+VERBS = {
     "fit": "profile training steps",
     "validate": "profile the forward pass alone, under no_grad",
     "test": "profile test steps",
     "predict": "profile prediction steps",
-}
-
-OTHER_VERBS = {
     "sweep": "run every combination of some options: sizes, precisions, lengths, repeats",
     "improve": "try what would be faster, and prove it",
     "plan": "what memory a run would need, on any GPU, before it runs",
@@ -32,6 +29,9 @@ OTHER_VERBS = {
     "selftest": "how far this machine's figures can be trusted",
 }
 """Each is a module of ``lm_profiler.cli.verbs`` with ``Options``, a dataclass, and ``run(options) -> exit code``."""
+
+TRAINER_VERBS = ("fit", "validate", "test", "predict")
+"""These share the module ``trainer``, whose options are those of the Trainer, the module and the data."""
 
 _HELP = """\
 usage: lm_profiler <verb> [options]
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     first = arguments[0] if arguments else None
     if first in ("-h", "--help"):
-        verbs = "\n".join(f"  {verb:<11} {does}" for verb, does in (TRAINER_VERBS | OTHER_VERBS).items())
+        verbs = "\n".join(f"  {verb:<11} {does}" for verb, does in VERBS.items())
         print(_HELP.format(verbs=verbs))
         return OK
     if first == "--version":
@@ -75,7 +75,7 @@ def _run(arguments: list[str]) -> int:
 
         print(f"lm_profiler {__version__}")
         return OK
-    if first in TRAINER_VERBS | OTHER_VERBS:
+    if first in VERBS:
         try:
             with handled({signal.SIGTERM: terminate}):
                 return _run_trainer(arguments) if first in TRAINER_VERBS else _run_command(first, arguments[1:])
@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> int:
             say("interrupted before the run began" if first in TRAINER_VERBS else "interrupted")
             return INTERRUPTED
     given = "none" if first is None else repr(first[:100])
-    raise UsageError(f"expected a verb ({', '.join(TRAINER_VERBS | OTHER_VERBS)}), given {given}; see --help")
+    raise UsageError(f"expected a verb ({', '.join(VERBS)}), given {given}; see --help")
 
 
 def _run_command(verb: str, arguments: list[str]) -> int:

@@ -8,21 +8,19 @@ stay text until a field's type reads them: a sweep's ``010`` is for its cells to
 
 from __future__ import annotations
 
-from argparse import ArgumentError, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import cleandoc
 from pathlib import Path
 from types import UnionType
-from typing import Any, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Generic, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
-from lm_profiler.cli.configs import read_config
-from lm_profiler.cli.line import MANY, options_in
-from lm_profiler.cli.prose import explain
-from lm_profiler.cli.usage import UnknownOption, nearest
+from lm_profiler.cli.arguments import MANY, options_in, read_config
+from lm_profiler.cli.errors import UnknownOption, explain, nearest
 from lm_profiler.record.command import command_line
 from lm_profiler.record.secrets import masked_line
 from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
@@ -62,6 +60,7 @@ class OptionsReader(Generic[T]):
         """
         given, rest = self._on_line(arguments)
         file = given.get(self._file)
+        # The line goes first, as it does for fit.
         settings = {**(self._in_file(file) if file is not None else {}), **given}
         aside = {_REST: rest, _COMMAND: command_line(masked_line((self._verb, *arguments)))}
         typed = {self._named[option]: value for option, value in self._typed(settings).items()}
@@ -70,9 +69,8 @@ class OptionsReader(Generic[T]):
     def help(self, examples: str) -> str:
         """What ``--help`` prints."""
         words = f" [{self._words.upper()}]" * bool(self._words)
-        rest = " [options of fit]" * (_REST in self._has)
         parser = ArgumentParser(
-            usage=f"lm_profiler {self._verb}{words} [options]{rest}",
+            usage=f"lm_profiler {self._verb}{words} [options]{' [options of fit]' * (_REST in self._has)}",
             description=cleandoc(self._kind.__doc__ or "").partition("\n\nArgs:")[0],
             epilog=examples,
             formatter_class=_Formatter,
@@ -115,6 +113,7 @@ class OptionsReader(Generic[T]):
                 given[name] = self._of_words(name, kind, option.values)
             elif name in self._fields:
                 raise UsageError(f"{name}: expected a key with it, as in --{name}.KEY VALUE, given none")
+            # A dotted name is an option of fit. Without a dot it may be one of ours that was misspelt.
             elif _REST in self._has and ("." in name or nearest(name, [*self._fields]) is None):
                 rest.append("=".join(option.words))
             else:
@@ -166,20 +165,22 @@ class OptionsReader(Generic[T]):
                 nested.setdefault(head, {})[key] = value
             else:
                 nested[name] = value
-        typed = {}
-        for name, value in nested.items():
-            kind = self._fields[name]
-            if _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping)):
-                typed[name] = value  # texts already; jsonargparse copies all values for each of them
-                continue
-            parser = ArgumentParser(exit_on_error=False)
-            parser.add_argument(f"--{name}", type=kind)
-            try:
-                typed[name] = parser.parse_object({name: value})[name]
-            except ArgumentError as error:
-                remedy = f"; put {self._words.upper()} before it" * (self._words != "" and self._takes(name) == MANY)
-                raise UsageError(f"{explain(str(error))}{remedy}") from None
-        return typed
+        texts = {name: value for name, value in nested.items() if _holds_texts(self._fields[name])}
+        parser, others = _OptionsParser(), {name: nested[name] for name in nested if name not in texts}
+        for name in others:
+            parser.add_argument(f"--{name}", type=self._fields[name])
+        try:
+            return {**texts, **vars(parser.parse_object(others))}
+        except UsageError as error:
+            takes_many = self._words and self._takes(str(error).partition(":")[0]) == MANY
+            raise UsageError(f"{error}{f'; put {self._words.upper()} before it' * bool(takes_many)}") from None
+
+
+class _OptionsParser(ArgumentParser):
+    """Says what is wrong in a line or two, without the page of usage around it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise explain(message)
 
 
 class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
@@ -189,6 +190,11 @@ class _Formatter(DefaultHelpFormatter, RawDescriptionHelpFormatter):
 def _bare(kind: Any) -> Any:
     """A type without its None."""
     return get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
+
+
+def _holds_texts(kind: Any) -> bool:
+    """Whether all values of the type are texts within a mapping: jsonargparse would copy all of them for each."""
+    return _is(kind, Mapping) or (_is(kind, Sequence) and _is(get_args(kind)[0], Mapping))
 
 
 def _is(kind: Any, origin: type) -> bool:

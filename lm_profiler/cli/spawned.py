@@ -14,16 +14,16 @@ from lightning.pytorch import Trainer
 from torch import distributed
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.cli.keeper import Keeper, kept
 from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.run_context import RunContext
+from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 20.0
-"""For all ranks that were asked to end: each keeps what it has."""
+"""All ranks that were asked to end have so long to keep what they have."""
 
 
 class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known when it is there
@@ -34,12 +34,12 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
     """
 
     def __init__(
-        self, strategy: Any, start_method: Literal["spawn", "fork", "forkserver"], attempt: Attempt | None = None
+        self, strategy: Any, start_method: Literal["spawn", "fork", "forkserver"], context: RunContext | None = None
     ) -> None:
         self._codes: Any = ()
         super().__init__(strategy, start_method)
         self._method, self._ranks_of = start_method, strategy
-        self._attempt = attempt
+        self._context = context
 
     @property
     def codes(self) -> dict[int, int]:
@@ -86,7 +86,7 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
         except ProcessExitedException as error:
             if error.exit_code == INTERRUPTED:
                 raise KeyboardInterrupt from error
-            if error.exit_code > 0 and self._attempt is not None and self._attempt.record is not None:
+            if error.exit_code > 0 and self._context is not None and self._context.record is not None:
                 raise SystemExit(error.exit_code) from error
             raise
 
@@ -97,30 +97,30 @@ class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known
             process.join(max(until - time.monotonic(), 0.0))
 
     def _wrapping_function(self, process_idx: int, trainer: Trainer | None, *args: Any) -> None:
-        assert self._attempt is not None
+        assert self._context is not None
         strategy = self._ranks_of
-        attempt = self._attempt.of_rank(strategy.node_rank * strategy.num_processes + process_idx)
-        with quiet(), handled({signal.SIGTERM: terminate}), kept(Keeper(attempt, list)):
+        context = self._context.of_rank(strategy.node_rank * strategy.num_processes + process_idx)
+        with quiet(), handled({signal.SIGTERM: terminate}), watched(Watchdog(context, list)):
             try:
                 super()._wrapping_function(process_idx, trainer, *args)
             except BaseException as error:
                 for number in (signal.SIGTERM, signal.SIGINT):  # others that ask this rank to end: it does
                     signal.signal(number, signal.SIG_IGN)
-                if trainer is not None and attempt.profiler is not None:
-                    attempt.profiler.on_exception(trainer, trainer.lightning_module, error)
-                if attempt.is_refusal(error):
+                if trainer is not None and context.profiler is not None:
+                    context.profiler.on_exception(trainer, trainer.lightning_module, error)
+                if context.is_refusal(error):
                     raise
-                sys.exit(attempt.failed(error) if isinstance(error, Exception) else attempt.ended(error))
+                sys.exit(context.failed(error) if isinstance(error, Exception) else context.ended(error))
             finally:
                 leave_group()
 
 
-def take_over(trainer: Trainer, attempt: Attempt) -> None:
-    """Have ``trainer`` start the ranks of ``attempt`` by ``Launcher``, if it starts them by multiprocessing at all."""
+def take_over(trainer: Trainer, context: RunContext) -> None:
+    """Have ``trainer`` start the ranks of ``context`` by ``Launcher``, if it starts them by multiprocessing at all."""
     strategy, launcher = trainer.strategy, trainer.strategy.launcher
     method = START_METHOD.of_or(launcher)
     if type(launcher) is LAUNCHER.find_or(None) and method is not None and RUNS_RANK.of_or(launcher) is not None:
-        setattr(strategy, LAUNCHED_BY.name, Launcher(strategy, method, attempt))
+        setattr(strategy, LAUNCHED_BY.name, Launcher(strategy, method, context))
 
 
 def raised(text: str) -> str:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.nn import Module
 
-from lm_profiler.callbacks import (
-    TrainingProfiler,
-)
+from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.instruments.numerics import KeptLosses
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.logger import EventsLogger
-from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.checks import (
     LOADERS,
@@ -28,10 +28,10 @@ from lm_profiler.cli.checks import (
     check_trainer_options,
     trainer_error,
 )
-from lm_profiler.cli.options_cli import INSTRUMENTS, OptionsCLI
 from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.spawned import take_over
-from lm_profiler.cli.stay import leave_in_place
+from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.record.command import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
@@ -54,7 +54,7 @@ class ProfilerCLI(OptionsCLI):
 
     def __init__(self, call: Call) -> None:
         super().__init__(call)
-        self.attempt = Attempt(self.verb, self._launch(), self._get(self.config, "log_dir"))
+        self.context = RunContext(self.verb, self._launch(), self._get(self.config, "log_dir"))
 
     def __reduce__(self) -> tuple[Callable[[Sequence[str]], ProfilerCLI], tuple[Sequence[str]]]:
         return _read, (self.call.arguments,)  # in another process: anew
@@ -84,7 +84,21 @@ class ProfilerCLI(OptionsCLI):
         Raises:
             UsageError: the options do not go together, or do not fit this machine.
         """
-        self._build_trainer()
+        given = vars(self._get(self.config, "trainer"))
+        check_trainer_options(given, self.verb)
+        try:
+            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
+            trainer = self.instantiate_trainer()
+            check_launch(trainer)
+        except OPTION_ERRORS as error:
+            raise trainer_error(_cause(error), given) from error
+        except RuntimeError as error:
+            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
+                raise
+            raise trainer_error(error, given) from error
+        self.trainer = trainer
+        skip_teardown(trainer)
+        self._claim_folder(trainer)
 
     @property
     def checks_memory(self) -> bool:
@@ -124,35 +138,18 @@ class ProfilerCLI(OptionsCLI):
         self._get(self.config_init, "torch").apply(self.model)
         self._get(self.config_init, "loader").apply(source, LOADERS[self.verb])
 
-    def _build_trainer(self) -> None:
-        given = vars(self._get(self.config, "trainer"))
-        check_trainer_options(given, self.verb)
-        try:
-            self.config_init = self._instantiate(vars(self.config[self.verb]).keys() - {"model", "data"})
-            trainer = self.instantiate_trainer()
-            check_launch(trainer)
-        except OPTION_ERRORS as error:
-            raise trainer_error(_cause(error), given) from error
-        except RuntimeError as error:
-            if "SLURM" not in str(error):  # Lightning's own, on variables that it cannot use
-                raise
-            raise trainer_error(error, given) from error
-        self.trainer = trainer
-        leave_in_place(trainer)
-        self._begin(trainer)
-
-    def _begin(self, trainer: Trainer) -> None:
+    def _claim_folder(self, trainer: Trainer) -> None:
         """Claim the folder of the run: the Trainer knows which process of all this is, however they were started."""
-        attempt, config = self.attempt, self._get(self.config, "trainer")
-        take_over(trainer, attempt)
-        attempt.begin(trainer.global_rank)
-        if attempt.folder is not None and attempt.profiler is not None:
-            attempt.profiler.launched(folder=attempt.folder)
+        context, config = self.context, self._get(self.config, "trainer")
+        take_over(trainer, context)
+        context.begin(trainer.global_rank)
+        if context.folder is not None and context.profiler is not None:
+            context.profiler.launched(folder=context.folder)
         if self._logs_by_default(config):
             log_dir = self._get(self.config, "log_dir")
-            version = None if attempt.folder is None else int(attempt.folder.name.rpartition("_")[2])
+            version = None if context.folder is None else int(context.folder.name.rpartition("_")[2])
             # Beside a default metric TensorBoard would show no other HPARAMS.
-            trainer.logger = EventsLogger(log_dir, attempt.launch.name, version, default_hp_metric=False)
+            trainer.logger = EventsLogger(log_dir, context.launch.name, version, default_hp_metric=False)
 
     @staticmethod
     def _logs_by_default(config: Any) -> bool:
@@ -160,18 +157,18 @@ class ProfilerCLI(OptionsCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """The Trainer with the instruments and, unless the user chose, a TensorBoard logger."""
-        config, attempt = self._get(self.config_init, "trainer"), self.attempt
+        config, context = self._get(self.config_init, "trainer"), self.context
         log_dir = self._get(self.config, "log_dir")
         if self._logs_by_default(config):
-            kwargs["logger"] = False  # until _begin
+            kwargs["logger"] = False  # until _claim_folder
         if config["default_root_dir"] is None:
             kwargs["default_root_dir"] = log_dir
         if self.verb == "fit" and config["limit_val_batches"] is None:
             kwargs["limit_val_batches"] = 0
         peak = self._get(self.config, "peak_tflops")
         expect(peak is None or 0 < peak < math.inf, "peak_tflops", "a positive number of TFLOP/s", peak)
-        attempt.profiler = TrainingProfiler(
-            launch=attempt.launch,
+        context.profiler = TrainingProfiler(
+            launch=context.launch,
             peak_flops_per_s=None if peak is None else peak * 1e12,
             verbose=self._get(self.config, "verbose"),
             verb=self.verb,
@@ -180,7 +177,7 @@ class ProfilerCLI(OptionsCLI):
         )
         losses = self._get(self.config_init, "numerics").losses
         theirs = config["callbacks"] or []
-        callbacks = [*(theirs if isinstance(theirs, list) else [theirs]), attempt.profiler]
+        callbacks = [*(theirs if isinstance(theirs, list) else [theirs]), context.profiler]
         callbacks += [KeptLosses(losses)] * bool(losses)
         return Trainer(**{**config, **kwargs, "callbacks": callbacks})
 
@@ -199,6 +196,25 @@ class ProfilerCLI(OptionsCLI):
         for key in vars(config[self.verb]).keys() - set(keys):
             del config[self.verb][key]
         return self.parser.instantiate(config)
+
+
+def skip_teardown(trainer: Trainer) -> None:
+    """Have the end of ``trainer``'s run copy no optimizer states and gradients to the host (see ``Strategy.teardown``).
+
+    They are 12 of the 16 bytes a parameter of AdamW in float32: 24 GB for xl, more than many a host has free, and that
+    takes longer than the run. The module itself is copied, since its last hooks may expect it on the CPU, but for ours.
+    """
+    trainer.strategy.teardown = partial(_tear_down, trainer.strategy)  # type: ignore[method-assign]
+
+
+def _tear_down(strategy: Strategy) -> None:
+    optimizers, strategy.optimizers = strategy.optimizers, []
+    try:
+        if (module := strategy.lightning_module) is not None:
+            Module.zero_grad(module)  # a user's own zero_grad is called by the steps alone
+        type(strategy).teardown(strategy)
+    finally:
+        strategy.optimizers = optimizers
 
 
 def _classes(said: Any) -> Iterator[str]:

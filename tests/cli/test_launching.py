@@ -17,8 +17,8 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
-from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.spawned import Launcher
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.run import read_run
@@ -71,10 +71,10 @@ def test_of_all_processes_that_were_launched_one_makes_the_folder(
     for variables in processes:
         with monkeypatch.context() as patch:
             as_it_was(variables, patch)
-            cli.attempt = Attempt("fit", cli.attempt.launch, "logs")
-            cli._build_trainer()
-            folders.append(cli.attempt.folder)
-            assert cli.attempt.rank == len(folders) - 1
+            cli.context = RunContext("fit", cli.context.launch, "logs")
+            cli.begin()
+            folders.append(cli.context.folder)
+            assert cli.context.rank == len(folders) - 1
     assert folders == [Path("logs/toy/version_0"), None, None, None]
     assert [path.name for path in Path("logs/toy").iterdir()] == ["version_0"]
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_one_training_is_refused_in_a_line(
     as_it_was(variables, monkeypatch)
     cli = ProfilerCLI(Call(["fit", "--trainer.accelerator=cpu", *options]))
     with pytest.raises(UsageError) as refused:
-        cli._build_trainer()
+        cli.begin()
     assert str(refused.value) == said
     assert list(tmp_path.iterdir()) == []
 
@@ -151,7 +151,7 @@ def test_tasks_of_slurm_that_are_runs_of_their_own_are_told_once(
     monkeypatch.chdir(tmp_path)
     for task in range(2):
         as_it_was(SLURM | {"SLURM_PROCID": task, "SLURM_LOCALID": task, "SLURM_NODEID": 0}, monkeypatch)
-        ProfilerCLI(Call(["fit", "--name=toy", "--trainer.accelerator=cpu"]))._build_trainer()
+        ProfilerCLI(Call(["fit", "--name=toy", "--trainer.accelerator=cpu"])).begin()
     assert capsys.readouterr().err.count("SLURM has 4 tasks: each is a run of its own") == 1
     assert sorted(path.name for path in Path("logs/toy").iterdir()) == ["version_0", "version_1"]
 
@@ -186,8 +186,8 @@ def test_what_a_spawned_rank_ended_with_ends_the_call(
         raise ProcessExitedException(f"process 1 terminated with exit code {end}", 1, 4711, end)
 
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
-    attempt: Any = SimpleNamespace(record="a record" if told else None)
-    launcher = Launcher(None, "spawn", attempt)  # no strategy: nothing is started
+    context: Any = SimpleNamespace(record="a record" if told else None)
+    launcher = Launcher(None, "spawn", context)  # no strategy: nothing is started
     with pytest.raises(becomes) as raised:
         launcher.launch(None)
     assert str(raised.value) == said

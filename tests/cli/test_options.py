@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 import pytest
 
-from lm_profiler.cli.line import MANY, options_in
+from lm_profiler.cli.arguments import MANY, options_in
+from lm_profiler.cli.errors import TOLD_IN, UnknownOption
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
-from lm_profiler.cli.usage import TOLD_IN, UnknownOption
 from lm_profiler.usage_error import UsageError
 
 

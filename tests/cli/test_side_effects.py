@@ -9,7 +9,7 @@ import side_effects
 from lightning.pytorch import Trainer
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
-from lm_profiler.cli import ahead
+from lm_profiler.cli import preflight
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.main import main
 from lm_profiler.cli.trainer_cli import ProfilerCLI
@@ -27,7 +27,7 @@ class Mine(LanguageModel):
 
 @pytest.fixture(autouse=True)
 def planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", ahead.plan_ahead)
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
 
 
 @pytest.mark.parametrize("name", side_effects.EFFECTS)

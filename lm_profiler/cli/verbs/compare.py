@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.cli.verbs.report_output import write_text
+from lm_profiler.cli.verbs.report_options import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.entry import Entry

@@ -16,8 +16,8 @@ from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
+from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.calls import look_cell, timed_cell

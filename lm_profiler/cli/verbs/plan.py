@@ -37,7 +37,7 @@ _AT_ONCE = 2
 _SIZES = {f"{prefix}{kind}": base**n for n, prefix in enumerate("kmgt", 1) for kind, base in (("", 1000), ("i", 1024))}
 
 _MOST_BYTES = 1 << 50
-"""Of one device, or machine: a hundred times what any has."""
+"""The most that a device or machine is believed to have: a hundred times what any has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def _known(answer: Planned | Unplanned) -> Planned | None:
 def _rehearsed(
     options: Sequence[str], device: Capacity, questions: Iterable[tuple[Sequence[str], str]]
 ) -> Iterator[Planned | Unplanned]:
-    """Of the call with more options, one question after the other, and what is looked for."""
+    """Rehearsals of the call, each with more options and something that is looked for; two run at a time."""
     from lm_profiler.cli.quiet import quiet_libraries  # slow to import
     from lm_profiler.cli.workers.rehearse import ask, told
 

@@ -7,23 +7,31 @@ from dataclasses import replace
 from pathlib import Path
 
 from lm_profiler.analysis.again import concluded_again, with_unfinished
-from lm_profiler.cli.verbs.report_kernels import readable_kernels, table_of_all, tables_of_each
-from lm_profiler.cli.verbs.report_options import Options
-from lm_profiler.cli.verbs.report_output import writable, write
-from lm_profiler.cli.verbs.report_table import make_table
+from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
+from lm_profiler.cli.verbs.report_options import Options, writable, write
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import Collection, collect
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.changes import changes_table
 from lm_profiler.report.run.improve import improve_table
+from lm_profiler.report.run.kernels import kernel_rows, kernel_tables
 from lm_profiler.report.run.terminal import run_page
-from lm_profiler.report.tables.options import every_column
+from lm_profiler.report.tables.blocks import blocks
+from lm_profiler.report.tables.columns import Column
+from lm_profiler.report.tables.formats import FOR_PROGRAMS
+from lm_profiler.report.tables.layouts import devices, wide
+from lm_profiler.report.tables.merged import by_facts, repeats_together
+from lm_profiler.report.tables.options import columns_named, every_column
+from lm_profiler.report.tables.pivot import pivot
 from lm_profiler.report.tables.remedies import remedies
-from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.rows import raw_rows, rows
+from lm_profiler.report.tables.table import Heading, Table, TableCell
+from lm_profiler.report.tables.warmups import warmup_rows, warmups
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\
@@ -120,12 +128,105 @@ def _draw(runs: Collection, plot: str, output: Path, by: str | None) -> tuple[li
 
 
 def _tables(entries: Sequence[Entry], options: Options, kind: str, plain: bool) -> tuple[list[Table], list[str]]:
-    """Of the runs that are no search's; and what was wrong with some of them."""
+    """Tables of the runs that are no search's; and what was wrong with some of them."""
     if len(entries) == 1 and plain and entries[0].record is not None:
         return [*run_page(entries[0].record, entries[0].folder), Table(above=remedies(entries))], []
     if options.kernels:
-        traced, problems = readable_kernels(entries)
+        traced, problems = _readable_kernels(entries)
         people = kind in ("terminal", "markdown")
-        return (tables_of_each(traced, len(entries) > 1) if people else table_of_all(traced)), problems
-    table, problems = make_table(entries, options)
+        return (_kernels_of_each(traced, len(entries) > 1) if people else _kernels_of_all(traced)), problems
+    table, problems = _make_table(entries, options)
     return [] if table is None else [replace(table, below=[*table.below, *remedies(entries)])], problems
+
+
+# -- which table -------------------------------------------------------------------------------------------------------
+
+
+def _make_table(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
+    """The table of ``entries``, None where none of them can be used; and what is wrong with some of them.
+
+    Raises:
+        UsageError: there is no such column, it is a figure where a fact is needed, or too many settings of warm-up.
+    """
+    problems: list[str] = []
+    plain = not any(getattr(options, name) for name in ("layout", "pivot", "columns", "group_by"))
+    if options.layout == "warmups" or (plain and options.warmup):
+        return _each_cut(entries, options)  # a row for each part of a step and each warm-up
+    if options.warmup or options.steps is not None:
+        entries, problems = cut_anew(entries, options.warmup or [None], options.steps)
+    if options.layout == "blocks":
+        entries, unread = _with_steps(entries)
+        problems += unread
+    return (_make(entries, options) if entries else None), problems
+
+
+def _make(entries: Sequence[Entry], options: Options) -> Table:
+    if options.layout is not None:
+        return {"wide": wide, "devices": devices, "blocks": blocks}[options.layout](entries)
+    if options.pivot is not None:
+        down, across = (_facts(names.split(","), entries) for names in options.pivot)
+        [value] = columns_named([options.value or "step_s"], entries)
+        return pivot(entries, down, across, value)
+    columns = columns_named(options.columns, entries) if options.columns else None
+    by = _facts(options.group_by, entries)
+    groups = list(by_facts(entries, by).values()) if by else repeats_together(entries)
+    if options.format == "html" and columns is None and not by and len(groups) == len(entries):
+        return Table([], [])  # a page has a row for each run itself
+    return (raw_rows if options.format in FOR_PROGRAMS else rows)(groups, columns, by)
+
+
+def _facts(names: Sequence[str], entries: Sequence[Entry]) -> list[Column]:
+    columns = columns_named(names, entries)
+    for of in columns:
+        if of.quantity is not None:
+            raise UsageError(f"{of.name}: expected a fact or an option that distinguishes runs, given a figure")
+    return columns
+
+
+def _with_steps(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+    """Those whose steps can be shown, or that died; and what is wrong with the others."""
+    good, problems = readable([entry for entry in entries if entry.shows_steps])
+    return [entry for entry in entries if entry in good or not entry.shows_steps], problems
+
+
+def _each_cut(entries: Sequence[Entry], options: Options) -> tuple[Table | None, list[str]]:
+    runs, problems = long_enough(entries, options.warmup or WARMUPS, options.steps)
+    made = (warmup_rows if options.layout == "warmups" else warmups)(runs, options.steps) if runs else None
+    return made, problems
+
+
+# -- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def _readable_kernels(entries: Sequence[Entry]) -> tuple[list[tuple[Entry, KernelTable]], list[str]]:
+    """Rank 0's table of each run that has one, and what is wrong with the others."""
+    traced, problems = [], []
+    for entry in entries:
+        try:
+            if files := kernel_files(entry.folder):
+                traced.append((entry, read_kernels(files[0])))
+            else:
+                problems.append(
+                    f"{entry.folder}: no table of kernels: nothing was traced, or the trace is another tool's"
+                )
+        except RecordError as error:
+            problems.append(str(error))
+    return traced, problems
+
+
+def _kernels_of_each(traced: Sequence[tuple[Entry, KernelTable]], several: bool) -> list[Table]:
+    """The kernels of each run for people, with what they ask of them, and of ``several`` runs its folder."""
+    tables = []
+    for entry, kernels in traced:
+        first, *rest = kernel_tables(kernels)
+        where = [str(entry.folder)] if several else []
+        tables += [replace(first, above=[*where, *first.above]), *rest]
+    return tables
+
+
+def _kernels_of_all(traced: Sequence[tuple[Entry, KernelTable]]) -> list[Table]:
+    """The kernels of all runs in one table for programs, if there are any."""
+    rows = [{"folder": str(entry.folder), **row} for entry, kernels in traced for row in kernel_rows(kernels)]
+    headings = [Heading(name, name) for name in (rows[0] if rows else ())]
+    body = [[TableCell(value) for value in row.values()] for row in rows]
+    return [Table(headings, body)] if rows else []

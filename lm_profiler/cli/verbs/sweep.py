@@ -14,9 +14,9 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.again import with_unfinished
-from lm_profiler.cli.configs import read_config
+from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
-from lm_profiler.cli.usage import TOLD_IN, answered
+from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line

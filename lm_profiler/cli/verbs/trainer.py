@@ -11,14 +11,14 @@ from pathlib import Path
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.cli.ahead import call_off, look_back, plan_ahead
-from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.keeper import Keeper, kept
-from lm_profiler.cli.prose import wrong_call
+from lm_profiler.cli.errors import wrong_call
+from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
 from lm_profiler.cli.quiet import quiet
+from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
+from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.torch_names import NameMissing
@@ -41,26 +41,26 @@ def run(call: Call) -> int:
         except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
             raise wrong_call(error) from error
         try:
-            with kept(Keeper(cli.attempt, partial(_children, cli))):
+            with watched(Watchdog(cli.context, partial(_children, cli))):
                 cli.begin()
                 met = plan_ahead(cli)
                 cli.run_verb()
                 del met
                 leave_group()
-            record = cli.attempt.record  # where the instruments failed, nothing was measured
+            record = cli.context.record  # where the instruments failed, nothing was measured
             failure = None if record is None else record.failure
             if failure is not None:
                 return WRONG_CALL if failure.type == NameMissing.__name__ else FAILED
             return OK
         except (KeyboardInterrupt, SystemExit) as error:
-            return cli.attempt.ended(error)
+            return cli.context.ended(error)
         except Exception as error:
-            if not cli.attempt.is_refusal(error):
-                code = cli.attempt.failed(error)
+            if not cli.context.is_refusal(error):
+                code = cli.context.failed(error)
                 try_or_note("what would have fitted", partial(look_back, cli), [])
                 return code
             call_off(cli)
-            cli.attempt.discard()
+            cli.context.discard()
             if local_rank() > 0:  # the process that started this one says it
                 return WRONG_CALL
             raise wrong_call(error) from error

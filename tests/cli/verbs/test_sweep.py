@@ -32,7 +32,7 @@ BASE = {
     "stages": {"warmup_steps": 1, "measure_steps": 3},
     "memory": {"steps": 0},
     "trace": {"steps": 0},
-    "check_memory": False,  # a rehearsal would do what the module below does to files, too; tests/cli/test_ahead.py
+    "check_memory": False,  # a rehearsal would do what the module below does to files, too; tests/cli/test_preflight.py
 }
 USERS = """
 import os, pathlib, time, torch

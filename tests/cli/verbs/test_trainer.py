@@ -137,7 +137,7 @@ TINY = {
     "trainer": {"accelerator": "cpu", "gradient_clip_val": 1.0},
     "stages": {"warmup_steps": 1, "measure_steps": 3},
     "trace": {"steps": 0},
-    "check_memory": False,  # some of the modules here wait for ever; tests/cli/test_ahead.py
+    "check_memory": False,  # some of the modules here wait for ever; tests/cli/test_preflight.py
 }
 BORING = "lightning.pytorch.demos.boring_classes"
 

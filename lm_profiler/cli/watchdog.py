@@ -1,7 +1,7 @@
 """A thread that ends this process where its main thread cannot: stuck in a collective, it hears no signal.
 
 ``signal.set_wakeup_fd`` writes from within the C handler, whatever the main thread does. A run's own way out comes
-first; what is left after a while is told by ``Attempt.last_words``, and the process ends at once.
+first; what is left after a while is told by ``RunContext.last_words``, and the process ends at once.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dataclasses import dataclass, field
 from subprocess import Popen
 from typing import Any, NamedTuple
 
-from lm_profiler.callbacks.outcome.roll import how_it_ended
-from lm_profiler.cli.attempt import Attempt
+from lm_profiler.callbacks.outcome.rank_status import how_it_ended
+from lm_profiler.cli.run_context import RunContext
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
 from lm_profiler.record.exit_codes import FAILED
 
 _LOOK_S = 0.5
 
 _GRACE_S = 5.0
-"""For the main thread to notice by itself; a signal that came between two of its calls it notices at once."""
+"""The main thread has so long to notice a signal; one that came between two of its calls it notices at once."""
 
 _LEAVING_S = 30.0
-"""For what it does once it has: the record, the logger, the user's own hooks."""
+"""Then it has so long for the record, the logger and the user's own hooks."""
 
 _FOLLOW_S = 1.5
-"""For the main thread to notice that another rank has ended: no step has ended for a while by then."""
+"""It has so long to notice that another rank has ended: no step has ended for a while by then."""
 
 _ASKED = (signal.SIGTERM, signal.SIGINT)
 
@@ -49,17 +49,17 @@ class Why(NamedTuple):
 
 
 @dataclass(eq=False)
-class Keeper:
-    """Of one call.
+class Watchdog:
+    """Watches over the process of one call.
 
     Args:
-        attempt: its run.
+        context: its run.
         children: the ranks that it started.
         leave: ends the process with an exit code.
         clock: in seconds.
     """
 
-    attempt: Attempt
+    context: RunContext
     children: Callable[[], Sequence[Popen[Any]]]
     leave: Callable[[int], object] = os._exit
     clock: Callable[[], float] = time.monotonic
@@ -73,6 +73,7 @@ class Keeper:
         """See what has happened, ``signals`` among it; whether this process has to be ended."""
         asked = next((number for number in signals if number in _ASKED), 0)
         self._signal = self._signal or asked
+        # A signal goes before what else has happened: who stopped the run is told, and not what followed.
         if self._why is None or (asked and not self._why.signal):
             why = self._happened()
             if why is not None:
@@ -83,16 +84,17 @@ class Keeper:
 
     @property
     def _is_leaving(self) -> bool:
-        return self.attempt.profiler is not None and self.attempt.profiler.is_leaving
+        return self.context.profiler is not None and self.context.profiler.is_leaving
 
     def _happened(self) -> Why | None:
         if self._signal:
             return Why(signal.Signals(self._signal).name, _GRACE_S, self._signal)
-        profiler = self.attempt.profiler
+        profiler = self.context.profiler
         if profiler is not None and profiler.ends_well:  # which may take long, and asks nothing of the other ranks
             return None
         if profiler is not None and profiler.others_are_over:
             return Why("another rank had ended", _FOLLOW_S)
+        # A first rank may outlive its shell; the others have nobody left to report to.
         if int(os.environ.get("LOCAL_RANK", 0)) > 0 and os.getppid() != self._parent:
             return Why("the process that started this rank is gone", _GRACE_S)
         if children := self.children():
@@ -104,8 +106,8 @@ class Keeper:
         """Keep what there is, and end this process with its children."""
         assert self._why is not None
         code = FAILED
-        with suppress(BaseException):
-            code = self.attempt.last_words(self._why.text, self._why.signal, self._why.lost)
+        with suppress(BaseException):  # whatever fails here, the process must end
+            code = self.context.last_words(self._why.text, self._why.signal, self._why.lost)
         children: list[Any] = [*self.children(), *multiprocessing.active_children()]
         for child in children:
             with suppress(Exception):
@@ -113,7 +115,7 @@ class Keeper:
         self.leave(code)
 
     def watch(self, wakeup: socket.socket) -> None:
-        """Until ``over``."""
+        """Look at every signal, and twice a second where other ranks matter, until ``over``."""
         while not self.over.is_set():
             signals = wakeup.recv(64) if select.select([wakeup], [], [], self._patience_s())[0] else b""
             if not self.over.is_set() and self.look(signals):
@@ -122,7 +124,7 @@ class Keeper:
 
     def _patience_s(self) -> float | None:
         """A run of one process waits for signals alone, and nothing wakes this thread in its steps."""
-        profiler = self.attempt.profiler
+        profiler = self.context.profiler
         return None if self._why is None and profiler is not None and profiler.runs_alone else _LOOK_S
 
 
@@ -147,8 +149,8 @@ os.register_at_fork(after_in_child=_sleep_in_child)
 
 
 @contextmanager
-def kept(keeper: Keeper) -> Iterator[None]:
-    """Within, ``keeper`` watches over this process. In another thread than the main one nothing."""
+def watched(watchdog: Watchdog) -> Iterator[None]:
+    """Have ``watchdog`` watch over this process within. Does nothing in another thread than the main one."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -156,12 +158,12 @@ def kept(keeper: Keeper) -> Iterator[None]:
     theirs.setblocking(False)
     before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     _WAKING.set()
-    thread = threading.Thread(target=keeper.watch, args=(ours,), name="lm_profiler-keeper", daemon=True)
+    thread = threading.Thread(target=watchdog.watch, args=(ours,), name="lm_profiler-watchdog", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        keeper.over.set()
+        watchdog.over.set()
         _WAKING.clear()
         signal.set_wakeup_fd(before)
         with suppress(OSError):

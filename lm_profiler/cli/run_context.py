@@ -1,4 +1,4 @@
-"""One call's run as the command line sees it: its folder, and what is left there if it dies."""
+"""The run of one call as the command line sees it: its folder, what is left there if it dies, its exit code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
-from lm_profiler.callbacks.outcome.roll import RANK_LOST
+from lm_profiler.callbacks.outcome.rank_status import RANK_LOST
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
@@ -30,12 +30,12 @@ from lm_profiler.usage_error import UsageError
 
 
 def local_rank() -> int:
-    """Of this process among those of its machine, as far as that is known before there is a Trainer."""
+    """This process's number among those of its machine, as far as that is known before there is a Trainer."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-class Attempt:
-    """A run that may come to nothing.
+class RunContext:
+    """What the command line knows of a run, which may come to nothing.
 
     Args:
         verb: What it runs.
@@ -75,8 +75,8 @@ class Attempt:
                 "name another with --log_dir"
             ) from None
 
-    def of_rank(self, rank: int) -> Attempt:
-        """The same in a process that was started for ``rank``."""
+    def of_rank(self, rank: int) -> RunContext:
+        """This context in a process that was started for ``rank``."""
         self.rank, self.folder = rank, None if rank else self.folder
         return self
 
@@ -90,6 +90,7 @@ class Attempt:
         """Leave nothing of a run that never was; the folder of one that was recorded stays."""
         if self.folder is None or _is_told(self.folder):
             return
+        # Nothing but what this call itself has put there: the folder was claimed as a new one.
         shutil.rmtree(self.folder)
         self.folder = None
         self._remove_made()
@@ -158,7 +159,7 @@ class Attempt:
         return INTERRUPTED if record is not None and record.status == "interrupted" else FAILED
 
     def last_words(self, why: str, number: int, lost: int) -> int:
-        """Where the main thread is stuck, said by another: keep what there is; returns the exit code.
+        """Keep what there is, from another thread than the main one, which is stuck; returns the exit code.
 
         Args:
             why: what has happened.

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.roll import Roll, how_it_ended, is_of_the_group
-from lm_profiler.callbacks.outcome.whereabouts import Whereabouts
+from lm_profiler.callbacks.outcome.rank_position import RankPosition
+from lm_profiler.callbacks.outcome.rank_status import RankStatus, how_it_ended, is_of_the_group
 from lm_profiler.record.run import Failure, RankEnd, Status
 
 GLOO = "[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -23,20 +23,22 @@ def end_of(
     return RankEnd(status=status, failure=failure, at=at, followed=followed)
 
 
-def rolls(ranks: int, codes: dict[int, int] | None = None) -> list[Roll]:
+def statuses(ranks: int, codes: dict[int, int] | None = None) -> list[RankStatus]:
     store = HashStore()
     all_of_them = [
-        Roll(Exchange(store, rank, ranks, _run=0), f"host{rank}", dict if rank else lambda: codes or {}, lambda: 0.0)
+        RankStatus(
+            Exchange(store, rank, ranks, _run=0), f"host{rank}", dict if rank else lambda: codes or {}, lambda: 0.0
+        )
         for rank in range(ranks)
     ]
-    for roll in all_of_them:
-        roll.present()
+    for status in all_of_them:
+        status.present()
     return all_of_them
 
 
 def cause(own: RankEnd, others: dict[int, RankEnd], codes: dict[int, int] | None = None, ranks: int = 2) -> Failure:
     """As rank 0 tells it, where the ``others`` told their ends."""
-    everyone = rolls(ranks, codes=codes)
+    everyone = statuses(ranks, codes=codes)
     for rank, end in others.items():
         everyone[rank].tell(end, None)
     return everyone[0].cause(own, *everyone[0].others(None, 0.0)).failure
@@ -68,7 +70,7 @@ def test_a_rank_without_a_word_is_the_cause_of_broken_collectives() -> None:
 
 
 def test_a_rank_that_had_nothing_left_to_do_is_told_as_that() -> None:
-    everyone = rolls(2)
+    everyone = statuses(2)
     everyone[1].done()
     broken = end_of(0, 1.0, "RuntimeError", followed=True)
     told = everyone[0].cause(broken, *everyone[0].others(None, 0.0)).failure
@@ -76,10 +78,10 @@ def test_a_rank_that_had_nothing_left_to_do_is_told_as_that() -> None:
 
 
 def test_who_did_not_come_in_time_is_the_cause_of_a_time_limit() -> None:
-    everyone = rolls(2)
+    everyone = statuses(2)
     store = everyone[0].exchange.store
-    everyone[0].place(Whereabouts(40, "backward", 20, {"0": 8}), store)
-    everyone[1].place(Whereabouts(40, "data", 21, {"0": 7}), store)
+    everyone[0].place(RankPosition(40, "backward", 20, {"0": 8}), store)
+    everyone[1].place(RankPosition(40, "data", 21, {"0": 7}), store)
     everyone[1].tell(end_of(1, 9.0, "Stuck", followed=True), None)
     told = everyone[0].cause(end_of(0, 1.0, "RuntimeError", followed=True), *everyone[0].others(None, 0.0)).failure
     assert (told.rank, told.host, told.where) == (1, "host1", "data of step 40 on rank 1 (host1)")
@@ -96,9 +98,9 @@ def test_the_folder_tells_where_the_store_is_gone(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> Any:
             raise RuntimeError("Connection was likely closed")
 
-    _, second, third = everyone = rolls(3)
-    for roll in everyone:
-        roll.exchange.store = Gone()
+    _, second, third = everyone = statuses(3)
+    for status in everyone:
+        status.exchange.store = Gone()
     second.tell(end_of(1, 1.0), tmp_path)
     assert not third.is_there()
     ends, silent = third.others(tmp_path, 0.0)
@@ -106,11 +108,11 @@ def test_the_folder_tells_where_the_store_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_run_of_one_process_has_nothing_to_tell(tmp_path: Path) -> None:
-    roll = Roll(Exchange())
-    roll.tell(end_of(0, 1.0), tmp_path)
+    status = RankStatus(Exchange())
+    status.tell(end_of(0, 1.0), tmp_path)
     assert list(tmp_path.iterdir()) == []
     failure = Failure(phase="data", step=1, type="OSError", message="")
-    assert roll.mine(failure) == failure
+    assert status.mine(failure) == failure
 
 
 @pytest.mark.parametrize(

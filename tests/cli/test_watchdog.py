@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.cli import keeper
-from lm_profiler.cli.keeper import Keeper, kept
+from lm_profiler.cli import watchdog
+from lm_profiler.cli.watchdog import Watchdog, watched
 
 TERM, CHILD = bytes([signal.SIGTERM]), bytes([signal.SIGCHLD])
 
@@ -31,19 +31,19 @@ class Process:
     left: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        attempt: Any = type(
-            "Attempt", (), {"profiler": self, "last_words": lambda _, *said: self.said.append(said) or 130}
+        context: Any = type(
+            "RunContext", (), {"profiler": self, "last_words": lambda _, *said: self.said.append(said) or 130}
         )()
         children: Any = [
             type("Child", (), {"poll": lambda _, code=code: code, "kill": lambda _: None})() for code in self.codes
         ]
-        self.keeper = Keeper(attempt, lambda: children, self.left.append, lambda: self.now_s)
+        self.watchdog = Watchdog(context, lambda: children, self.left.append, lambda: self.now_s)
 
     def is_ended_after(self, signals: bytes = b"") -> float | None:
         """In seconds; None where it is left alone."""
         for half in range(121):
             self.now_s = half / 2
-            if self.keeper.look(signals if half == 0 else b""):
+            if self.watchdog.look(signals if half == 0 else b""):
                 return self.now_s
         return None
 
@@ -78,11 +78,11 @@ def test_the_main_thread_comes_first(process: Process, signals: bytes, after_s: 
 def test_it_says_what_has_happened_and_ends_with_the_code_of_the_run() -> None:
     process = Process(codes=[None, -9])
     assert process.is_ended_after() is not None
-    process.keeper.end()
+    process.watchdog.end()
     assert (process.said, process.left) == ([("killed by SIGKILL", 0, 2)], [130])
     process = Process()
     process.is_ended_after(TERM)
-    process.keeper.end()
+    process.watchdog.end()
     assert process.said == [("SIGTERM", signal.SIGTERM, 0)]
 
 
@@ -97,18 +97,18 @@ def test_a_rank_whose_parent_is_gone_is_ended(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_thread_hears_a_signal_that_the_main_thread_does_nothing_about(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "_GRACE_S", 0.0)
+    monkeypatch.setattr(watchdog, "_GRACE_S", 0.0)
     process, before = Process(), signal.signal(signal.SIGTERM, lambda *_: None)
     ended = threading.Event()
-    process.keeper.leave = lambda code: (process.left.append(code), ended.set())
-    process.keeper.clock = time.monotonic
+    process.watchdog.leave = lambda code: (process.left.append(code), ended.set())
+    process.watchdog.clock = time.monotonic
     try:
-        with kept(process.keeper):
+        with watched(process.watchdog):
             os.kill(os.getpid(), signal.SIGTERM)
             assert ended.wait(30)
         assert (process.said, process.left) == ([("SIGTERM", signal.SIGTERM, 0)], [130])
-        with kept(Process().keeper):
-            keeper._sleep_in_child()  # in a forked process its signals are no business of its parent's
+        with watched(Process().watchdog):
+            watchdog._sleep_in_child()  # in a forked process its signals are no business of its parent's
             assert signal.set_wakeup_fd(-1) == -1
     finally:
         signal.signal(signal.SIGTERM, before)

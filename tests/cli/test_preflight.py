@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.plan.remedies import Remedy, remedies
-from lm_profiler.cli import ahead
+from lm_profiler.cli import preflight
 from lm_profiler.cli.main import main
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.quantities import bytes_text
@@ -68,13 +68,13 @@ class NeverMade(DependsOnValues):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", ahead.plan_ahead)
-    monkeypatch.setattr(ahead, "LIMIT_S", 600.0)
+    monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", preflight.plan_ahead)
+    monkeypatch.setattr(preflight, "LIMIT_S", 600.0)
 
 
 @pytest.fixture
 def available(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    return lambda size: monkeypatch.setattr(ahead, "available_bytes", lambda device: size)
+    return lambda size: monkeypatch.setattr(preflight, "available_bytes", lambda device: size)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ahead, "remedies", known_ones)
+    monkeypatch.setattr(preflight, "remedies", known_ones)
     available(1 << 30)
     assert main(["fit", "--config=tiny.yaml", "--data.batch_size=1000000000000"]) == 2
     first, second = capsys.readouterr().err.splitlines()
@@ -128,7 +128,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_of_it_is_made(
 def test_what_is_said_to_fit_does_and_one_more_does_not(
     available: Callable[[int], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "remedies", known_ones)
+    monkeypatch.setattr(preflight, "remedies", known_ones)
     available(400_000)
     assert main(["fit", "--config=tiny.yaml"]) == 2
     option = capsys.readouterr().err.splitlines()[1].removeprefix("would fit: ").split("; ")[0]
@@ -143,7 +143,7 @@ def test_what_is_said_to_fit_does_and_one_more_does_not(
 def test_the_check_can_be_left_out_and_asks_for_less_without_training(
     available: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "_remedies", lambda cli, room: iter(()))
+    monkeypatch.setattr(preflight, "_remedies", lambda cli, room: iter(()))
     available(1000)
     assert main(["fit", "--config=tiny.yaml", "--check_memory=false"]) == 0
     assert last_run().planned is None
@@ -169,7 +169,7 @@ def test_what_cannot_be_planned_or_not_in_time_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     available(1)
-    monkeypatch.setattr(ahead, "LIMIT_S", limit_s)
+    monkeypatch.setattr(preflight, "LIMIT_S", limit_s)
     monkeypatch.setattr(NeverMade, "__init__", _made_here_alone(os.getpid()))
     options = [f"--model={__name__}.{module.__name__}", "--data=null", "--stages.measure_steps=1", "--trace.steps=0"]
     assert main(["fit", *options, "--trainer.accelerator=cpu", "--check_memory=true"]) == 0
@@ -192,13 +192,13 @@ def _made_here_alone(own: int) -> Callable[[Any], None]:
 def test_no_device_is_opened_that_forked_ranks_need(strategy: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA context does not survive a fork, and the driver makes one to say how much memory is free."""
     opened: list[torch.device] = []
-    monkeypatch.setattr(ahead, "available_bytes", opened.append)
+    monkeypatch.setattr(preflight, "available_bytes", opened.append)
     trainer = Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False, enable_checkpointing=False)
     with monkeypatch.context() as patch:
         patch.setattr(type(trainer.strategy), "root_device", torch.device("cuda", 0))
-        assert ahead.free_for_one(trainer) is None
+        assert preflight.free_for_one(trainer) is None
     assert len(opened) == asked
-    assert ahead.free_for_one(trainer) is None
+    assert preflight.free_for_one(trainer) is None
     assert len(opened) == asked + 1  # the host's memory may always be asked for
 
 

@@ -1,13 +1,16 @@
-"""The options of the Trainer's verbs: LightningCLI that only reads them."""
+"""The options of the Trainer's verbs, read by LightningCLI; nothing is made of them here."""
 
 from __future__ import annotations
 
+import sys
+import traceback
 from dataclasses import dataclass
+from importlib import import_module
 from inspect import signature
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from jsonargparse import ActionYesNo
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lm_profiler.callbacks import (
@@ -18,13 +21,12 @@ from lm_profiler.callbacks import (
     TraceOptions,
     WhatIfOptions,
 )
-from lm_profiler.cli.attempt import local_rank
 from lm_profiler.cli.call import OURS, Call
 from lm_profiler.cli.checks import LOADERS
-from lm_profiler.cli.classes import class_at
 from lm_profiler.cli.parser import Parser
+from lm_profiler.cli.run_context import local_rank
 from lm_profiler.lightning_names import LIGHTNINGS, RUN_VERB
-from lm_profiler.measure.boundary import say
+from lm_profiler.measure.boundary import said, say
 from lm_profiler.record.run import Verb
 from lm_profiler.torch_names import missing
 from lm_profiler.training.offered import LoaderOptions, TorchOptions
@@ -38,6 +40,7 @@ INSTRUMENTS = {
     "numerics": NumericsOptions,
     "whatif": WhatIfOptions,
 }
+_BASES = {"model": LightningModule, "data": LightningDataModule}
 _OFFERED = {"torch": TorchOptions, "loader": LoaderOptions}
 _TITLES = {
     "trainer": "Lightning's Trainer",
@@ -148,3 +151,54 @@ class OptionsCLI(LightningCLI):
         except ValueError:
             given = self._get(self.config, "seed_everything")
             raise UsageError(f"seed_everything: expected a seed from 0 to {2**32 - 1}, given {given}") from None
+
+
+# -- the classes that a call names -------------------------------------------------------------------------------------
+
+
+def class_at(path: str, key: str) -> Any:
+    """The class or the function at the import path ``path``; None for anything else, of which the parser tells.
+
+    Raises:
+        UsageError: its module was found and breaks when imported; the message names error, file and line.
+    """
+    module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        return None
+    try:
+        named = getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise _broken(path, key, error) from error
+    except (Exception, SystemExit) as error:
+        raise _broken(path, key, error) from error
+    made = named if isinstance(named, type) else _returns(named)
+    return named if isinstance(made, type) and issubclass(made, _BASES[key]) else None
+
+
+def _returns(function: Any) -> Any:
+    """The return type that a function is annotated with."""
+    try:
+        return get_type_hints(function).get("return")
+    except (NameError, TypeError):
+        return None
+
+
+def _broken(path: str, key: str, error: BaseException) -> UsageError:
+    return UsageError(
+        f"{key}: expected a class that can be imported, given {path!r}, whose module does not import\n"
+        f"{_place(error)}: {said(error)}"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """File and line at which the user's own code failed."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f"{error.filename}:{error.lineno}"
+    at = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in at if not frame.filename.startswith(("<frozen", __file__))]
+    # What Python and installed packages do is not where the fault lies, if a file of the user's led there.
+    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
+    last = (own or frames)[-1:]
+    return f"{last[0].filename}:{last[0].lineno}" if last else "unknown place"

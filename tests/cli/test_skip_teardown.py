@@ -12,7 +12,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
-from lm_profiler.cli.stay import leave_in_place
+from lm_profiler.cli.trainer_cli import skip_teardown
 from lm_profiler.training import LanguageModel
 
 
@@ -34,7 +34,7 @@ def looked(accelerator: str, folder: Path) -> Looks:
     module = Looks()
     off = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
     trainer = Trainer(max_steps=2, limit_val_batches=0, accelerator=accelerator, default_root_dir=folder, **off)
-    leave_in_place(trainer)
+    skip_teardown(trainer)
     trainer.fit(module)
     return module
 

@@ -9,9 +9,8 @@ import pytest
 from torch.distributed import HashStore
 
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.roll import Roll
-from lm_profiler.callbacks.outcome.watch import StallWatch
-from lm_profiler.callbacks.outcome.whereabouts import Whereabouts
+from lm_profiler.callbacks.outcome.rank_position import RankPosition
+from lm_profiler.callbacks.outcome.rank_status import RankStatus, StallWatch
 from lm_profiler.record.run import Failure, RankEnd
 
 BOOM = RankEnd(status="failed", failure=Failure(phase="forward", step=40, type="ValueError", message="boom"), at=1.0)
@@ -39,15 +38,15 @@ class Rank:
     rank: int
     now_s: float = 0.0
     steps: int = 0
-    at: Whereabouts = field(default_factory=lambda: Whereabouts(1, "forward", 0.0, {"0": 3}))
+    at: RankPosition = field(default_factory=lambda: RankPosition(1, "forward", 0.0, {"0": 3}))
     said: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.counted = CountedStore(self.store)
-        self.roll = Roll(Exchange(self.store, self.rank, 2, _run=0), f"host{self.rank}")
-        self.roll.exchange.store = self.counted
+        self.status = RankStatus(Exchange(self.store, self.rank, 2, _run=0), f"host{self.rank}")
+        self.status.exchange.store = self.counted
         self.watch = StallWatch(
-            self.roll, lambda: self.steps, lambda: self.at, self.said.append, 1800.0, lambda: self.now_s
+            self.status, lambda: self.steps, lambda: self.at, self.said.append, 1800.0, lambda: self.now_s
         )
 
     def runs(self, seconds: int, step_s: int = 0) -> None:
@@ -63,7 +62,7 @@ def ranks() -> tuple[Rank, Rank]:
     store = HashStore()
     both = Rank(store, 0), Rank(store, 1)
     for rank in both:
-        rank.roll.present()
+        rank.status.present()
         rank.counted.calls = 0
     return both
 
@@ -77,14 +76,14 @@ def test_long_steps_that_are_alike_are_no_stall(ranks: tuple[Rank, Rank]) -> Non
     for rank in ranks:
         rank.runs(2000, step_s=50)
         assert rank.said == []
-    assert ranks[0].roll.places() == {0: None, 1: None}
+    assert ranks[0].status.places() == {0: None, 1: None}
 
 
 def test_after_a_minute_rank_0_says_once_who_did_not_come(ranks: tuple[Rank, Rank]) -> None:
     first, second = ranks
     for rank in ranks:
         rank.runs(5, step_s=1)
-    first.at, second.at = Whereabouts(6, "backward", 0.0, {"0": 4}), Whereabouts(6, "forward", 58.0, {"0": 3})
+    first.at, second.at = RankPosition(6, "backward", 0.0, {"0": 4}), RankPosition(6, "forward", 58.0, {"0": 3})
     second.runs(59)
     first.runs(59)
     assert (first.said, second.said) == ([], [])
@@ -107,7 +106,7 @@ def test_another_ranks_end_is_seen_within_two_seconds(ranks: tuple[Rank, Rank]) 
     first, second = ranks
     for rank in ranks:
         rank.runs(5, step_s=1)
-    second.roll.tell(BOOM, None)
+    second.status.tell(BOOM, None)
     first.runs(2)
     assert first.watch.over
 

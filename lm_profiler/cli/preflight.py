@@ -1,4 +1,4 @@
-"""What a run is planned to need, before anything of it is built; one that cannot fit is refused."""
+"""Plan what a run needs before anything of it is built, and refuse one that cannot fit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import remedies
-from lm_profiler.cli.meeting import Meeting
+from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.workers.stand_in import SHARDED
@@ -23,7 +23,7 @@ from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0
-"""Of CPU time: so long a run is planned, and where it is refused what would fit is looked for."""
+"""CPU time in which a run is planned, and once more to look for what would fit where it is refused."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Refusal:
         return f"{self.reason}\nwould fit: {fitting}; --check_memory=false to run anyway"
 
 
-def plan_ahead(cli: ProfilerCLI) -> Meeting | None:
+def plan_ahead(cli: ProfilerCLI) -> Rendezvous | None:
     """Rehearse the run in a process of its own, and have its record tell what it would need.
 
     Rank 0 does so for all; the others wait until it has. A run that cannot be planned, or not in time, is not stopped.
@@ -51,53 +51,53 @@ def plan_ahead(cli: ProfilerCLI) -> Meeting | None:
     """
     if not cli.checks_memory:
         return None
-    meeting = _meeting(cli)
+    rendezvous = _rendezvous(cli)
     if cli.trainer.global_rank > 0:
-        if meeting is not None and meeting.is_refused():
+        if rendezvous is not None and rendezvous.is_refused():
             raise SystemExit(WRONG_CALL)
         return None
-    if meeting is not None:
-        meeting.open()
+    if rendezvous is not None:
+        rendezvous.open()
     refusal = _refused(cli)
-    if meeting is not None:
-        meeting.tell(refusal is not None)
+    if rendezvous is not None:
+        rendezvous.tell(refusal is not None)
     if refusal is not None:
         raise UsageError(str(refusal))
-    return meeting
+    return rendezvous
 
 
 def call_off(cli: ProfilerCLI) -> None:
-    """On rank 0, where it alone finds the call wrong (a folder that it cannot make): the others end too."""
+    """Have the other ranks end too where rank 0 alone finds the call wrong (a folder that it cannot make)."""
     trainer = getattr(cli, "trainer", None)
-    if trainer is not None and trainer.global_rank == 0 and cli.attempt.folder is None:
-        meeting = _meeting(cli)
-        if meeting is not None:
-            meeting.open()
-            meeting.tell(is_refused=True)
+    if trainer is not None and trainer.global_rank == 0 and cli.context.folder is None:
+        rendezvous = _rendezvous(cli)
+        if rendezvous is not None:
+            rendezvous.open()
+            rendezvous.tell(is_refused=True)
 
 
-def _meeting(cli: ProfilerCLI) -> Meeting | None:
+def _rendezvous(cli: ProfilerCLI) -> Rendezvous | None:
     """Where all ranks hear whether the run is refused; None where nobody waits for that."""
     if not cli.checks_memory or isinstance(cli.trainer.strategy, SHARDED):
         return None
-    return Meeting.of(cli.trainer)
+    return Rendezvous.of(cli.trainer)
 
 
 def _refused(cli: ProfilerCLI) -> Refusal | None:
     """Why the run is refused; its record tells so, and in any case what it would need."""
     planned, plan = _planned(cli)
-    cli.attempt.launched(planned=plan)
+    cli.context.launched(planned=plan)
     if planned is None or plan.available is None or fits(planned, plan.available) is not False:
         return None
     refusal = Refusal(_reason(planned, plan.available), tuple(_remedies(cli, plan.available)))
     where = environment(cli.trainer.strategy.root_device, cli.trainer.world_size)
-    cli.attempt.refuse(str(refusal), refusal.remedies, where, planned.model)
+    cli.context.refuse(str(refusal), refusal.remedies, where, planned.model)
     return refusal
 
 
 def look_back(cli: ProfilerCLI) -> None:
-    """After a run that ran out of memory: have its record tell what would have fitted, as planned."""
-    folder, record = cli.attempt.folder, cli.attempt.record
+    """Have the record of a run that ran out of memory tell what would have fitted, as planned."""
+    folder, record = cli.context.folder, cli.context.record
     plan, failure = (None, None) if record is None else (record.planned, record.failure)
     if record is None or folder is None or record.status != "oom" or plan is None or plan.peak is None:
         return

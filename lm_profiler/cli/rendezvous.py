@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
-import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,15 +20,10 @@ from lightning.pytorch import Trainer
 from lm_profiler.lightning_names import LAUNCHER, TIMEOUT
 
 _PATIENCE_S = 20.0
-"""Of rank 0, which is about to end, for the others to hear why."""
-
-_LOOK_S = 0.2
-"""Torch's own waits hear no Ctrl-C, and tell of each second."""
-
-_CONNECT_S = 1.0
+"""Rank 0, which is about to end, waits so long for the others to hear why."""
 
 _GROUPS_S = 1800.0
-"""For what torch waits where it sets up a process group (``default_pg_timeout``), if the strategy does not say."""
+"""Torch waits so long where it sets up a process group (``default_pg_timeout``), if the strategy does not say."""
 
 _REFUSED, _GRANTED = b"refused", b"granted"
 
@@ -40,14 +33,14 @@ class Unheard(RuntimeError):
 
 
 @dataclass(eq=False)
-class Meeting:
-    """Of the ranks of one run that run the command line.
+class Rendezvous:
+    """Where the ranks of one run that run the command line meet.
 
     Args:
         host: where rank 0 is.
         port: there.
         rank: of this process.
-        others: that are there before the first says something, and have to hear it.
+        others: ranks that are there before the first says something, and have to hear it.
         limit_s: how long they wait.
         is_first_only: the first leaves before training, which opens a store at this address in another process.
     """
@@ -61,9 +54,10 @@ class Meeting:
     _store: Any = None
 
     @staticmethod
-    def of(trainer: Trainer) -> Meeting | None:
-        """Of the ranks of ``trainer``; None where this process is alone, or starts all the others by itself."""
+    def of(trainer: Trainer) -> Rendezvous | None:
+        """The rendezvous of ``trainer``'s ranks; None where this process is alone, or starts all others by itself."""
         strategy = trainer.strategy
+        # Forked or spawned ranks run no command line: then there is one rank to tell on each further machine.
         cluster, launcher = getattr(strategy, "cluster_environment", None), strategy.launcher
         forks = isinstance(launcher, LAUNCHER.find_or(()))
         outside = cluster is not None and cluster.creates_processes_externally and not forks
@@ -72,69 +66,58 @@ class Meeting:
             return None
         limit: timedelta = TIMEOUT.of_or(strategy) or timedelta(seconds=_GROUPS_S)
         seconds = limit.total_seconds()
-        return Meeting(cluster.main_address, cluster.main_port, trainer.global_rank, others, seconds, forks)
+        return Rendezvous(cluster.main_address, cluster.main_port, trainer.global_rank, others, seconds, forks)
 
     def open(self) -> None:
-        """By rank 0, at once. Where the address cannot be had training will not begin either, and tells why."""
+        """Open the store, on rank 0. Where the address cannot be had, training will not begin either, and tells why."""
         with suppress(RuntimeError, OSError):
-            self._store = self._joined(opens=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+            self._join(_PATIENCE_S, opens=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
     def tell(self, is_refused: bool) -> None:
-        """By rank 0. Of a refusal the others hear before this returns, if they come in time."""
+        """Tell the others, on rank 0. They hear a refusal before this returns, if they come in time."""
         if self._store is None:
             return
         if is_refused:
             _outlive_the_others()
         with suppress(RuntimeError):
             self._store.set("word", _REFUSED if is_refused else _GRANTED)
+            # The store is gone with this process, so nobody may be left who has not read it.
             if self.others and (is_refused or self.is_first_only):
                 self._store.wait(["heard"], timedelta(seconds=_PATIENCE_S))
         if self.is_first_only:
             self._store = None
 
     def is_refused(self) -> bool:
-        """What rank 0 has said, once it has.
+        """What rank 0 has said, once it has. A signal meanwhile is the watchdog's: torch's waits hear none.
 
         Raises:
             Unheard: it said nothing.
         """
-        until, where = time.monotonic() + self.limit_s, f"{self.host}:{self.port}"
-        while not self._is_open():
-            if time.monotonic() > until:
-                raise Unheard(f"rank 0 did not come to {where} in {self.limit_s:g} s")
-            time.sleep(_LOOK_S)
+        limit = timedelta(seconds=self.limit_s)
         try:
-            self._store = self._joined(opens=False)
-            while time.monotonic() < until:
-                if self._store.check(["word"]):
-                    return self._heard()
-                time.sleep(_LOOK_S)
+            self._join(self.limit_s, opens=False)
+            self._store.wait(["word"], limit)
+            is_refused = bool(self._store.get("word") == _REFUSED)
+            if is_refused:
+                _outlive_the_others()
+            if self._store.add("hearing", 1) == self.others:
+                self._store.set("heard", b"")
         except RuntimeError as error:
-            raise Unheard(f"rank 0 is not at {where}, where it was to say whether the run fits") from error
-        raise Unheard(f"rank 0 at {where} did not say in {self.limit_s:g} s whether the run fits")
-
-    def _heard(self) -> bool:
-        is_refused = bool(self._store.get("word") == _REFUSED)
-        if is_refused:
-            _outlive_the_others()
-        if self._store.add("hearing", 1) == self.others:
-            self._store.set("heard", b"")
+            where = f"{self.host}:{self.port}"
+            raise Unheard(f"rank 0 at {where} did not say in {limit} whether the run fits, or is gone") from error
         return is_refused
 
-    def _is_open(self) -> bool:
-        """Asked without torch, which would wait and say so."""
-        with suppress(OSError), socket.create_connection((self.host, self.port), _CONNECT_S):
-            return True
-        return False
-
-    def _joined(self, opens: bool) -> Any:
-        limit = timedelta(seconds=_PATIENCE_S)
+    def _join(self, limit_s: float, opens: bool) -> None:
         store = torch.distributed.TCPStore(  # type: ignore[attr-defined]  # the stubs lack it, and the next
-            self.host, self.port, is_master=opens, timeout=limit, wait_for_workers=False, multi_tenant=True
+            *(self.host, self.port),
+            is_master=opens,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+            multi_tenant=True,
         )
         # What torchrun has opened stays open when it starts all ranks anew.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return torch.distributed.PrefixStore(f"lm_profiler/ahead/{attempt}", store)  # type: ignore[attr-defined]
+        self._store = torch.distributed.PrefixStore(f"lm_profiler/preflight/{attempt}", store)  # type: ignore[attr-defined]
 
 
 def _outlive_the_others() -> None:

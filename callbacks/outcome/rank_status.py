@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_profiler.callbacks.outcome.gather import Exchange
-from lm_profiler.callbacks.outcome.whereabouts import Whereabouts, latecomers, where_they_are
+from lm_profiler.callbacks.outcome.rank_position import RankPosition, stragglers, where_they_are
 from lm_profiler.measure.boundary import message_of
 from lm_profiler.record.run import Failure, RankEnd, cause_of, end_file, read_as
 
@@ -24,6 +25,17 @@ RANK_LOST = "RankLost"
 """The type of the failure where a rank left no word of its own."""
 
 _LOOK_S = 0.1
+
+_BEAT_S = 1.0
+
+_ASK_S = 1.0
+"""After so long without a finished step, the store is asked whether another rank has ended."""
+
+_TELL_S, _TELL_STEPS = 10.0, 3.0
+"""After so long, and so many times the longest step so far, this rank tells where it is."""
+
+_SAY_S = 60.0
+"""Then rank 0 says who is missing."""
 
 _GROUP_FAILED = re.compile(
     r"gloo|NCCL|ProcessGroup|Connection (closed|reset)|Broken pipe|Timed out waiting|[Ss]ocket|"
@@ -42,8 +54,8 @@ def is_of_the_group(error: BaseException) -> bool:
 
 
 @dataclass(eq=False)
-class Roll:
-    """Of one run. Alone, it has nothing to tell.
+class RankStatus:
+    """How one rank of a run stands, and what it knows of the others. A rank that is alone has nothing to tell.
 
     Args:
         exchange: between the ranks.
@@ -68,19 +80,15 @@ class Roll:
 
     def present(self) -> None:
         """Leave the name of this host, for whoever misses this rank later."""
-        if not self.alone:
-            with suppress(Exception):
-                self.exchange.store.set(self._key("host", self.exchange.rank), self.host)
+        self._leave("host", self.host)
+
+    def done(self) -> None:
+        """Leave that this rank's steps are over, and went well."""
+        self._leave("done", "")
 
     def mine(self, failure: Failure) -> Failure:
         """``failure`` with this rank and host, where there are others."""
         return failure if self.alone else failure.model_copy(update={"rank": self.exchange.rank, "host": self.host})
-
-    def done(self) -> None:
-        """Leave that this rank's steps are over, and went well."""
-        if not self.alone:
-            with suppress(Exception):
-                self.exchange.store.set(self._key("done", self.exchange.rank), b"")
 
     def tell(self, end: RankEnd, folder: Path | None) -> None:
         """Leave how this rank ended, for the others and for good; once."""
@@ -90,8 +98,8 @@ class Roll:
         if folder is not None:
             with suppress(OSError):
                 end.write(folder / end_file(self.exchange.rank))
+        self._leave("ended", end.model_dump_json())
         with suppress(Exception):
-            self.exchange.store.set(self._key("ended", self.exchange.rank), end.model_dump_json())
             self.exchange.store.set(self._key("over"), str(self.exchange.rank))
 
     def is_over(self, store: Any) -> bool:
@@ -120,6 +128,7 @@ class Roll:
                     if (end := self._end_of(rank, folder)) is not None:
                         ends[rank] = end
                 waiting -= ends.keys()
+                # Ranks that have ended without a word will say none.
                 if self.clock() >= until or waiting <= self.codes().keys():
                     break
                 self.pause(_LOOK_S)
@@ -127,54 +136,59 @@ class Roll:
 
     @property
     def has_lost(self) -> bool:
-        """Whether a rank is known to have ended badly: who is interrupted then, follows it."""
+        """Whether a rank is known to have ended badly: an interrupt of this one then follows from that."""
         return any(self.codes().values())
 
     def cause(self, own: RankEnd, ends: Mapping[int, RankEnd], silent: list[int]) -> RankEnd:
-        """What the run ended of: the earliest end that followed from no other; else who is gone; else who is late."""
+        """The end that ended the run: the earliest that followed from no other; else who is gone; else who is late."""
+        # Clocks of machines differ, so an end that followed is left out whatever its time.
         first = cause_of([own, *ends.values()])
         if first is not None:
             return first
         if silent:
             return self._gone(silent, own)
-        places = self.places()
-        late = latecomers(places)
+        positions = self.places()
+        late = stragglers(positions)
         if not late:
             return own
-        there = places.get(late[0]) or Whereabouts(None, "other", 0.0)
+        there = positions.get(late[0]) or RankPosition(None, "other", 0.0)
         failure = Failure(
             phase=there.phase,
             step=there.step,
             type=own.failure.type,
-            message=f"a collective failed to which not every rank came: {where_they_are(places, late)}",
+            message=f"a collective failed to which not every rank came: {where_they_are(positions, late)}",
             rank=late[0],
             host=self.host_of(late[0]),
         )
         return own.model_copy(update={"failure": failure})
 
-    def place(self, place: Whereabouts | None, store: Any) -> None:
-        """Tell where this rank is while nothing moves; None: it does again. By a connection of the caller's own.
+    def place(self, place: RankPosition | None, store: Any) -> None:
+        """Tell where this rank is while no step ends; None: steps end again. By a connection of the caller's own.
 
         Raises:
             Exception: the store is gone.
         """
-        store.set(self._key("place", self.exchange.rank), "" if place is None else place.packed())
+        store.set(self._key("place", self.exchange.rank), b"" if place is None else place.packed())
 
-    def places(self, store: Any = None) -> dict[int, Whereabouts | None]:
+    def places(self, store: Any = None) -> dict[int, RankPosition | None]:
         """Where each rank said that it is; None of one that said nothing."""
-        store = self.exchange.store if store is None else store
-        places: dict[int, Whereabouts | None] = dict.fromkeys(range(self.exchange.ranks))
+        places: dict[int, RankPosition | None] = dict.fromkeys(range(self.exchange.ranks))
         for rank in places:
-            with suppress(Exception):
-                if store.check([key := self._key("place", rank)]) and (text := store.get(key)):
-                    places[rank] = Whereabouts.unpacked(text)
+            with suppress(ValueError):
+                if text := self._left(rank, "place", store):
+                    places[rank] = RankPosition.unpacked(text)
         return places
 
+    def host_of(self, rank: int, store: Any = None) -> str | None:
+        """The host of ``rank``, as it said at the start."""
+        host = self._left(rank, "host", store)
+        return host.decode() if host is not None else None if rank else self.first_host
+
     def _gone(self, silent: list[int], own: RankEnd) -> RankEnd:
-        """Of ranks that left no word, the one whose exit code is known, or the first."""
+        """The end of a rank that left no word: the one whose exit code is known, or the first."""
         codes = self.codes()
         rank = next((rank for rank in silent if codes.get(rank)), silent[0])
-        how = _DONE if self._is_done(rank) else how_it_ended(codes.get(rank))
+        how = how_it_ended(codes.get(rank)) if self._left(rank, "done") is None else _DONE
         more = f"; so did rank {', '.join(str(other) for other in silent if other != rank)}" if len(silent) > 1 else ""
         place = self.places()[rank]
         failure = Failure(
@@ -188,26 +202,27 @@ class Roll:
         return own.model_copy(update={"status": "failed", "failure": failure, "followed": False})
 
     def _end_of(self, rank: int, folder: Path | None) -> RankEnd | None:
+        with suppress(ValueError):
+            if (text := self._left(rank, "ended")) is not None:
+                return RankEnd.model_validate_json(text)
         with suppress(Exception):
-            if self.exchange.store.check([key := self._key("ended", rank)]):
-                return RankEnd.model_validate_json(self.exchange.store.get(key))
-        if folder is not None and (folder / end_file(rank)).exists():
-            with suppress(Exception):
+            if folder is not None and (folder / end_file(rank)).exists():
                 return read_as(folder / end_file(rank), RankEnd, "a rank's end")
         return None
 
-    def host_of(self, rank: int, store: Any = None) -> str | None:
-        """The host that it ran on, as it said at the start."""
+    def _leave(self, what: str, value: str) -> None:
+        """Leave ``value`` in the store under this rank's number, where there are others and the store is there."""
+        if not self.alone:
+            with suppress(Exception):
+                self.exchange.store.set(self._key(what, self.exchange.rank), value)
+
+    def _left(self, rank: int, what: str, store: Any = None) -> bytes | None:
+        """What ``rank`` left; None where it left nothing, or the store is gone."""
         store = self.exchange.store if store is None else store
         with suppress(Exception):
-            if store.check([key := self._key("host", rank)]):
-                return str(store.get(key).decode())
-        return None if rank else self.first_host
-
-    def _is_done(self, rank: int) -> bool:
-        with suppress(Exception):
-            return bool(self.exchange.store.check([self._key("done", rank)]))
-        return False
+            if store.check([key := self._key(what, rank)]):
+                return bytes(store.get(key))
+        return None
 
     def _key(self, *what: object) -> str:
         return self.exchange.key("end", *what)
@@ -227,7 +242,7 @@ def codes_of(trainer: Any) -> dict[int, int]:
 
 
 def how_it_ended(code: int | None) -> str:
-    """Of a process, by its exit code; None is unknown."""
+    """How a process ended, by its exit code; None is unknown."""
     if code is None:
         return "ended without a word"
     if code >= 0:
@@ -236,3 +251,87 @@ def how_it_ended(code: int | None) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+@dataclass(eq=False)
+class StallWatch:
+    """A thread beside training that notices when no step ends any more, tells where this rank is, and who is missing.
+
+    While steps end it reads one number a second, and nothing else. It reaches the store over a connection of its own,
+    for training may be waiting in the other.
+
+    Args:
+        status: what the ranks tell each other.
+        steps: how many have ended.
+        place: where this rank is.
+        say: prints a line, and keeps it.
+        limit_s: how long torch lets a collective wait; what is said is said before.
+        clock: in seconds.
+
+    ``over`` becomes true when another rank has ended and this one waits for nothing that can come.
+    """
+
+    status: RankStatus
+    steps: Callable[[], int]
+    place: Callable[[], RankPosition]
+    say: Callable[[str], object]
+    limit_s: float
+    clock: Callable[[], float] = time.monotonic
+    over: bool = field(default=False, init=False)
+    _seen: int = -1
+    _moved_s: float = 0.0
+    _longest_s: float = 0.0
+    _told: bool = False
+    _said: bool = False
+    _store: Any = None
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+        threading.Thread(target=self._watch, name="lm_profiler-watch", daemon=True).start()
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def _watch(self) -> None:
+        with suppress(Exception):  # it tells nothing more, and training does not notice
+            while not (self._ended.wait(_BEAT_S) or self.over):
+                self.beat()
+
+    def beat(self) -> None:
+        """Look once.
+
+        Raises:
+            Exception: the store cannot be reached by a connection of its own.
+        """
+        now, steps = self.clock(), self.steps()
+        if steps != self._seen:
+            if self._seen > 0:  # the first step may compile, and says nothing of how long steps take
+                self._longest_s = max(self._longest_s, now - self._moved_s)
+            self._seen, self._moved_s, self._said = steps, now, False
+            if self._told:
+                self._told = False
+                self.status.place(None, self._store)
+            return
+        still_s = now - self._moved_s
+        if still_s < _ASK_S:
+            return
+        if self._store is None:
+            # A wait in the shared connection holds its lock until the other rank comes.
+            self._store = self.status.exchange.store.clone()
+        if self.status.is_over(self._store):
+            self.over = True
+        elif still_s >= max(min(_TELL_S, self.limit_s / 4), _TELL_STEPS * self._longest_s):
+            self._told = True
+            self.status.place(self.place(), self._store)
+            if still_s >= min(_SAY_S, self.limit_s / 2) and self.status.exchange.rank == 0 and not self._said:
+                self._tell()
+
+    def _tell(self) -> None:
+        positions = self.status.places(self._store)
+        if late := stragglers(positions):
+            self._said = True
+            hosts = {rank: self.status.host_of(rank, self._store) for rank in late}
+            still_s = self.clock() - self._moved_s
+            self.say(f"no step has ended for {still_s:.0f} s: {where_they_are(positions, late, hosts)}")

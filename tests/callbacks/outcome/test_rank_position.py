@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.callbacks.outcome.whereabouts import Whereabouts, latecomers, where_they_are
+from lm_profiler.callbacks.outcome.rank_position import RankPosition, stragglers, where_they_are
 
-WAITS = Whereabouts(40, "backward", 12.0, {"0": 80})
-LATE = Whereabouts(40, "forward", 13.4, {"0": 79})
+WAITS = RankPosition(40, "backward", 12.0, {"0": 80})
+LATE = RankPosition(40, "forward", 13.4, {"0": 79})
 
 
 @pytest.mark.parametrize(
@@ -19,26 +19,26 @@ LATE = Whereabouts(40, "forward", 13.4, {"0": 79})
         ({0: WAITS, 1: None}, [1]),
         ({0: None, 1: None}, []),
         # Of a group that it does not belong to, a rank has called nothing and is not late.
-        ({0: Whereabouts(1, "forward", 1, {"0": 5, "1": 7}), 1: Whereabouts(1, "forward", 1, {"0": 5, "2": 3})}, []),
-        ({0: Whereabouts(1, "forward", 1, {"0": 5, "1": 7}), 1: Whereabouts(1, "forward", 1, {"1": 6})}, [1]),
+        ({0: RankPosition(1, "forward", 1, {"0": 5, "1": 7}), 1: RankPosition(1, "forward", 1, {"0": 5, "2": 3})}, []),
+        ({0: RankPosition(1, "forward", 1, {"0": 5, "1": 7}), 1: RankPosition(1, "forward", 1, {"1": 6})}, [1]),
     ],
 )
 def test_who_called_fewer_collectives_or_says_nothing_is_late(
-    places: dict[int, Whereabouts | None], late: list[int]
+    places: dict[int, RankPosition | None], late: list[int]
 ) -> None:
-    assert latecomers(places) == late
+    assert stragglers(places) == late
 
 
 def test_where_a_rank_is_comes_back_from_its_text() -> None:
-    assert Whereabouts.unpacked(LATE.packed()) == LATE
+    assert RankPosition.unpacked(LATE.packed()) == LATE
 
 
 def test_one_line_says_who_is_late_and_who_waits() -> None:
     text = "rank 1 (b) has been in forward of step 40 for 13 s; rank 0 waits in backward of step 40"
     assert where_they_are({0: WAITS, 1: LATE}, [1], {1: "b"}) == text
-    many: dict[int, Whereabouts | None] = {rank: LATE if rank < 5 else WAITS for rank in range(16)}
+    many: dict[int, RankPosition | None] = {rank: LATE if rank < 5 else WAITS for rank in range(16)}
     many[0] = None
-    assert where_they_are(many, latecomers({**many, 0: LATE})) == (
+    assert where_they_are(many, stragglers({**many, 0: LATE})) == (
         "rank 0 says nothing; rank 1 has been in forward of step 40 for 13 s; rank 2 has been in forward of step 40 "
         "for 13 s; and 2 more; 11 ranks wait in backward of step 40"
     )

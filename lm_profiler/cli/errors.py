@@ -1,0 +1,164 @@
+"""What is wrong with a call, in a line or two: subject, expected, given, remedy.
+
+jsonargparse and argparse say it in text alone: ``ArgumentParser.error`` gets a message, and an exception whose type
+tells a bad value from nothing else. So ``explain`` reads their sentences, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from lm_profiler.record.files import write_whole
+from lm_profiler.usage_error import UsageError
+
+TOLD_IN = "LM_PROFILER_WRONG_CALL"
+"""Names a file in which whoever starts a call finds what is wrong with it: ``message``, and ``unknown_option``."""
+
+
+class UnknownOption(UsageError):
+    """An option that nothing has.
+
+    Args:
+        option: As it was written, without dashes.
+        known: The options that exist.
+        file: Where it stands, if not on the command line.
+    """
+
+    def __init__(self, option: str, known: Iterable[str], file: str | None = None) -> None:
+        self.option, self.close = option, nearest(option, known)
+        where = f" in {file}" if file else ""
+        remedy = f"did you mean --{self.close}?" if self.close else "see --help"
+        super().__init__(f"unknown option --{option}{where}; {remedy}")
+
+
+def nearest(given: str, known: Iterable[str]) -> str | None:
+    """The known option that was probably meant: alike as a whole, in its last part, or in its first."""
+    names = {*known} - {""}
+    ends = {name.rpartition(".")[2]: name for name in sorted(names, reverse=True)}
+    for word, words in ((given, names), (given.rpartition(".")[2], set(ends))):
+        for close in difflib.get_close_matches(word, sorted(words), n=1, cutoff=0.7):
+            return close if words is names else ends[close]
+    head, dot, rest = given.partition(".")
+    heads = sorted({name.partition(".")[0] for name in names})
+    alike = difflib.get_close_matches(head, heads, n=1, cutoff=0.7) if dot and head not in heads else []
+    return f"{alike[0]}.{rest}" if alike else None
+
+
+def either(names: Sequence[object]) -> str:
+    """``a``, ``a or b``, or ``one of a, b, c or d``."""
+    start = "one of " if len(names) > 3 else ""
+    return start + ", ".join(map(str, names[:-1])) + " or " * (len(names) > 1) + str(names[-1])
+
+
+# -- for whoever started the call --------------------------------------------------------------------------------------
+
+
+def answer(error: Exception) -> None:
+    """Tell whoever started this call in a file, if there is one who asked."""
+    if path := os.environ.pop(TOLD_IN, ""):
+        option = error.option if isinstance(error, UnknownOption) else None
+        write_whole(Path(path), json.dumps({"message": str(error), "unknown_option": option}))
+
+
+def answered(path: Path) -> dict[str, str | None] | None:
+    """What a call wrote that was told ``path``; None where nothing was wrong with it."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+# -- jsonargparse's sentences ------------------------------------------------------------------------------------------
+
+_KEY = re.compile(r'Parser key "([^"]+)":')
+_UNKNOWN = re.compile(
+    r"unknown option --([^\s;]+);|unrecognized arguments: --([^\s=]+)"
+    r"|[Oo]ption '([^']+)' is not accepted|does not accept option '([^']+)'"
+)
+_STRAY = re.compile(r"unrecognized arguments: (\S+)")
+_MISSING = re.compile(r"argument (?:-\w/)?--(\S+): (expected .+)")
+_OURS = re.compile(r"^[ -]*([\w.]+: expected .+)", re.MULTILINE)
+_TYPE = re.compile(
+    r"^[ -]*Expected an? (?:tuple with )?(?P<type><class .+?>|typing\.Literal\[.+?\]|\d+ elements|[\w.]+)"
+    r"(?:\. Got value: (?P<given>.*))?$",
+    re.MULTILINE,
+)
+_GIVEN = re.compile(r"Given value: (.*)", re.DOTALL)
+_NESTED = re.compile(r"NestedArg\(key='(?P<key>[^']+)', val='?(?P<value>.*?)'?\)$", re.DOTALL)
+_CLASSES = {
+    r"Problem with given class_path '(?P<path>[^']+)':\s*(?P<why>.*)": (
+        "a class that can be imported, given {path!r} ({why})"
+    ),
+    r"does not correspond to a subclass of (?P<base>\w+)": "a {base}, given {given}",
+    r"Expected a dot import path string: (?P<path>\S+)": "a class path such as package.module.Class, given {path!r}",
+    r"Not a valid subclass of (?P<base>\w+)": "the class path of a {base}, or its options, given {given}",
+}
+"""What jsonargparse says of a class, and what was expected and given."""
+
+
+def wrong_call(error: Exception, prefix: str = "") -> UsageError:
+    """What is wrong with the call that ``error`` ends: one of ours says it itself, else it is the parser's."""
+    message = str(error) or f"expected options, given some that end in {error!r}"
+    return error if isinstance(error, UsageError) else explain(message, prefix=prefix)
+
+
+def explain(message: str, known: Iterable[str] = (), prefix: str = "") -> UsageError:
+    """The parser's ``message``, often a tree of many lines, as subject, expected, given and remedy.
+
+    Args:
+        message: What jsonargparse says.
+        known: The options that exist.
+        prefix: The key that the message is about, where it does not say.
+    """
+    match = _KEY.search(message)
+    key = match[1].replace("init_args.", "") if match else prefix
+    if unknown := _UNKNOWN.search(message):
+        within, option = unknown[1], next(filter(None, unknown.groups()))
+        return UnknownOption(f"{key}.{option}" if within and key else option, known)
+    if stray := _STRAY.search(message):
+        remedy = f"did you mean --config {stray[1]}?" if stray[1].endswith((".yaml", ".yml")) else "see --help"
+        return UsageError(f"expected options, given {stray[1]!r}; {remedy}")
+    if missing := _MISSING.match(message):
+        return UsageError(f"{missing[1]}: {missing[2]}, given none")
+    if ours := _OURS.search(message):
+        return UsageError(ours[1] if not key or ours[1].startswith(f"{key}.") else f"{key}.{ours[1]}")
+    if expected := _class_expected(message) or _type_expected(message):
+        return UsageError(f"{key}: expected {expected}")
+    lines = [line.strip(" -")[:300] for line in message.splitlines() if line.strip(" -") and not _KEY.match(line)]
+    return UsageError(f"{key}: " * bool(key) + "\n".join(lines[:2]))
+
+
+def _class_expected(message: str) -> str | None:
+    for sentence, expected in _CLASSES.items():
+        if match := re.search(sentence, message):
+            said = {name: text.strip() for name, text in match.groupdict().items()}
+            return expected.format(**said, given=_given(message))
+    return None
+
+
+def _type_expected(message: str) -> str | None:
+    types = [*_TYPE.finditer(message)]
+    if not types:
+        return None
+    names = dict.fromkeys(name for match in types for name in _names(match["type"]))
+    given = types[0]["given"]
+    return f"{either(list(names))}, given {_given(message) if given is None else repr(given.strip()[:200])}"
+
+
+def _names(text: str) -> Iterator[str]:
+    if text.startswith("typing.Literal["):
+        yield from (name.strip(" '") for name in text[len("typing.Literal[") : -1].split(","))
+    else:
+        name = text.removeprefix("<class '").removesuffix("'>").rpartition(".")[2]
+        yield "null" if name == "NoneType" else name
+
+
+def _given(message: str) -> str:
+    given = _GIVEN.search(message)
+    if given is None:
+        return "something else"
+    if nested := _NESTED.search(given[1]):
+        return f"{nested['key']}={nested['value']}"
+    return repr(given[1].strip())[:200]
