@@ -12,35 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from lm_profiler.analysis.remedies.catalogue import likely_share
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, Finding, FindingName, PythonTime, RunRecord, Settings
 
 WORTH = 0.05
 """Of the step: what could save less is not said."""
-
-LIKELY: dict[FindingName, float] = {
-    "ranks": 0.9,
-    "input": 0.9,
-    "transfer": 0.6,
-    "owner": 0.95,
-    "logging": 0.9,
-    "sleep": 1.0,
-    "python": 0.8,
-    "pattern": 0.7,
-    "sync": 0.7,
-    "optimizer": 0.5,
-    "clip": 0.5,
-    "small_batch": 0.35,
-    "compile": 0.3,
-    "double": 0.5,
-    "precision": 0.35,
-    "tf32": 0.35,
-    "communication": 0.4,
-    "anomalies": 0.5,
-    "profiler": 0.5,
-}
-"""How much of what is possible a remedy usually saves, to rank findings by: ceilings of what fuses or halves are loose.
-1 of those that are not here."""
 
 _DOUBTED = 0.5  # of a remedy that has to be tried, on a machine that others use
 _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
@@ -121,7 +98,7 @@ def findings_of(record: RunRecord) -> list[Finding]:
 
     def likely_s(finding: Finding) -> float:
         doubted = _DOUBTED if finding.may and known.contended else 1.0
-        return finding.saves_s * LIKELY.get(finding.name, 1.0) * doubted
+        return finding.saves_s * likely_share(finding) * doubted
 
     return sorted(worth, key=lambda finding: -likely_s(finding))
 

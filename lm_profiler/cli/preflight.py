@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
-from lm_profiler.analysis.plan.remedies import remedies
+from lm_profiler.analysis.remedies.catalogue import remedies
 from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told

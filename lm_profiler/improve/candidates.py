@@ -11,18 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.improve.changes import (
-    ADVISED,
-    ATTENTION,
-    BY_WORKERS,
-    KINDS,
-    OF_ONES_OWN,
-    OTHER_BATCH,
-    WORKERS,
-    FirstSetting,
-    Hardware,
-    name_of,
-)
+from lm_profiler.analysis.remedies.catalogue import tried_on
+from lm_profiler.analysis.remedies.options import ATTENTION, WORKERS
+from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, FirstRun, Hardware, name_of
 from lm_profiler.record.entry import Entry
 
 
@@ -43,16 +34,12 @@ def candidates(look: Entry, hardware: Hardware, free_batch: bool) -> tuple[list[
         free_batch: Whether a step's samples may change.
     """
     assert look.record is not None
-    setting = FirstSetting(look, look.record)
-    bound_by = setting.record.verdict and setting.record.verdict.bound_by
-    first = ADVISED.get(bound_by or "", ())
-    tried, refused = [], []
-    for of in (*first, *(kind for kind in KINDS if kind not in first)):
-        for candidate, why in of(setting, hardware):
-            if why:
-                refused.append(Refused(candidate, why))
-            elif free_batch or candidate.may_change != OTHER_BATCH:
-                tried.append(candidate)
+    tried, refused = list[Candidate](), list[Refused]()
+    for candidate, why in tried_on(FirstRun(look, look.record), hardware):
+        if why:
+            refused.append(Refused(candidate, why))
+        elif free_batch or candidate.may_change != OTHER_BATCH:
+            tried.append(candidate)
     return tried, refused
 
 
@@ -66,14 +53,14 @@ def asked_for(
     """
     alike: dict[str, tuple[str, str | None]] = dict.fromkeys(WORKERS, ("num_workers", BY_WORKERS))
     alike |= {name: (one.group, one.may_change) for one in known for name in one.options}
-    alike[ATTENTION] = (ATTENTION, OF_ONES_OWN)  # a third kind of somebody's module may compute anything
+    alike[ATTENTION] = (ATTENTION, UNKNOWN)  # a third kind of somebody's module may compute anything
     wished = []
     for name, text in ((name, text) for name, texts in values.items() for text in texts):
         options = {**_needed(name, option), name: text}
         if not all(_same(option(each), value) for each, value in options.items()):
             same = next((one for one in known if one.options == options), None)
             first = next(iter(options))
-            group, may_change = alike.get(first, (first, OF_ONES_OWN))
+            group, may_change = alike.get(first, (first, UNKNOWN))
             wished.append(same or Candidate(name_of(options), options, group, may_change=may_change))
     return wished
 

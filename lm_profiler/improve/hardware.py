@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from lm_profiler.analysis.hardware.peaks import Dtype, peak
-from lm_profiler.improve.changes import Hardware
+from lm_profiler.analysis.remedies.remedy import Hardware
 from lm_profiler.record.run import Environment
 
 _MIXED: dict[Dtype, str] = {"bfloat16": "bf16-mixed", "float16": "16-mixed"}

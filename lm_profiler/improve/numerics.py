@@ -7,7 +7,7 @@ from math import inf
 from pathlib import Path
 from statistics import fmean, stdev
 
-from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
+from lm_profiler.analysis.remedies.remedy import OTHER_BATCH, WITHOUT_CLIPPING
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import NumericsFacts, RunRecord
 

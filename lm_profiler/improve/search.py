@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
+from lm_profiler.analysis.remedies.remedy import UNKNOWN
 from lm_profiler.improve.cells import Cells, Interrupted
-from lm_profiler.improve.changes import OF_ONES_OWN
 from lm_profiler.improve.numerics import SEEDS, distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
 from lm_profiler.improve.told import Account
@@ -108,7 +108,7 @@ def _answer(cells: Cells, asked: Question, first: RunRecord, global_batch: str) 
         tolerance, more_s = _differ_anyway(cells)
         took_s += more_s
         within, why = judge(loss, *rest, tolerance)
-    if asked.candidate.may_change == OF_ONES_OWN and within is not False:
+    if asked.candidate.may_change == UNKNOWN and within is not False:
         within, unlike = trains_the_same(a, b, other is None)
         why = unlike or why
     return Checked(within, took_s, loss, gradients, why)

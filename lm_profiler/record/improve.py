@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run import Newer, Part, Verb, read_as
 
 IMPROVE_FILE, IMPROVED_CONFIG = "improve.json", "improved.yaml"
@@ -33,8 +34,15 @@ class Numerics(Part):
     share. ``gradients`` is the Euclidean norm of the gradients' difference from float32's, over the norm of float32's.
     """
 
-    loss: float | None
-    gradients: float | None
+    loss: float | None = figure(
+        "loss off by",
+        "error",
+        "how far the mean loss of the first steps is from that without the change, as a share",
+        "loss_off",
+    )
+    gradients: float | None = figure(
+        "gradients off by", "error", "norm of the gradients' difference to float32, over its norm", "gradients_off"
+    )
     within: bool | None
     """Whether both are within the tolerance."""
 
@@ -48,27 +56,42 @@ class Tried(Part):
     what the first run says. Bytes are of the peak. None where unknown.
     """
 
-    name: str
+    name: str = figure("change", "text", "what the call gets more")
     options: dict[str, str]
     """What the call gets more, by the options' names without the dashes."""
-    may_change: str | None = None
-    """What it may change in the results."""
-    ceiling_s: float | None = None
-    pairs: int = 0
-    a_s: Positive | None = None
-    b_s: Positive | None = None
-    saved_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    a_bytes: int | None = None
-    b_bytes: int | None = None
+    may_change: str | None = figure("may change", "text", "what of the results it may change", default=None)
+    ceiling_s: float | None = figure(
+        "at most", "ms", "the most that it could save, as the first run tells it", default=None
+    )
+    pairs: int = figure("pairs", "count", "of processes that were compared", default=0)
+    a_s: Positive | None = figure(
+        "step without", "ms", "without the change: the geometric mean of the processes' mean steps", default=None
+    )
+    b_s: Positive | None = figure(
+        "step with", "ms", "with the change: the geometric mean of the processes' mean steps", default=None
+    )
+    saved_s: float | None = figure(
+        "saved", "ms", "the difference, with the interval that decided", interval=("low_s", "high_s"), default=None
+    )
+    low_s: float | None = figure("saved, low", "ms", "an end of that interval", default=None)
+    high_s: float | None = figure("saved, high", "ms", "an end of that interval", default=None)
+    a_bytes: int | None = figure(
+        "memory without",
+        "bytes",
+        "peak without the change: of the device's tensors, on the CPU of the process",
+        default=None,
+    )
+    b_bytes: int | None = figure(
+        "memory with", "bytes", "peak with the change: of the device's tensors, on the CPU of the process", default=None
+    )
     numerics: Numerics | None = None
     """None where nobody looked: only what is FASTER is checked."""
-    verdict: Annotated[TriedVerdict, Newer] | None = None
+    verdict: Annotated[TriedVerdict, Newer] | None = figure(
+        "verdict", "text", "how the comparison ended, and whether the change was kept", default=None
+    )
     """None while it is being compared."""
     accepted: bool = False
-    why: str | None = None
-    """Of a verdict that does not say it alone."""
+    why: str | None = figure("why", "text", "of a verdict that does not say it alone", default=None)
 
 
 class Final(Part):
@@ -77,14 +100,32 @@ class Final(Part):
     ``ratio`` is first over final, how many times as fast, from ``low`` to ``high``.
     """
 
-    pairs: int
-    first_s: Positive
-    final_s: Positive
-    ratio: Positive
-    low: float
-    high: float
-    first_bytes: int | None = None
-    final_bytes: int | None = None
+    pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
+    first_s: Positive = figure(
+        "first step",
+        "ms",
+        "step of the first setting: the geometric mean of the processes' mean steps",
+        "final_first_s",
+    )
+    final_s: Positive = figure(
+        "final step", "ms", "step of the final setting: the geometric mean of the processes' mean steps"
+    )
+    ratio: Positive = figure("times as fast", "x", "first step over final step, with its interval", "final_ratio")
+    low: float = figure("times as fast, low", "x", "an end of that interval", "final_ratio_low")
+    high: float = figure("times as fast, high", "x", "an end of that interval", "final_ratio_high")
+    first_bytes: int | None = figure(
+        "first memory",
+        "bytes",
+        "peak with the first setting: of the device's tensors, on the CPU of the process",
+        "final_first_bytes",
+        default=None,
+    )
+    final_bytes: int | None = figure(
+        "final memory",
+        "bytes",
+        "peak with the final setting: of the device's tensors, on the CPU of the process",
+        default=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -105,12 +146,12 @@ class ImproveRecord(Part):
     command: str
     verb: Annotated[Verb, Newer] = "fit"
     started: str
-    budget_s: float
-    elapsed_s: float
-    """Over all calls that went on with it."""
+    budget_s: float = figure("budget", "s", "time that all runs may take")
+    elapsed_s: float = figure("elapsed", "s", "time that runs took, over all calls that went on with it")
     ended: Annotated[Ended, Newer] = "unfinished"
-    first_s: float | None = None
-    """The step of the first setting's first run, before anything was compared."""
+    first_s: float | None = figure(
+        "first run", "ms", "step of the first setting's first run, before anything was compared", default=None
+    )
     options: dict[str, str] = Field(default_factory=dict)
     """Of all accepted changes together; empty where nothing helped."""
     tried: list[Tried] = Field(default_factory=list)
@@ -119,8 +160,7 @@ class ImproveRecord(Part):
     """Names of changes that nobody came to."""
     final: Final | None = None
     """None where nothing was accepted, the budget ended before, or too few of its runs ended well."""
-    runs: int = 0
-    """Processes that were asked for in all."""
+    runs: int = figure("runs", "count", "processes that were asked for", default=0)
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures."""
 

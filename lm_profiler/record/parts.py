@@ -19,3 +19,17 @@ MEANINGS = {
     "forward_backward": "forward and backward added up within each step",
 }
 """Of all that a run has times of."""
+
+WORDS = {part: part.replace("forward_backward", "forward + backward") for part in MEANINGS}
+"""What people call them."""
+
+STAGES = {
+    "warmup": "warm-up",
+    "measure": "measure",
+    "collectives": "collectives",
+    "whatif": "what-if",
+    "actions": "actions",
+    "memory": "memory",
+    "trace": "trace",
+}
+"""What people call the stages of a run, in their order."""

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
-import re
-from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.kernels import KernelTable
-from lm_profiler.record.quantities import FIGURES, Quantity
 from lm_profiler.record.run import Part, RankEnd, RunRecord
 from lm_profiler.record.sweep import CellOutcome, SweepPlan
 
@@ -33,18 +29,13 @@ FORMS: dict[str, type[Part]] = {
 
 
 def schemas() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schema of each kind, by the name of its own file; figures are described as the registry does."""
+    """The schema of each kind, by the name of its own file; a figure describes its field, or the string below it."""
     for name, form in FORMS.items():
         schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **form.model_json_schema()}
         for part in (form, *_parts()):
             described = schema if part is form else schema.get("$defs", {}).get(part.__name__, {})
             for field, text in _field_docstrings(part).items():
-                described.get("properties", {}).get(field, {}).setdefault("description", text)
-        named = Counter(re.findall(r'"#/\$defs/(\w+)"', json.dumps(schema)))
-        own = {part for part, times in named.items() if times == 1}
-        for place, of in FIGURES.get(form, {}).items():
-            for quantity in of:
-                _describe(schema, own, f"{place}.{quantity.path}".replace("[]", "").strip("."), quantity)
+                described.get("properties", {}).get(field, {})["description"] = text
         yield f"{name}.schema.json", schema
 
 
@@ -64,21 +55,3 @@ def _field_docstrings(part: type[Part]) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
     }
-
-
-def _describe(schema: dict[str, Any], own: set[str], path: str, quantity: Quantity) -> None:
-    """Add what a quantity is to the field at ``path``.
-
-    None has one in an object without fixed fields, such as ``time``, or in a part that stands in several places, such
-    as peaks of memory: parts of one place are its ``own``.
-    """
-    field = schema
-    for key in path.split("."):
-        kinds = [field, *field.get("anyOf", ())]
-        kinds += [kind["items"] for kind in kinds if "items" in kind]
-        names = [kind.get("$ref", "").rpartition("/")[2] for kind in kinds]
-        parts = [*kinds, *(schema["$defs"][name] for name in names if name in own)]
-        field = next((part["properties"][key] for part in parts if key in part.get("properties", ())), {})
-    if field and "description" not in field:
-        unit = "" if quantity.unit in ("1", "text") else f" ({quantity.unit})"
-        field["description"] = quantity.meaning + unit

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 
 import lm_profiler.cli.verbs.trainer  # noqa: F401 - so that what it plans by can be replaced
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.plan.remedies import Remedy, remedies
+from lm_profiler.analysis.remedies.catalogue import remedies
+from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.cli import preflight
 from lm_profiler.cli.main import main
 from lm_profiler.models.transformer import Transformer
@@ -94,7 +95,7 @@ def last_run(name: str = "tiny") -> RunRecord:
     return read_run(max(Path("logs", name).iterdir(), key=lambda folder: int(folder.name.rpartition("_")[2])))
 
 
-def known_ones(planned: Planned) -> list[Remedy]:
+def known_ones(planned: Planned) -> list[Smaller]:
     """The one that is not rehearsed: others would take a while."""
     return [way for way in remedies(planned) if way.is_known]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lm_profiler.analysis.remedies.remedy import BY_WORKERS, UNKNOWN, Hardware
 from lm_profiler.improve.candidates import asked_for, candidates, worth_it
-from lm_profiler.improve.changes import BY_WORKERS, OF_ONES_OWN, Hardware
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Contention, LoaderFacts, ModelFacts, TimeSummary
 from tests.support.made_runs import made_record
@@ -174,7 +174,7 @@ def test_what_a_third_kind_of_attention_changes_is_not_known() -> None:
     known, _ = candidates(entry(OURS), GPU, False)
     same, other = asked_for({"model.attention": ["sdpa", "linear"]}, known, entry(OURS).option)
     assert same in known
-    assert (other.group, other.may_change) == (same.group, OF_ONES_OWN)
+    assert (other.group, other.may_change) == (same.group, UNKNOWN)
 
 
 def test_memory_that_is_pinned_is_not_pinned_again() -> None:

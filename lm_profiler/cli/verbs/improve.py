@@ -16,6 +16,7 @@ from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.hardware.contention import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
+from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING
 from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
@@ -23,7 +24,6 @@ from lm_profiler.cli.verbs.sweep import SERVER, check_calls
 from lm_profiler.improve.calls import look_cell, timed_cell
 from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
 from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
-from lm_profiler.improve.changes import WITHOUT_CLIPPING
 from lm_profiler.improve.display import ImproveDisplay
 from lm_profiler.improve.hardware import hardware
 from lm_profiler.improve.ran import NoSteps, RanCell

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import Planned, fits
-from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
+from lm_profiler.analysis.remedies.catalogue import remedies, together
+from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.run.plan import plan_table, remedy_table
@@ -83,8 +84,8 @@ def run(options: Options) -> int:
 
 
 def _tried(
-    ways: Sequence[Remedy], rehearsed: Callable[[Iterable[tuple[Sequence[str], str]]], Iterator[Planned | Unplanned]]
-) -> list[tuple[Remedy, Planned]]:
+    ways: Sequence[Smaller], rehearsed: Callable[[Iterable[tuple[Sequence[str], str]]], Iterator[Planned | Unplanned]]
+) -> list[tuple[Smaller, Planned]]:
     """Those that can be rehearsed: a module may refuse one, or its Trainer."""
     answers = zip(ways, rehearsed((way.words, "nothing") for way in ways), strict=True)
     return [(way, answer) for way, answer in answers if isinstance(answer, Planned)]

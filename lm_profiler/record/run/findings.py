@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Newer, Part
 
 
@@ -16,12 +17,18 @@ class OutOfMemory(Part):
     reserved by the allocator and not in use; ``allowed`` a limit that somebody set below ``total``.
     """
 
-    requested: int | None
-    free: int | None
-    total: int | None
-    allocated: int | None
-    fragmented: int | None
-    allowed: int | None
+    requested: int | None = figure(
+        "requested", "GiB", "what was asked for, as the error reports", "oom_requested_bytes"
+    )
+    free: int | None = figure("free", "GiB", "free on the device, as the error reports", "oom_free_bytes")
+    total: int | None = figure("total", "GiB", "the device's memory, as the error reports", "oom_total_bytes")
+    allocated: int | None = figure("allocated", "GiB", "in use by tensors, as the error reports", "oom_allocated_bytes")
+    fragmented: int | None = figure(
+        "fragmented", "GiB", "reserved and not in use, as the error reports", "oom_fragmented_bytes"
+    )
+    allowed: int | None = figure(
+        "allowed", "GiB", "a limit set below the device's memory, as it reports", "oom_allowed_bytes"
+    )
 
 
 class Failure(Part):
@@ -33,13 +40,15 @@ class Failure(Part):
     """
 
     phase: str
-    step: int | None
+    step: int | None = figure("failed at step", "count", "the step in which the run died", "failed_step")
     type: str
     message: str
     out_of_memory: OutOfMemory | None = None
     remedies: tuple[str, ...] = ()
-    rank: int | None = None
-    host: str | None = None
+    rank: int | None = figure(
+        "failed on rank", "count", "whose failure the others' ends followed from", "failed_rank", default=None
+    )
+    host: str | None = figure("failed on host", "text", "that rank's machine", "failed_host", default=None)
 
     @property
     def where(self) -> str:
@@ -55,12 +64,14 @@ class NumericsKind(Part):
     ``gradient_error`` is None where there are no gradients, or they are not finite.
     """
 
-    kind: str
-    modules: int
-    parameters: list[str]
-    outputs: list[str]
-    gradients: list[str]
-    gradient_error: float | None
+    kind: str = figure("class", "text", "class of the modules")
+    modules: int = figure("modules", "count", "how many there are")
+    parameters: list[str] = figure("parameters", "text", "dtypes of their own parameters")
+    outputs: list[str] = figure("outputs", "text", "dtypes of their outputs")
+    gradients: list[str] = figure("gradients", "text", "dtypes of their gradients")
+    gradient_error: float | None = figure(
+        "error of the gradients", "error", "norm of the difference to float32, over its norm"
+    )
 
 
 class NumericsFacts(Part):
@@ -73,13 +84,23 @@ class NumericsFacts(Part):
     ``gradient_norms`` are of the same steps, over all gradients that an optimizer gets, before they are clipped.
     """
 
-    loss: float | None
-    reference_loss: float | None
-    output_error: float | None
-    gradient_error: float | None
+    loss: float | None = figure("loss", "loss", "loss of the first batch, in the run's precision", "audit_loss")
+    reference_loss: float | None = figure(
+        "loss in float32", "loss", "loss of the first batch, in float32", "audit_float32_loss"
+    )
+    output_error: float | None = figure(
+        "error of the output", "error", "norm of the difference to float32, over its norm"
+    )
+    gradient_error: float | None = figure(
+        "error of the gradients", "error", "norm of the difference to float32, over its norm"
+    )
     kinds: list[NumericsKind]
-    losses: list[float | None] = Field(default_factory=list)
-    gradient_norms: list[float | None] = Field(default_factory=list)
+    losses: list[float | None] = figure(
+        "loss", "loss", "mean loss of each of the first steps", "numerics_losses", default_factory=list
+    )
+    gradient_norms: list[float | None] = figure(
+        "norm of the gradients", "loss", "in each of the first steps", "numerics_gradient_norms", default_factory=list
+    )
 
 
 Bound = Literal["straggler", "input", "host", "compute", "memory bandwidth", "communication"]
@@ -95,7 +116,13 @@ class Verdict(Part):
     """
 
     bound_by: Annotated[Bound | None, Newer]
-    share: float | None
+    share: float | None = figure(
+        "share of the bottleneck",
+        "%",
+        "share of the step that the bottleneck takes",
+        "bound_share",
+        interval=("share_low", "share_high"),
+    )
     share_low: float | None = None
     share_high: float | None = None
     or_bound_by: Annotated[Bound | None, Newer] = None
@@ -147,15 +174,17 @@ class Finding(Part):
     ``facts`` are the figures of its sentence.
     """
 
-    name: Annotated[FindingName, Newer]
-    saves_s: float
-    share: float
-    low_s: float | None = None
-    high_s: float | None = None
+    name: Annotated[FindingName, Newer] = figure("finding", "text", "what takes time that could be saved")
+    saves_s: float = figure(
+        "could save at most", "ms", "of a step, what lies between steps counted with them", interval=("low_s", "high_s")
+    )
+    share: float = figure("share", "%", "of the step that this is")
+    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of what it could save", default=None)
+    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
     may: bool = False
-    phase: str | None = None
-    owner: str | None = None
-    file: str | None = None
-    line: int | None = None
-    what: str | None = None
+    phase: str | None = figure("phase", "text", "where in the step", default=None)
+    owner: str | None = figure("owner", "text", "whose code", default=None)
+    file: str | None = figure("file", "text", "of that code", default=None)
+    line: int | None = figure("line", "count", "its number", default=None)
+    what: str | None = figure("what", "text", "what the time is spent in", default=None)
     facts: dict[str, float] = Field(default_factory=dict)

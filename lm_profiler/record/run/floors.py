@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Newer, Part
 
 
@@ -18,8 +17,21 @@ class Floor(Part):
     the mean of the measured steps over it.
     """
 
-    flops: dict[str, int] = Field(default_factory=dict)
-    bytes: int | None = None
-    seconds: float | None = None
-    bound: Annotated[Literal["compute", "memory"] | None, Newer] = None
-    times: float | None = None
+    flops: dict[str, int] = figure(
+        "in {key}", "GFLOP", "FLOPs of PHASE whose factors are {key}, one device", "{key}_flops",
+        keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
+    )  # fmt: skip
+    bytes: int | None = figure(
+        "bytes at least", "GiB", "bytes that PHASE has to move at least, one device", "floor_bytes", default=None
+    )
+    seconds: float | None = figure(
+        "floor (ms)",
+        "ms",
+        "least time of PHASE: its FLOPs at the peak or its bytes at the bandwidth",
+        "floor_s",
+        default=None,
+    )
+    bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
+        "floor is of", "text", "what the floor of PHASE is of: compute or memory", "floor_bound", default=None
+    )
+    times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Part
 
 
@@ -12,10 +13,16 @@ class LoaderFacts(Part):
     Where fewer are left at the end, the steps lived on what was made before them, and a longer run's are slower.
     """
 
-    workers: int | None
-    ahead: int | None
-    ready_before: int | None
-    ready_after: int | None
+    workers: int | None = figure("workers of the loader", "count", "processes that make batches", "loader_workers")
+    ahead: int | None = figure(
+        "batches made ahead at most", "count", "by its workers, before one is taken", "loader_ahead"
+    )
+    ready_before: int | None = figure(
+        "batches ready at first", "count", "made and not taken where the measured steps began"
+    )
+    ready_after: int | None = figure(
+        "batches ready at last", "count", "made and not taken where the measured steps ended"
+    )
 
     @property
     def used_up(self) -> int | None:

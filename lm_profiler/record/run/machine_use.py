@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import Place, figure
 from lm_profiler.record.run.part import Newer, Part
 
 SHARED = 0.05
@@ -18,9 +19,14 @@ class Flops(Part):
     Causal attention counts in full, masked half included. ``recomputation`` is what activation checkpointing repeats.
     """
 
-    forward: int
-    backward: int
-    recomputation: int
+    forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
+    backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
+    recomputation: int = figure(
+        "recomputed work",
+        "GFLOP",
+        "FLOPs of a step that activation checkpointing repeats, all ranks",
+        "recomputation_flops",
+    )
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -47,14 +53,33 @@ class Utilisation(Part):
     large matrix product, measured after the run, and ``of_ceiling`` the share of it that the executed FLOPs reach.
     """
 
+    mfu: float | None = figure(
+        "MFU",
+        "%",
+        "model FLOPs of a step / (its time x the device's peak)",
+        goes_by_step=True,
+        place=Place.TABLE,
+        run_tag="mfu_percent",
+        tag="throughput/mfu",
+    )
+    hfu: float | None = figure(
+        "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)", goes_by_step=True
+    )
+    peak_flops_per_s: float | None = figure(
+        "peak of a device", "TFLOP/s", "FLOP/s of one device on its datasheet, in the run's precision"
+    )
+    dtype: str | None = figure("dtype of the peak", "text", "precision that the peak is of", "peak_dtype")
+    peak_source: str | None = figure("source of the peak", "text", "where the peak of a device is from")
+    ceiling_flops_per_s: float | None = figure(
+        "measured matmul rate", "TFLOP/s", "FLOP/s of one device in a large matrix product, measured after the run"
+    )
+    of_ceiling: float | None = figure(
+        "of the measured matmul rate",
+        "%",
+        "executed FLOPs of a step / (its time x the device's measured matmul rate)",
+        goes_by_step=True,
+    )
     flops: Flops
-    dtype: str | None
-    peak_flops_per_s: float | None
-    peak_source: str | None
-    mfu: float | None
-    hfu: float | None
-    ceiling_flops_per_s: float | None
-    of_ceiling: float | None
 
 
 class GpuSharing(Part):
@@ -63,9 +88,13 @@ class GpuSharing(Part):
     ``utilisation`` is the share of time in which kernels of theirs ran, ``memory_bytes`` what they held.
     """
 
-    processes: int
-    utilisation: float | None
-    memory_bytes: int | None
+    processes: int = figure("other processes on the GPU", "count", "at the end of the measured steps", "gpu_others")
+    utilisation: float | None = figure(
+        "GPU use of others", "%", "share of time in which their kernels ran", "gpu_others_utilisation"
+    )
+    memory_bytes: int | None = figure(
+        "GPU memory of others", "GiB", "GPU memory of other processes", "gpu_others_bytes"
+    )
 
 
 class Telemetry(Part):
@@ -80,19 +109,25 @@ class Telemetry(Part):
     power are sums, clocks are the slowest card's, the temperature is the highest, ``throttle_reasons`` are any card's.
     """
 
-    samples: int
-    duration_s: float
-    median_sm_clock_hz: float | None
-    max_sm_clock_hz: float | None
-    clock_share: float | None
-    median_temperature_c: float | None
-    median_power_w: float | None
-    power_limit_w: float | None
-    energy_j: float | None
-    energy_source: Annotated[Literal["counter", "power samples"] | None, Newer]
-    energy_per_step_j: float | None = None
-    energy_per_token_j: float | None = None
-    throttle_reasons: list[str] | None
+    energy_per_step_j: float | None = figure(
+        "energy per step", "J", "energy of the GPU over the measured steps / their number", default=None
+    )
+    energy_per_token_j: float | None = figure("energy per token", "J", "energy of a step / its tokens", default=None)
+    energy_j: float | None = figure("energy", "J", "energy of the GPU over the measured steps")
+    energy_source: Annotated[Literal["counter", "power samples"] | None, Newer] = figure(
+        "source of the energy", "text", "the GPU's own counter, or samples of its power"
+    )
+    median_power_w: float | None = figure("power", "W", "median power of the GPU over the measured steps")
+    power_limit_w: float | None = figure("power limit", "W", "most power that the GPU may draw")
+    median_temperature_c: float | None = figure("temperature", "°C", "median temperature of the GPU")
+    median_sm_clock_hz: float | None = figure("SM clock", "MHz", "median clock of the GPU's multiprocessors")
+    max_sm_clock_hz: float | None = figure("highest SM clock", "MHz", "highest boost clock of the card")
+    clock_share: float | None = figure("SM clock / highest", "%", "median SM clock over the card's highest")
+    throttle_reasons: list[str] | None = figure(
+        "throttled by", "text", "reasons that held in 5 % of the samples or more"
+    )
+    samples: int = figure("samples", "count", "how often the GPU was read", "gpu_samples")
+    duration_s: float = figure("sampled for", "s", "time that energy and samples span", "gpu_sampled_s")
     gpus: list[str] = Field(default_factory=list)
 
 
@@ -106,16 +141,28 @@ class Contention(Part):
     time that something else had.
     """
 
-    wall_s: float
-    cpus: int
-    had_s: float
-    waited_s: float | None
-    others_s: float | None
-    stolen_s: float
-    throttled_s: float | None
-    pressure: float | None
-    involuntary_switches: int | None
-    not_had: float | None
+    not_had: float | None = figure(
+        "CPU time taken", "%", "share of the CPU time the run needed that something else took"
+    )
+    had_s: float = figure("CPU time of the run", "s", "CPU time of the run's own processes", "cpu_had_s")
+    others_s: float | None = figure(
+        "CPU time of other processes", "s", "CPU time of all other processes", "cpu_others_s"
+    )
+    stolen_s: float = figure("CPU time stolen", "s", "CPU time that a hypervisor took", "cpu_stolen_s")
+    throttled_s: float | None = figure(
+        "CPU time throttled", "s", "CPU time the cgroup's limit kept from the run", "cpu_throttled_s"
+    )
+    waited_s: float | None = figure(
+        "waited for a CPU", "s", "how long threads of the run were ready and had no CPU", "cpu_waited_s"
+    )
+    pressure: float | None = figure(
+        "something waited for a CPU", "%", "share of the time in which something waited", "cpu_pressure"
+    )
+    involuntary_switches: int | None = figure(
+        "involuntary switches", "count", "how often this process lost a CPU it still wanted"
+    )
+    wall_s: float = figure("observed for", "s", "time that these figures span", "contention_wall_s")
+    cpus: int = figure("CPUs", "count", "CPUs that the run may use")
     gpu: GpuSharing | None = None
 
     @property
@@ -128,8 +175,8 @@ class Contention(Part):
 class Sync(Part):
     """A line that made the host wait for the device, ``count`` times in the ``memory`` stage."""
 
-    file: str
-    line: int
-    function: str
-    count: int
-    call: str
+    file: str = figure("file", "text", "of the line that made the host wait for the device")
+    line: int = figure("line", "count", "its number")
+    function: str = figure("function", "text", "what it is in")
+    count: int = figure("times", "count", "how often it made the host wait")
+    call: str = figure("call", "text", "what waits")

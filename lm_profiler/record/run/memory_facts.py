@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from lm_profiler.record.figure import Figure, Place, figure, within
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
+
+HOW_HELD = "`allocator`: all tensors of the device; `counted`: parameters, gradients, states, buffers, saved tensors"
 
 
 class MemoryReading(Part):
     """Most bytes at one time. None where this device or system cannot say."""
 
-    allocated_peak: int | None = None
-    reserved_peak: int | None = None
-    resident_peak: int | None = None
+    allocated_peak: int | None = figure(
+        "peak allocated", "GiB", "most bytes held by tensors on the device", "allocated_peak_bytes",
+        place=Place.HEADLINE, tag="memory_gib/allocated_peak", run_tag="allocated_peak_gib", default=None,
+    )  # fmt: skip
+    reserved_peak: int | None = figure(
+        "peak reserved", "GiB", "most bytes the allocator took from the device", "reserved_peak_bytes",
+        tag="memory_gib/reserved_peak", default=None,
+    )  # fmt: skip
+    resident_peak: int | None = figure(
+        "peak resident", "GiB", "most bytes of the process in the machine's memory, since it began",
+        "resident_peak_bytes", place=Place.HEADLINE, tag="memory_gib/resident_peak", run_tag="resident_peak_gib",
+        default=None,
+    )  # fmt: skip
 
 
 class MemoryCauses(Part):
@@ -23,11 +35,11 @@ class MemoryCauses(Part):
     ``activations_and_rest`` is what the others leave of the peak; None where the peak is unknown.
     """
 
-    parameters: int
-    gradients: int
-    optimizer_states: int
-    buffers: int
-    activations_and_rest: int | None
+    parameters: int = figure("parameters", "GiB", "{title}")
+    gradients: int = figure("gradients", "GiB", "{title}")
+    optimizer_states: int = figure("optimizer states", "GiB", "{title}")
+    buffers: int = figure("buffers", "GiB", "{title}")
+    activations_and_rest: int | None = figure("activations and rest", "GiB", "{title}")
 
 
 class AllocatorReading(Part):
@@ -38,15 +50,44 @@ class AllocatorReading(Part):
     processes too; the last two count since the process began.
     """
 
-    allocated_peak: int | None
-    requested_peak: int | None = None
-    active_peak: int | None
-    reserved_peak: int | None
-    inactive_split_peak: int | None
-    fragmentation: int | None
-    driver_used: int | None
-    alloc_retries: int | None
-    ooms: int | None
+    allocated_peak: int | None = figure(
+        "allocated", "GiB", "most bytes held by tensors over the measured steps", "allocator_allocated_peak_bytes"
+    )
+    requested_peak: int | None = figure(
+        "requested",
+        "GiB",
+        "the same before the allocator rounds it up to its blocks",
+        "allocator_requested_peak_bytes",
+        default=None,
+    )
+    active_peak: int | None = figure(
+        "in use", "GiB", "most bytes in use, blocks that wait for a stream included", "allocator_active_peak_bytes"
+    )
+    reserved_peak: int | None = figure(
+        "reserved", "GiB", "most bytes taken from the device", "allocator_reserved_peak_bytes"
+    )
+    inactive_split_peak: int | None = figure(
+        "inactive split",
+        "GiB",
+        "most bytes free in blocks that are partly in use",
+        "allocator_inactive_split_peak_bytes",
+    )
+    fragmentation: int | None = figure(
+        "fragmentation",
+        "GiB",
+        "upper bound of what was reserved but unused at the peak of use",
+        "allocator_fragmentation_bytes",
+    )
+    driver_used: int | None = figure(
+        "used on the device",
+        "GiB",
+        "memory that all processes use, as the driver reports",
+        "allocator_driver_used_bytes",
+    )
+    alloc_retries: int | None = figure(
+        "retries", "count", "how often the allocator had to free its cache, since the process began"
+    )
+    ooms: int | None = figure("OOMs", "count", "how often memory ran out, since the process began")
 
 
 class MemoryLevels(Part):
@@ -60,9 +101,9 @@ class MemoryLevels(Part):
     are parameters, gradients, optimizer states, buffers and the tensors that autograd saved.
     """
 
-    start: int | None
-    forward: int | None
-    backward: int | None
+    start: int | None = figure("forward begins", "GiB", "{title}")
+    forward: int | None = figure("forward has ended", "GiB", "{title}")
+    backward: int | None = figure("backward has ended", "GiB", "{title}")
     source: Annotated[Literal["allocator", "counted"], Newer]
 
 
@@ -70,7 +111,34 @@ class MemoryFacts(Part):
     """Peaks over the measured steps; per part of a step, their causes, and what is held, from the ``memory`` stage."""
 
     measured: MemoryReading
-    parts: dict[str, MemoryReading]
-    causes: dict[str, MemoryCauses] = Field(default_factory=dict)
-    held: MemoryLevels | None = None
-    allocator: AllocatorReading | None = None
+    parts: dict[str, MemoryReading] = within(
+        group="Memory by phase", keys=PARTS, name="{key}_{name}", title="{key}: {title}",
+        meaning="{title} within {key}", place=Place.ASKED,
+    )  # fmt: skip
+    causes: dict[str, MemoryCauses] = within(
+        group="Memory by cause", keys=PARTS, name="{key}_{name}_bytes", title="{key}: {title}",
+        meaning="{title} in the peak allocated of {key}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
+    held: MemoryLevels | None = within(
+        name="held_{name}_bytes", title="held: {title}", meaning="bytes held when {title}",
+        instead={"source": Figure("source of held", "text", HOW_HELD, "held_source")}, default=None,
+    )  # fmt: skip
+    allocator: AllocatorReading | None = within(group="Allocator", default=None)
+
+    @property
+    def saved_bytes(self) -> Annotated[int | None, SAVED]:
+        """How much more is held after forward than before it."""
+        return None if self.held is None else _less(self.held.forward, self.held.start)
+
+    @property
+    def backward_added_bytes(self) -> Annotated[int | None, ADDED]:
+        """How much more is held after backward than before it."""
+        return None if self.held is None else _less(self.held.backward, self.held.forward)
+
+
+SAVED = Figure("saved for backward", "GiB", "bytes that forward leaves for backward")
+ADDED = Figure("added by backward", "GiB", "what backward added: gradients, less what was saved for it")
+
+
+def _less(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before

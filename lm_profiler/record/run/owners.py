@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from lm_profiler.record.figure import Figure, figure
 from lm_profiler.record.run.part import Part
 
 LIGHTNING = "Lightning"
@@ -19,12 +22,14 @@ class OwnedTime(Part):
     himself; ``action`` its hook, method, or a word for several. Time of another action inside of it is that one's.
     """
 
-    owner: str
-    action: str
-    seconds: float
-    calls: float
-    in_steps: int
-    least_s: float | None = None
+    owner: str = figure("owner", "text", "whose code ran: a class, Lightning, or lm_profiler")
+    action: str = figure("action", "text", "hook, method, or a word for several")
+    seconds: float = figure("time", "ms", "of a mean step, without other actions inside of it")
+    calls: float = figure("calls", "number", "in a mean step")
+    in_steps: int = figure("in steps", "count", "of the steps that were timed by action, those in which it took time")
+    least_s: float | None = figure(
+        "at least", "ms", "in the step where it took least, over the share of such steps", default=None
+    )
 
     @property
     def name(self) -> str:
@@ -41,13 +46,13 @@ class PythonTime(Part):
     are not in here.
     """
 
-    phase: str
-    file: str
-    line: int
-    function: str
-    what: str
-    seconds: float
-    calls: int
+    phase: str = figure("phase", "text", "where in the step")
+    file: str = figure("file", "text", "of the program")
+    line: int = figure("line", "count", "its number")
+    function: str = figure("function", "text", "what it is in")
+    what: str = figure("what", "text", "what took it: python, torch, library, a package, or a function of C")
+    seconds: float = figure("time", "ms", "of the line's own, in one step")
+    calls: int = figure("calls", "count", "how often it was entered in that step")
 
 
 class BetweenSteps(Part):
@@ -57,9 +62,12 @@ class BetweenSteps(Part):
     step's ``other``.
     """
 
-    what: str
-    seconds: float
-    times: int
+    what: str = figure("what passed", "text", "between measured steps")
+    seconds: float = figure("time", "ms", "what it took in all")
+    times: int = figure("times", "count", "how often")
+
+
+ASLEEP = Figure("asleep", "ms", "the training thread slept, or waited for something else than a CPU")
 
 
 class ThreadUse(Part):
@@ -70,11 +78,11 @@ class ThreadUse(Part):
     """
 
     wall_s: float
-    ran_s: float
-    no_cpu_s: float
+    ran_s: float = figure("ran", "ms", "the training thread ran")
+    no_cpu_s: float = figure("no CPU", "ms", "the training thread was ready and had no CPU")
 
     @property
-    def asleep_s(self) -> float:
+    def asleep_s(self) -> Annotated[float, ASLEEP]:
         """Neither running nor ready to run."""
         return max(self.wall_s - self.ran_s - self.no_cpu_s, 0.0)
 
@@ -87,7 +95,15 @@ class OtherByOwner(Part):
     mean ``other`` of the measured steps of this rank, on the same clock.
     """
 
-    steps: int
-    seconds: float
-    measured_s: float | None = None
+    steps: int = figure("steps timed by action", "count", "steps of which each action was timed", "owner_steps")
+    seconds: float = figure(
+        "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"
+    )
+    measured_s: float | None = figure(
+        "other of rank 0",
+        "ms",
+        "mean of other in the measured steps of rank 0, on the host's clock",
+        "rank_0_other_s",
+        default=None,
+    )
     actions: list[OwnedTime]

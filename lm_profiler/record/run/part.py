@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticSerializationError
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import RecordError, read_json
+
+if sys.version_info >= (3, 11):
+    from typing import dataclass_transform
+else:
+    from typing_extensions import dataclass_transform
 
 SCHEMA_VERSION = 1
 """Of every file. What a later version may add without another number is said in ``docs/reference/files.md``."""
@@ -29,6 +36,7 @@ Newer = WrapValidator(_known_or_newer)
 """Of a field that holds one of some words: a word that a later version may have added is kept as it is."""
 
 
+@dataclass_transform(kw_only_default=True, field_specifiers=(Field, figure))
 class Part(BaseModel):
     """A part of a record, which is never changed. A field that a later version may have added is passed over."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import Figure, Place, figure, within
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
@@ -21,10 +22,10 @@ nobody waits long for anybody; ``unsure``: they wait, and the steps do not say f
 class RankSpread(Part):
     """A phase's seconds a step over all ranks; ``slowest`` is the rank that ``largest_s`` is of."""
 
-    least_s: float
-    median_s: float
-    largest_s: float
-    slowest: int
+    least_s: float = figure("least (ms)", "ms", "of the rank with least")
+    median_s: float = figure("median (ms)", "ms", "of the median rank")
+    largest_s: float = figure("most (ms)", "ms", "of the rank with most")
+    slowest: int = figure("rank", "count", "the rank with most")
 
 
 class RankTimes(Part):
@@ -33,11 +34,15 @@ class RankTimes(Part):
     ``own_by_column_s`` is its own work in each column of ``Ranks.columns``.
     """
 
-    rank: int
-    host: str
-    own_s: dict[str, float]
-    waiting_s: dict[str, float]
-    own_by_column_s: list[float] = Field(default_factory=list)
+    rank: int = figure("rank", "count", "of the whole group")
+    host: str = figure("host", "text", "its machine")
+    own_s: dict[str, float] = figure("{key}", "ms", "own work in {key} in the mean step", keys=PARTS)
+    waiting_s: dict[str, float] = figure(
+        "waiting in {key}", "ms", "for other ranks, in the mean step", "{key}_waiting", keys=PARTS
+    )
+    own_by_column_s: list[float] = figure(
+        "own work", "ms", "of the rank in each column", "rank_own_s", default_factory=list
+    )
 
     @property
     def all_own_s(self) -> float:
@@ -63,15 +68,15 @@ class SlowRank(Part):
     ``first_step`` to ``last_step``, which are those of the run where it was slow throughout.
     """
 
-    rank: int
-    host: str
-    phase: str
-    excess_s: float
-    low_s: float | None
-    high_s: float | None
+    rank: int = figure("rank", "count", "that is slow")
+    host: str = figure("host", "text", "its machine")
+    phase: str = figure("phase", "text", "in which it is slow")
+    excess_s: float = figure("longer by", "ms", "how much longer that takes than on the others, in the mean step")
+    low_s: float | None = figure("longer by, low", "ms", "an end of its 95 % interval")
+    high_s: float | None = figure("longer by, high", "ms", "an end of its 95 % interval")
     certain: bool
-    first_step: int
-    last_step: int
+    first_step: int = figure("from step", "count", "where it begins to be slow")
+    last_step: int = figure("to step", "count", "where it ends to be slow")
 
 
 class RankFinding(Part):
@@ -86,20 +91,45 @@ class RankFinding(Part):
     ``others_wait_s`` is how long they wait for them in the mean.
     """
 
-    kind: Annotated[FindingKind, Newer]
-    rank: int | None = None
-    host: str | None = None
-    phase: str | None = None
-    excess_s: float | None = None
-    saves_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-    last_in: int | None = None
-    others_wait_s: float | None = None
+    kind: Annotated[FindingKind, Newer] = figure(
+        "who waits for whom", "text", "straggler, several, host, turns, equal or unsure", "waiting_for"
+    )
+    rank: int | None = figure("slow rank", "count", "the rank that the others wait for", "slow_rank", default=None)
+    host: str | None = figure(
+        "slow host", "text", "its host, or the host whose ranks the others wait for", "slow_host", default=None
+    )
+    phase: str | None = figure("slow phase", "text", "the phase that takes longer there", "slow_phase", default=None)
+    excess_s: float | None = figure(
+        "longer by", "ms", "how much longer that takes than the others", "slow_by_s", default=None
+    )
+    saves_s: float | None = figure(
+        "mending it saves",
+        "ms",
+        "by how much a step would be shorter if that took what the others take, with its 95 % interval",
+        "mending_saves_s",
+        interval=("low_s", "high_s"),
+        default=None,
+    )
+    low_s: float | None = figure(
+        "mending saves, low", "ms", "an end of that interval", "mending_saves_low_s", default=None
+    )
+    high_s: float | None = figure(
+        "mending saves, high", "ms", "an end of that interval", "mending_saves_high_s", default=None
+    )
+    last_in: int | None = figure(
+        "last in", "count", "steps in which the others waited for it longest", "slow_in_steps", default=None
+    )
+    others_wait_s: float | None = figure(
+        "others wait", "ms", "how long the other ranks wait for it in the mean step", default=None
+    )
     slow: list[SlowRank] = Field(default_factory=list)
-    slow_ranks: int | None = None
-    steps: int | None = None
-    doubt: Annotated[RankDoubt, Newer] | None = None
+    slow_ranks: int | None = figure("slow ranks", "count", "how many ranks the others wait for", default=None)
+    steps: int | None = figure(
+        "steps judged", "count", "measured steps that say who waits for whom", "ranks_judged_steps", default=None
+    )
+    doubt: Annotated[RankDoubt, Newer] | None = figure(
+        "why nobody is named", "text", "few steps, chance, or a shared machine", "ranks_doubt", default=None
+    )
 
 
 class ClockAlignment(Part):
@@ -109,9 +139,30 @@ class ClockAlignment(Part):
     seconds a second.
     """
 
-    method: str
-    uncertainty_s: float | None = None
-    drift: float | None = None
+    method: str = figure("clocks", "text", "how the ranks' clocks were brought together", "clocks_method")
+    uncertainty_s: float | None = figure(
+        "clocks differ by", "ms", "at most, as far as is known", "clocks_uncertainty_s", default=None
+    )
+    drift: float | None = figure(
+        "drift of clocks", "ppm", "of the fastest clock against rank 0's", "clocks_drift", default=None
+    )
+
+
+_BY_PHASE = "Own work and waiting by phase"
+WAITING = Figure(
+    "waiting", "ms", "how long the mean rank waits for others in a step", place=Place.TABLE, run_tag="waiting_ms"
+)
+OWN_WORK = Figure("own work", "ms", "how long the mean rank works itself in a step")
+HEARD = Figure("ranks heard", "count", "ranks of which waiting is known", "ranks_heard")
+HOSTS = Figure("hosts", "count", "machines that the ranks ran on", "hosts")
+
+
+def _spreads(name: str, words: str) -> Any:
+    """A field that holds by phase how ranks differ in it."""
+    return within(
+        group=_BY_PHASE, keys=PARTS, name=f"{{key}}_{name}_{{name}}", title=f"{{key}}: {words}, {{title}}",
+        meaning=f"{words} in {{key}} in the mean step, {{meaning}}", place=Place.ASKED,
+    )  # fmt: skip
 
 
 class Ranks(Part):
@@ -127,21 +178,43 @@ class Ranks(Part):
 
     world: int
     hosts: dict[str, list[int]]
-    steps: int
-    step_s: float
-    own: dict[str, RankSpread]
-    waiting: dict[str, RankSpread]
-    waiting_share: float
+    steps: int = figure("steps of waiting", "count", "measured steps of which waiting is known", "waiting_steps")
+    step_s: float = figure("step of waiting", "ms", "mean of those steps, over the ranks heard", "waiting_step_s")
+    own: dict[str, RankSpread] = _spreads("own", "own work")
+    waiting: dict[str, RankSpread] = _spreads("waiting", "waiting")
+    waiting_share: float = figure("waiting share", "%", "share of the mean step in which the mean rank waits")
     by_rank: list[RankTimes]
-    columns: list[int] = Field(default_factory=list)
+    columns: list[int] = figure(
+        "first step", "count", "of each column of the heat map", "ranks_column", default_factory=list
+    )
     finding: RankFinding
-    exposed_s: dict[str, float] = Field(default_factory=dict)
-    exposed_source: str | None = None
-    witness: str
+    exposed_s: dict[str, float] = figure(
+        "{key}: exposed (ms)", "ms", "time of the collectives in {key} that no compute hides", "{key}_exposed_s",
+        keys=PARTS, group=_BY_PHASE, place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
+    exposed_source: str | None = figure(
+        "exposed is known from", "text", "what says which collectives compute does not hide", default=None
+    )
+    witness: str = figure("waiting is known from", "text", "what says when each rank came", "waiting_witness")
     clocks: ClockAlignment
     notes: list[str] = Field(default_factory=list)
 
     @property
-    def heard(self) -> int:
+    def heard(self) -> Annotated[int, HEARD]:
         """How many of the ranks said when they came."""
         return sum(map(len, self.hosts.values()))
+
+    @property
+    def waiting_s(self) -> Annotated[float, WAITING]:
+        """What ``waiting_share`` is of ``step_s``."""
+        return self.waiting_share * self.step_s
+
+    @property
+    def own_work_s(self) -> Annotated[float, OWN_WORK]:
+        """What waiting leaves of ``step_s``."""
+        return (1 - self.waiting_share) * self.step_s
+
+    @property
+    def host_count(self) -> Annotated[int, HOSTS]:
+        """How many machines there are."""
+        return len(self.hosts)

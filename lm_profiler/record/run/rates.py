@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Part
 
 
 class FlopRate(Part):
     """FLOP/s of one device in matrix products of ``dtype``, as torch names that, and where the figure is from."""
 
-    dtype: str
-    flops_per_s: float
-    source: str
+    dtype: str = figure("dtype", "text", "of the factors of matrix products")
+    flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against")
+    source: str = figure("source", "text", "where that figure is from")
 
 
 class Rates(Part):
@@ -24,9 +25,22 @@ class Rates(Part):
     """
 
     flops: list[FlopRate] = Field(default_factory=list)
-    bytes_per_s: float | None = None
-    bytes_source: str | None = None
-    copied_bytes_per_s: float | None = None
+    bytes_per_s: float | None = figure(
+        "memory bandwidth",
+        "GB/s",
+        "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
+        "bandwidth_bytes_per_s",
+        default=None,
+    )
+    bytes_source: str | None = figure(
+        "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source", default=None
+    )
+    copied_bytes_per_s: float | None = figure(
+        "measured copy rate",
+        "GB/s",
+        "bytes/s that a large copy on one device read and wrote, measured after the run",
+        default=None,
+    )
 
     def flops_per_s(self, dtype: str) -> float | None:
         """In products of ``dtype``, such as "bfloat16"."""

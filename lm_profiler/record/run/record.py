@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from lm_profiler.record.parts import MEANINGS
+from lm_profiler.record.figure import Place, figure, within
+from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
 from lm_profiler.record.run.floors import Floor
 from lm_profiler.record.run.loader import LoaderFacts
@@ -24,6 +25,8 @@ from lm_profiler.record.run.slow_steps import OddStep, StepCounters
 from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
 from lm_profiler.record.run.waterfall import Waterfall
 
+_SHARED = {part: word for part, word in WORDS.items() if part != "step"}
+
 Status = Literal["ok", "oom", "failed", "interrupted", "refused", "unfinished"]
 """``unfinished`` is what a run is called while it runs, and what it stays where its process was killed."""
 
@@ -36,70 +39,112 @@ class RunRecord(Part):
     schema_version: Literal[1] = 1
     name: str
     status: Annotated[Status, Newer]
-    failure: Failure | None
+    failure: Failure | None = within(group="How it ended")
     verb: Annotated[Verb, Newer]
     started: str
-    duration_s: float
+    duration_s: float = figure("whole run", "s", "from the start of the run to its end")
     command: str
     overrides: dict[str, str] = Field(default_factory=dict)
     """Options that the command line gave beside the config file, by their name without the dashes."""
     config: dict[str, Any] | None
-    environment: Environment | None = None
-    model: ModelFacts | None = None
-    steps: dict[str, int] = Field(default_factory=dict)
+    environment: Environment | None = within(group="Machine", default=None)
+    model: ModelFacts | None = within(group="Model", default=None)
+    steps: dict[str, int] = figure(
+        "{word} steps", "count", "steps of the {word} stage", "steps_{key}", keys=STAGES, default_factory=dict
+    )
     """How many steps each stage finished."""
-    steps_planned: dict[str, int] = Field(default_factory=dict)
-    first_step_s: float | None = None
+    steps_planned: dict[str, int] = figure(
+        "{word} steps planned",
+        "count",
+        "for the {word} stage",
+        "steps_planned_{key}",
+        keys=STAGES,
+        default_factory=dict,
+    )
+    first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
     """The run's first step, compilation and lazy initialisation included."""
-    between_steps_s: float | None = None
+    between_steps_s: float | None = figure(
+        "between steps", "ms", "time of the measure stage in no step: validation, epoch ends", default=None
+    )
     """Time of the measure stage that lies in no step: validation, epoch ends and the instruments' own work."""
     between: list[BetweenSteps] = Field(default_factory=list)
     """What that time went to, the longest first."""
     time: dict[str, TimeSummary] = Field(default_factory=dict)
     """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
-    shares: dict[str, float] = Field(default_factory=dict)
+    shares: dict[str, float] = figure(
+        "{word} share",
+        "%",
+        "share of {word} in the mean step",
+        "{key}_share",
+        keys=_SHARED,
+        place=Place.ASKED,
+        group="Shares of the typical step",
+        default_factory=dict,
+    )
     """Of each part (and forward_backward) in the mean step. They add up to 1."""
     odd_steps: list[OddStep] = Field(default_factory=list)
     step_counters: list[StepCounters] = Field(default_factory=list)
     """Of the odd steps, below what is usual: of each the rank that it names. Empty where no step is odd."""
-    rank_step_s: list[float] = Field(default_factory=list)
+    rank_step_s: list[float] = figure("median step", "ms", "median step of each rank", default_factory=list)
     """Median step of each rank; the summaries are of each step's mean over the ranks."""
-    loader: LoaderFacts | None = None
+    loader: LoaderFacts | None = within(group="Steps", default=None)
     """None of another verb than fit."""
-    planned: PlannedMemory | None = None
+    planned: PlannedMemory | None = within(group="Planned memory", default=None)
     """None where nothing was planned: ``--check_memory=false``, a module or a Trainer of one's own."""
-    memory: MemoryFacts | None = None
-    throughput: Throughput | None = None
-    steadiness: Steadiness | None = None
-    utilisation: Utilisation | None = None
-    rates: Rates | None = None
+    memory: MemoryFacts | None = within(group="Memory", default=None)
+    throughput: Throughput | None = within(group="Throughput", default=None)
+    steadiness: Steadiness | None = within(group="Steadiness", default=None)
+    utilisation: Utilisation | None = within(group="Use of the hardware", default=None)
+    rates: Rates | None = within(group="Use of the hardware", default=None)
     """What the figures are held against."""
-    floors: dict[str, Floor] = Field(default_factory=dict)
+    floors: dict[str, Floor] = within(
+        group="Floors",
+        keys=PHASES[1:],
+        name="{key}_{name}",
+        title="{key}: {title}",
+        place=Place.ASKED,
+        default_factory=dict,
+    )
     """Per phase that occurred in a step of the memory stage: the least it could take. Of rank 0's device."""
-    telemetry: Telemetry | None = None
-    contention: Contention | None = None
+    telemetry: Telemetry | None = within(group="GPU", default=None)
+    contention: Contention | None = within(group="What else used the machine", default=None)
     syncs: list[Sync] | None = None
     """None where nothing waits for a device, or none was looked for."""
-    other_by_owner: OtherByOwner | None = None
+    other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     """None where no step was timed action by action."""
-    thread_use: dict[str, ThreadUse] = Field(default_factory=dict)
+    thread_use: dict[str, ThreadUse] = within(
+        group="Use of the CPU",
+        keys=PARTS,
+        name="{key}_{name}",
+        title="{key} {title} (ms)",
+        meaning="in {key}, {meaning}",
+        place=Place.ASKED,
+        default_factory=dict,
+    )
     """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
     python_times: list[PythonTime] = Field(default_factory=list)
     """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
-    numerics: NumericsFacts | None = None
+    numerics: NumericsFacts | None = within(group="Numerics", default=None)
     """None where the precision was not audited."""
     settings: Settings | None = None
-    mean_counters: StepCounters | None = None
+    mean_counters: StepCounters | None = within(
+        group="Counters of the mean step",
+        name="mean_{name}",
+        title="{title}, on average",
+        place=Place.ASKED,
+        instead={"step": None, "rank": None},
+        default=None,
+    )
     """Of the measured steps of rank 0, the mean of each figure."""
     findings: list[Finding] = Field(default_factory=list)
     """What takes time that could be saved, the most likely saving first."""
-    verdict: Verdict | None = None
-    waterfall: Waterfall | None = None
+    verdict: Verdict | None = within(group="How it ended", default=None)
+    waterfall: Waterfall | None = within(group="Waterfall", default=None)
     """None where no peak is known, or no step was traced."""
-    slack: Slack | None = None
+    slack: Slack | None = within(group="Slack", default=None)
     """None where no delays were asked for."""
-    ranks: Ranks | None = None
+    ranks: Ranks | None = within(group="Ranks", default=None)
     """None of a single rank, or where nothing says who waited for whom; ``notes`` say why."""
     notes: list[str] = Field(default_factory=list)
     """What a reader must know before using the figures; shown under the table."""

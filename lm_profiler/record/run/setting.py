@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Part
 
 
@@ -11,13 +12,13 @@ class Environment(Part):
     versions: dict[str, str]
     platform: str
     cpu: str
-    cpu_count: int
-    threads: int
+    cpu_count: int = figure("CPU cores", "count", "cores of the machine")
+    threads: int = figure("threads", "count", "threads that torch uses within an operator")
     device_type: str
     device_name: str
-    device_bytes: int | None
+    device_bytes: int | None = figure("device memory", "GiB", "memory of the device")
     driver: str | None
-    world_size: int
+    world_size: int = figure("ranks", "count", "processes of the run", group="Ranks")
     flags: dict[str, str | bool]
     git_commit: str | None
 
@@ -58,11 +59,13 @@ class ModelFacts(Part):
     """Of the module that was profiled. ``bytes`` counts parameters and buffers; ``compiled``: any part of it is."""
 
     class_path: str
-    parameters: int
-    parameters_without_embedding: int | None
-    trainable_parameters: int
-    bytes: int
+    parameters: int = figure("parameters", "count", "parameters of the module")
+    parameters_without_embedding: int | None = figure(
+        "parameters without embedding", "count", "all but those of the token embedding"
+    )
+    trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
+    bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
     precision: str
     optimizers: list[str]
-    accumulate_grad_batches: int
+    accumulate_grad_batches: int = figure("batches a step", "count", "batches whose gradients are accumulated")
     compiled: bool | None = None

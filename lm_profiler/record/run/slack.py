@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Newer, Part
 
 PlaceName = Literal["loader", "data", "forward", "backward", "optimizer", "device"]
@@ -21,14 +22,14 @@ class PlaceSlack(Part):
     was tried, it may be more.
     """
 
-    place: Annotated[PlaceName, Newer]
-    slope: float
-    slope_low: float
-    slope_high: float
-    slack_s: float
-    slack_low_s: float
-    slack_high_s: float
-    largest_s: float
+    place: Annotated[PlaceName, Newer] = figure("place", "text", "where the delay went")
+    slope: float = figure("cost of a small delay", "number", "per second of it: 1 on the critical path, 0 off it")
+    slope_low: float = figure("cost, low", "number", "an end of its 95 % interval")
+    slope_high: float = figure("cost, high", "number", "an end of its 95 % interval")
+    slack_s: float = figure("slack", "ms", "largest delay that costs nothing")
+    slack_low_s: float = figure("slack, low", "ms", "an end of its 95 % interval")
+    slack_high_s: float = figure("slack, high", "ms", "an end of its 95 % interval")
+    largest_s: float = figure("largest delay", "ms", "that was tried: a slack whose interval ends there may be more")
 
 
 class Saving(Part):
@@ -38,11 +39,13 @@ class Saving(Part):
     faster, divided by the batches of a step. A place on the host is never faster by more than it takes.
     """
 
-    place: Annotated[Literal["loader", "compute", "data", "forward", "backward", "optimizer"], Newer]
-    faster_s: float
-    saves_s: float
-    low_s: float
-    high_s: float
+    place: Annotated[Literal["loader", "compute", "data", "forward", "backward", "optimizer"], Newer] = figure(
+        "faster place", "text", "the loader, all else, or a place on the host"
+    )
+    faster_s: float = figure("faster by", "ms", "a step")
+    saves_s: float = figure("would save", "ms", "of the step")
+    low_s: float = figure("saves, low", "ms", "an end of its 95 % interval")
+    high_s: float = figure("saves, high", "ms", "an end of its 95 % interval")
 
 
 class Slack(Part):
@@ -52,8 +55,10 @@ class Slack(Part):
     is faster saves just that. Of single places on the host they are where there is no device beside it.
     """
 
-    step_s: float
-    blocks: int
-    workers: int
+    step_s: float = figure(
+        "step without a delay", "ms", "mean of the whatif stage's steps without a delay", "undelayed_step_s"
+    )
+    blocks: int = figure("delays held", "count", "of known lengths in one place at a time, without a delay included")
+    workers: int = figure("delayed workers", "count", "of the loader; 0 where none can be delayed")
     places: list[PlaceSlack]
     savings: list[Saving] = Field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lm_profiler.record.figure import figure
 from lm_profiler.record.run.part import Part
 
 
@@ -16,15 +17,15 @@ class OddStep(Part):
     of; None where nothing was read.
     """
 
-    step: int
-    step_s: float
-    ratio: float
-    part: str
-    excess_s: float
-    cause: str | None = None
-    cause_s: float | None = None
-    beside: str | None = None
-    rank: int | None = None
+    step: int = figure("step", "count", "a step far from the others")
+    step_s: float = figure("time", "ms", "what it took")
+    ratio: float = figure("ratio", "x", "over what the other steps let expect")
+    part: str = figure("part", "text", "what differed most from its own level")
+    excess_s: float = figure("excess", "ms", "by how much it did")
+    cause: str | None = figure("cause", "text", "what explains at least half of it", default=None)
+    cause_s: float | None = figure("explained", "ms", "how much of it that explains", default=None)
+    beside: str | None = figure("no cause, but", "text", "what differs where no cause is seen", default=None)
+    rank: int | None = figure("rank", "count", "the rank that the cause is of", default=None)
 
 
 def worst_first(odd: Iterable[OddStep]) -> list[OddStep]:
@@ -43,24 +44,32 @@ class StepCounters(Part):
     it back. None where this machine does not say.
     """
 
-    step: int | None = None
-    rank: int = 0
-    wall_s: float | None = None
-    between_s: float | None = None
-    gc_s: float | None = None
-    gc_generation: int | None = None
-    compile_s: float | None = None
-    compiled: str | None = None
-    cpu_wait_s: float | None = None
-    asleep_s: float | None = None
-    cpu_s: float | None = None
-    system_s: float | None = None
-    fault_s: float | None = None
-    minor_faults: float | None = None
-    major_faults: float | None = None
-    voluntary_switches: float | None = None
-    involuntary_switches: float | None = None
-    alloc_retries: float | None = None
-    new_segments: float | None = None
-    sm_clock_hz: float | None = None
-    throttled: list[str] | None = None
+    step: int | None = figure("step", "count", "an odd step; none: the median of all", default=None)
+    rank: int = figure("rank", "count", "whose counters these are", default=0)
+    wall_s: float | None = figure("time", "ms", "of the step, on the host", default=None)
+    between_s: float | None = figure("before", "ms", "from the step before to this one", default=None)
+    gc_s: float | None = figure("garbage", "ms", "in collections of garbage", default=None)
+    gc_generation: int | None = figure("generation", "count", "of the longest of them", default=None)
+    compile_s: float | None = figure("compiling", "ms", "in torch.compile", default=None)
+    compiled: str | None = figure("compiled", "text", "what, and why", default=None)
+    cpu_wait_s: float | None = figure("no CPU", "ms", "the training thread was ready and had no CPU", default=None)
+    asleep_s: float | None = figure("asleep", "ms", "the training thread was neither running nor ready", default=None)
+    cpu_s: float | None = figure("CPU", "ms", "CPU time of the process", default=None)
+    system_s: float | None = figure("kernel", "ms", "of it in the kernel", default=None)
+    fault_s: float | None = figure("faults", "ms", "the most that page faults took", default=None)
+    minor_faults: float | None = figure("minor faults", "count", "pages of memory mapped", default=None)
+    major_faults: float | None = figure("major faults", "count", "pages read from a disk", default=None)
+    voluntary_switches: float | None = figure(
+        "switches", "count", "how often a thread waited for something", default=None
+    )
+    involuntary_switches: float | None = figure(
+        "involuntary", "count", "how often a thread lost a CPU it still wanted", default=None
+    )
+    alloc_retries: float | None = figure(
+        "retries", "count", "how often the allocator had to free its cache", default=None
+    )
+    new_segments: float | None = figure(
+        "segments", "count", "how often the allocator asked the driver for memory", default=None
+    )
+    sm_clock_hz: float | None = figure("SM clock", "MHz", "of the GPU, during the step", default=None)
+    throttled: list[str] | None = figure("throttled", "text", "what held that clock back", default=None)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import Place, figure
 from lm_profiler.record.run.part import Newer, Part
 
 
@@ -35,18 +36,30 @@ class Throughput(Part):
     ``samples`` are rows of batches, of the mean step; rounded.
     """
 
-    tokens_per_step: int | None
-    tokens_per_s: float | None
-    samples_per_step: int | None = None
-    samples_per_s: float | None = None
+    tokens_per_s: float | None = figure(
+        "tokens/s",
+        "tokens/s",
+        "tokens of a step / its time; of an evaluation, the slowest rank's",
+        goes_by_step=True,
+        place=Place.HEADLINE,
+        run_tag="tokens_per_s",
+        tag="throughput/tokens_per_s",
+    )
+    tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
+    samples_per_s: float | None = figure(
+        "samples/s", "samples/s", "samples of a step / its time", goes_by_step=True, default=None
+    )
+    samples_per_step: int | None = figure(
+        "samples/step", "count", "rows of a step's batches on all ranks, the mean", default=None
+    )
 
 
 class StepLevel(Part):
     """Measured steps ``first`` to ``last``, counted from 1, whose regular ones take ``seconds`` on average."""
 
-    first: int
-    last: int
-    seconds: float
+    first: int = figure("from step", "count", "the first measured step of the level")
+    last: int = figure("to step", "count", "the last measured step of the level")
+    seconds: float = figure("level", "ms", "mean of its regular steps")
 
 
 class StepPattern(Part):
@@ -55,9 +68,9 @@ class StepPattern(Part):
     The one that differs most takes ``extra`` of the level longer; ``part`` is what of the step differs most.
     """
 
-    every: int
-    slow: list[int]
-    extra: float
+    every: int = figure("every so many steps", "count", "after how many steps the pattern repeats", "pattern_every")
+    slow: list[int] = figure("slow step", "count", "its place among so many steps", "pattern_slow")
+    extra: float = figure("slower by", "%", "by what share of the level the slowest steps of the pattern differ")
     part: str | None = None
 
 
@@ -77,24 +90,30 @@ class Steadiness(Part):
     """
 
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
-    cut: int
-    drift: float | None = None
-    lag1: float | None
-    bias_of_mean: float | None
-    evidence: str = ""
-    recompilations: int = 0
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
-    known_to: float | None = None
-    first: int | None = None
-    last: int | None = None
-    levels: list[StepLevel] = Field(default_factory=list)
-    rise: float | None = None
-    pattern: StepPattern | None = None
-    level_s: float | None = None
+    level_s: float | None = figure(
+        "level",
+        "ms",
+        "mean of the regular steps: neither odd nor slow by a pattern",
+        interval=("level_low_s", "level_high_s"),
+        default=None,
+    )
     level_low_s: float | None = None
     level_high_s: float | None = None
-    pattern_s: float | None = None
-    odd_s: float | None = None
+    known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
+    pattern_s: float | None = figure("pattern", "ms", "what every so many-th step adds to the mean step", default=None)
+    odd_s: float | None = figure("cost of odd steps", "ms", "what odd steps add to the mean step", default=None)
+    pattern: StepPattern | None = None
+    rise: float | None = figure("rise", "%", "of a trend: the last step's level over the first's, less 1", default=None)
+    first: int | None = figure("first step told", "count", "the first measured step that figures are of", default=None)
+    last: int | None = figure("last step told", "count", "the last measured step that figures are of", default=None)
+    levels: list[StepLevel] = Field(default_factory=list)
+    lag1: float | None = figure("lag-1", "number", "autocorrelation of a step's time with the next one's")
+    cut: int = figure("steps left out", "count", "measured steps left out because they were not level yet")
+    bias_of_mean: float | None = figure("bias of the mean", "%", "shift of the mean if the steps left out were counted")
+    recompilations: int = figure("recompilations", "count", "of torch.compile, while measuring", default=0)
+    drift: float | None = None
+    evidence: str = ""
 
     @property
     def words(self) -> list[str]:

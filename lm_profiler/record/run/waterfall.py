@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from lm_profiler.record.figure import figure
+from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run.part import Newer, Part
 
 TermName = Literal[
@@ -40,11 +42,11 @@ class Contributor(Part):
     with "; " between, the one that tells most first.
     """
 
-    module: str | None
-    what: str
-    count: float
-    seconds: float
-    detail: str | None = None
+    module: str | None = figure("module", "text", "path, with * for the indices of equal layers")
+    what: str = figure("what", "text", "operator or kernel, or in words")
+    count: float = figure("times", "count", "how often in a step")
+    seconds: float = figure("time", "ms", "of one step")
+    detail: str | None = figure("detail", "text", "why it took so long, where that is known", default=None)
 
 
 class Term(Part):
@@ -56,12 +58,14 @@ class Term(Part):
     empty where that is unknown.
     """
 
-    name: Annotated[TermName, Newer]
-    seconds: float
-    low_s: float | None = None
-    high_s: float | None = None
-    at_most_s: float | None = None
-    phases: dict[str, float] = Field(default_factory=dict)
+    name: Annotated[TermName, Newer] = figure("term", "text", "a step of the waterfall")
+    seconds: float = figure("time", "ms", "what it adds to the step")
+    low_s: float | None = figure("from", "ms", "lower end of the 95 % interval of that", default=None)
+    high_s: float | None = figure("to", "ms", "upper end of that interval", default=None)
+    at_most_s: float | None = figure(
+        "could save at most", "ms", "ceiling of what could be saved there, never a gain", default=None
+    )
+    phases: dict[str, float] = figure("{key}", "ms", "of which in {key}", keys=PARTS, default_factory=dict)
     contributors: list[Contributor] = Field(default_factory=list)
 
 
@@ -74,17 +78,35 @@ class Waterfall(Part):
     ``step_phases`` are the seconds of each phase in ``step_s``; empty where that is unknown.
     """
 
-    source: Annotated[Literal["kernels", "operators"], Newer]
-    step_s: float
+    step_s: float = figure(
+        "step taken apart",
+        "ms",
+        "mean step that the terms add up to",
+        "waterfall_step_s",
+        interval=("ci_low", "ci_high"),
+    )
     ci_low: float | None
     ci_high: float | None
-    peak_flops_per_s: float
-    peak_source: str
-    bandwidth_bytes_per_s: float | None
-    bandwidth_source: str | None
-    clock_share: float | None
+    step_phases: dict[str, float] = figure(
+        "of it in {key}", "ms", "of the mean step", "waterfall_{key}_s", keys=PARTS, default_factory=dict
+    )
+    source: Annotated[Literal["kernels", "operators"], Newer] = figure(
+        "terms are of", "text", "kernels on the device, or operators of the host", "waterfall_source"
+    )
+    peak_flops_per_s: float = figure(
+        "peak", "TFLOP/s", "FLOP/s of a device that the ideal is at", "waterfall_peak_flops_per_s"
+    )
+    peak_source: str = figure("source of the peak", "text", "where that peak is from", "waterfall_peak_source")
+    bandwidth_bytes_per_s: float | None = figure(
+        "bandwidth", "GB/s", "bytes that a device can move each second", "waterfall_bandwidth_bytes_per_s"
+    )
+    bandwidth_source: str | None = figure(
+        "source of the bandwidth", "text", "where it is from", "waterfall_bandwidth_source"
+    )
+    clock_share: float | None = figure(
+        "clock held", "%", "SM clock over the one that the peak is of", "waterfall_clock_share"
+    )
     terms: list[Term]
-    step_phases: dict[str, float] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
     @property

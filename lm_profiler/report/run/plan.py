@@ -8,7 +8,7 @@ from typing import Any
 from lm_profiler.analysis.plan.capacities import Capacity
 from lm_profiler.analysis.plan.floors import PlannedFloors
 from lm_profiler.analysis.plan.planned import Planned, fits
-from lm_profiler.analysis.plan.remedies import Remedy
+from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.record.quantities import (
     FLOOR,
     PARTS,
@@ -100,7 +100,7 @@ def _floor_ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
 
 
-def remedy_table(tried: Sequence[tuple[Remedy, Planned, PlannedFloors]], device: Capacity) -> Table:
+def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
     """Of other settings of a run that may not fit into ``device``, each rehearsed, and its step's floor."""
     if not tried:
         return Table(above=["no setting is known that would need less"])

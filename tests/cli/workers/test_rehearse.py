@@ -20,7 +20,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.plan.remedies import remedies
+from lm_profiler.analysis.remedies.catalogue import remedies
 from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel

@@ -1,11 +1,13 @@
-"""Which other settings of a run are tried where it does not fit."""
+"""The catalogue answers every finding, and offers a run that does not fit other settings."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.plan.remedies import remedies, together
+from lm_profiler.analysis.remedies.catalogue import REMEDIES, likely_share, remedies, remedy_of, together
+from lm_profiler.record.run import Finding, FindingName
+from tests.support.made_runs import made_record
 
 
 def planned(largest: int | None = None, batch: int = 12, **settings: Any) -> Planned:
@@ -70,3 +72,19 @@ def test_together_they_leave_the_model_alone_first() -> None:
     assert least.options == {"trainer.precision": "bf16-true", **kept, "model.optimizer": "sgd"}
     assert "the optimizer" in least.changes
     assert "the optimizer" not in gentle.changes
+
+
+def test_every_finding_has_an_entry_and_each_entry_does_something() -> None:
+    names = [remedy.name for remedy in REMEDIES]
+    assert len(names) == len({*names})
+    assert {*get_args(FindingName)} <= {*names}
+    for remedy in REMEDIES:
+        says = bool(remedy.say) or remedy.name == "ranks"
+        assert says == (remedy.name in get_args(FindingName))
+        assert says or remedy.faster or remedy.smaller
+
+
+def test_a_finding_of_a_later_version_is_told_by_its_name() -> None:
+    later = Finding.model_construct(name="cold_cache", saves_s=0.1, share=0.2)
+    assert remedy_of(later, made_record()) == "See cold cache."
+    assert likely_share(later) == 1.0

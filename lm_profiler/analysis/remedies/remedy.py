@@ -1,0 +1,164 @@
+"""What an entry of the catalogue consists of, and what it is asked about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lm_profiler.analysis.improve.trials import Candidate
+from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.run import Bound, Finding, RunRecord, Settings
+
+ORDER = "rounding: sums are taken in another order"
+PER_BATCH = "what is computed over a batch, such as batch norm"
+TF32 = "rounding: factors of float32 products have 11 bits"
+BFLOAT16 = "rounding: activations and products are in bfloat16"
+FLOAT16 = "rounding: activations and products are in float16"
+WEIGHTS = "rounding: weights are in bfloat16, too"
+BY_WORKERS = "the batches, where workers share an iterable data set"
+WITHOUT_CLIPPING = "training itself: gradients are not clipped"
+OTHER_BATCH = "training itself: the global batch is another one"
+OTHER_OPTIMIZER = "training itself: the optimizer is another one"
+OTHER_CONTEXT = "training itself: the context is another one"
+UNKNOWN = "an option that was asked for: what else it changes is not known"
+
+EFFECTS = {
+    None: "",
+    ORDER: "rounding",
+    PER_BATCH: "statistics over a batch",
+    BFLOAT16: "rounding",
+    WEIGHTS: "rounding (also of weights)",
+    OTHER_BATCH: "the samples of a step",
+    OTHER_OPTIMIZER: "the optimizer",
+    OTHER_CONTEXT: "the context",
+}
+"""What a plan calls each effect on training that it offers, the least effect first."""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What the machine has. None is unknown: then the runs themselves will tell.
+
+    Attributes:
+        half_precision: The mixed precision that it multiplies faster than float32; "" for none.
+        tf32: Whether it multiplies float32 as TF32.
+        compiles: Why torch.compile cannot work here; "" where it can.
+        cores: That the run may use.
+        has_device: Whether batches are copied to a device.
+    """
+
+    half_precision: str | None
+    tf32: bool | None
+    compiles: str
+    cores: int
+    has_device: bool
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """The run that is to become faster: what it was set to, and what its step consists of."""
+
+    entry: Entry
+    record: RunRecord
+
+    def option(self, path: str) -> Any:
+        """The value of an option; None also where the run has no such option."""
+        return self.entry.option(path)
+
+    def has(self, path: str) -> bool:
+        """Whether the run's parser knows the option ``path``."""
+        head, _, name = path.rpartition(".")
+        section: Any = (self.record.config or {}).get(head)
+        section = section.get("init_args", section) if isinstance(section, Mapping) else {}
+        return isinstance(section, Mapping) and name in section
+
+    def first_known(self, *paths: str) -> str | None:
+        """The first of some options that the run's parser knows: a module's own before what torch offers any module."""
+        return next((path for path in paths if self.has(path)), None)
+
+    def phases_s(self, *names: str) -> float | None:
+        """Mean seconds of a step that these phases take: no remedy saves more than what it touches."""
+        means = [self.record.time[name].mean for name in names if name in self.record.time]
+        return sum(mean for mean in means if mean is not None) if means else None
+
+    def terms_s(self, *names: str) -> float | None:
+        """Seconds that these terms of the waterfall could save at most; None without a waterfall."""
+        waterfall = self.record.waterfall
+        if waterfall is None:
+            return None
+        return sum(term.at_most_s or 0.0 for term in waterfall.terms if term.name in names)
+
+
+@dataclass(frozen=True)
+class Smaller(Candidate):
+    """Options with which a run needs less memory.
+
+    Attributes:
+        is_known: Whether it is known to fit without being rehearsed.
+    """
+
+    is_known: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The options as arguments of a command."""
+        return [f"--{name}={value}" for name, value in self.options.items()]
+
+    @property
+    def changes(self) -> str:
+        """What it may change in training, in short; empty for nothing."""
+        return EFFECTS.get(self.may_change, self.may_change or "")
+
+
+def faster(options: Mapping[str, str], group: str, ceiling_s: float | None, may_change: str | None = None) -> Candidate:
+    """A candidate that is called as its options."""
+    return Candidate(name_of(options), options, group, ceiling_s, may_change)
+
+
+def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known: bool = False) -> Smaller:
+    """A candidate of a plan that is called as its options."""
+    text = {name: str(value) for name, value in options.items()}
+    return Smaller(name_of(text), text, next(iter(text)), None, may_change, is_known)
+
+
+def name_of(options: Mapping[str, str]) -> str:
+    """What a candidate with these options is called."""
+    return " + ".join(f"{option}={text}" for option, text in options.items())
+
+
+Faster = Callable[[FirstRun, Hardware], Iterator[tuple[Candidate, str]]]
+"""Candidates that a run leaves open, each with why it cannot work on this hardware ("" where it can)."""
+
+
+def switch(name: str, when: Callable[[Any], bool], to: str, phases: tuple[str, ...], may_change: str | None) -> Faster:
+    """One option that is set to ``to`` where its value is as ``when`` says, and saves at most what ``phases`` take."""
+
+    def candidates(run: FirstRun, hardware: Hardware) -> Iterator[tuple[Candidate, str]]:
+        if when(run.option(name)):
+            yield faster({name: to}, name, run.phases_s(*phases), may_change), ""
+
+    return candidates
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """Something to do about a step that takes too long or needs too much.
+
+    Attributes:
+        name: That of the finding that it answers, or its own where no finding is about it.
+        say: The sentence of such a finding.
+        likely: How much of what is possible it usually saves, to rank findings by: ceilings of what fuses or halves
+            are loose.
+        against: What a run is bound by for which it goes before other remedies whose ceilings are no lower.
+        faster: The candidates of `improve`: options, the ceiling of what they save, and what they may change.
+        smaller: The candidates of `plan` where a run does not fit, given the largest context that does, if known.
+    """
+
+    name: str
+    say: str | Callable[[Finding, Settings], str] = ""
+    likely: float = 1.0
+    against: tuple[Bound, ...] = ()
+    faster: Faster | None = None
+    smaller: Callable[[Planned, int | None], Iterator[Smaller]] | None = None

@@ -1,0 +1,162 @@
+"""What a field of a record is called, shown in and means: written beside the field, read by the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from pydantic import Field
+from pydantic_core import PydanticUndefined
+
+UNITS: dict[str, tuple[str, str, float, int]] = {
+    "ms": ("s", "ms", 1e3, 3),
+    "s": ("s", "s", 1.0, 2),
+    "GiB": ("bytes", "GiB", 2.0**-30, 3),
+    "bytes": ("bytes", "", 1.0, 0),
+    "%": ("1", "%", 100.0, 1),
+    "x": ("1", "x", 1.0, 2),
+    "ppm": ("1", "ppm", 1e6, 1),
+    "count": ("1", "", 1.0, 0),
+    "number": ("1", "", 1.0, 3),
+    "loss": ("1", "", 1.0, 6),
+    "error": ("1", "%", 100.0, 4),
+    "tokens/s": ("1/s", "tokens/s", 1.0, 0),
+    "samples/s": ("1/s", "samples/s", 1.0, 1),
+    "GFLOP": ("FLOP", "GFLOP", 1e-9, 3),
+    "TFLOP/s": ("FLOP/s", "TFLOP/s", 1e-12, 3),
+    "GB/s": ("bytes/s", "GB/s", 1e-9, 1),
+    "MHz": ("Hz", "MHz", 1e-6, 0),
+    "W": ("W", "W", 1.0, 1),
+    "J": ("J", "J", 1.0, 4),
+    "°C": ("°C", "°C", 1.0, 0),
+    "text": ("text", "", 1.0, 0),
+}
+"""By how they are shown: as stored, as shown, the factor between them, and the most digits behind the point.
+
+``bytes`` are shown each in the unit that fits. ``text`` is of no figure, but of what one needs beside it: a source, a
+reason.
+"""
+
+_BINARY = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+_DECIMAL = (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6))
+
+
+class Place(IntEnum):
+    """How early a figure is shown where there is no room for all."""
+
+    HEADLINE = 1
+    """Beside a run's name: at a sweep's end, and in the columns of the tab that stay in place."""
+    TABLE = 2
+    """In the usual table of runs, and among TensorBoard's HPARAMS."""
+    FILE = 3
+    """In files for programs."""
+    ASKED = 4
+    """By its name, and on the page of its run."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a field of a record is called, shown in and means. It also describes the field in the published schema.
+
+    In the texts of a field with ``keys``, ``{key}`` stands for the key and ``{word}`` for what people call it; in those
+    of a part that a record has by phase, ``PHASE`` stands for the phase.
+
+    Attributes:
+        unit: One of ``UNITS``.
+        meaning: One line without a full stop.
+        name: As the registry has it; empty where it is the field's, or the key.
+        keys: Of a mapping of numbers: the keys that are figures, perhaps each with its word.
+        interval: The fields beside it that hold the ends of its 95 % interval.
+        goes_by_step: Whether it is so much a step over the step's time, whose interval it then has, turned over.
+        tag: TensorBoard's, of its value in each step.
+        run_tag: What TensorBoard's HPARAMS call a run's value.
+        group: Where people find it, if not where its part is.
+    """
+
+    title: str
+    unit: str
+    meaning: str
+    name: str = ""
+    _: KW_ONLY
+    keys: Iterable[str] | Mapping[str, str] = ()
+    interval: tuple[str, str] | None = None
+    goes_by_step: bool = False
+    place: Place = Place.FILE
+    tag: str | None = None
+    run_tag: str | None = None
+    group: str = ""
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Describe the field in ``schema``, the published one; not a part that stands in several places."""
+        if "{" not in self.meaning:
+            unit = UNITS[self.unit][0]
+            text = self.meaning.replace("PHASE", "the phase")
+            schema.setdefault("description", text if unit in ("1", "text") else f"{text} ({unit})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Within:
+    """How a record tells the figures of a part that one of its fields holds, once or by key.
+
+    Attributes:
+        group: Where people find them.
+        keys: Of a mapping of parts: the keys that are told, perhaps each with its word.
+        name: In these three ``{name}``, ``{title}`` and ``{meaning}`` stand for the part's own.
+        place: In place of the part's own.
+        instead: By field, what is told here in place of the part's own figure; None for nothing.
+    """
+
+    group: str = ""
+    keys: Iterable[str] | Mapping[str, str] = ()
+    name: str = "{name}"
+    title: str = "{title}"
+    meaning: str = "{meaning}"
+    place: Place | None = None
+    instead: Mapping[str, Figure | None] = field(default_factory=dict)
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """The part itself describes what it is."""
+
+
+def figure(title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Any:
+    """A field of a record that is a ``Figure``; ``default`` and ``default_factory`` are as in pydantic's ``Field``."""
+    defaults = {key: more.pop(key) for key in ("default", "default_factory") if key in more}
+    return Field(
+        **(defaults or {"default": PydanticUndefined}), json_schema_extra=Figure(title, unit, meaning, name, **more)
+    )
+
+
+def within(**more: Any) -> Any:
+    """A field of a record that holds a part of it, as ``Within`` says; its default as in pydantic's ``Field``."""
+    defaults = {key: more.pop(key) for key in ("default", "default_factory") if key in more}
+    return Field(**(defaults or {"default": PydanticUndefined}), json_schema_extra=Within(**more))
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with three figures, in the largest unit of which they are at least a half."""
+    unit, size = next(((unit, size) for unit, size in _BINARY if abs(count) >= size / 2), ("B", 1.0))
+    shown = count / size
+    digits = 0 if size == 1 or abs(shown) >= 99.95 else 1 if abs(shown) >= 9.995 else 2
+    return f"{shown:,.{digits}f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Figures that mean something, in the unit that fits: ``9.5 ms``, ``45.0 s``, ``9.5 min``, ``1.25 h``."""
+    if seconds < 0.9995:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 90.0:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60.0:.3g} min" if seconds < 5400.0 else f"{seconds / 3600.0:,.3g} h"
+
+
+def with_prefix(value: float, unit: str) -> str:
+    """``196 GFLOP/s``: three figures, and the prefix that fits."""
+    prefix, size = next(((prefix, size) for prefix, size in _DECIMAL if value >= size), ("", 1.0))
+    return f"{value / size:.3g} {prefix}{unit}"

@@ -1,0 +1,231 @@
+"""One measured quantity, how it is shown, and how all of them are read from the fields of a record's type."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin, get_type_hints
+
+from lm_profiler.record.figure import UNITS, Figure, Place, Within, bytes_text, with_prefix
+from lm_profiler.record.run import Part
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity, stored in SI under ``name`` and shown as ``value * scale`` in ``shown_unit``.
+
+    Attributes:
+        meaning: One line without a full stop.
+        tag: TensorBoard's, of its value in each step; None where steps have none.
+        path: Where its file has it; empty for what is computed of several values, or is of a step alone.
+        get: Its value in a record, or in a row of its list, in SI; None where it is unknown.
+        interval: Its (low, high) there, 95 %; None for a figure without one.
+        run_tag: What TensorBoard's HPARAMS call a run's value.
+        of: In ``name`` and ``meaning`` of a family, such as one for each phase, what its members differ in.
+    """
+
+    name: str
+    title: str
+    unit: str
+    shown_unit: str
+    scale: float
+    digits: int
+    meaning: str
+    tag: str | None = None
+    path: str = ""
+    get: Callable[[Any], Any] = lambda record: None
+    interval: Callable[[Any], tuple[float, float] | None] = lambda record: None
+    place: Place = Place.FILE
+    run_tag: str | None = None
+    group: str = ""
+    of: str | None = None
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it is no figure, but what one needs beside it."""
+        return self.unit == "text"
+
+    @property
+    def heading(self) -> str:
+        """``step (ms)``; a title that has its unit stays as it is."""
+        unit = self.shown_unit
+        has = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", self.title)
+        return self.title if not unit or has else f"{self.title} ({unit})"
+
+    def show(self, value: Any, unit: bool = True, digits: int | None = None) -> str:
+        """``value`` (SI) for people; ``unknown`` for None. ``digits`` behind the point, if not the usual ones."""
+        if value is None:
+            return "unknown"
+        if self.is_text:
+            return value if isinstance(value, str) else ", ".join(map(str, value)) or "none"
+        if self.unit == "bytes" and not self.shown_unit:
+            return bytes_text(value)
+        number = f"{value * self.scale:,.{self.digits if digits is None else digits}f}"
+        return f"{number} {self.shown_unit}" if unit and self.shown_unit else number
+
+    def rounded(self, value: float, low: float | None = None, high: float | None = None) -> str:
+        """To four places that mean something, with its interval to as many behind the point; without its unit."""
+        shown = abs(value * self.scale)
+        places = 3 - math.floor(math.log10(shown)) if shown else self.digits
+        digits = max(0, min(self.digits, places))
+        text, *ends = (self.show(x, unit=False, digits=digits) for x in (value, low, high) if x is not None)
+        return f"{text} [{', '.join(ends)}]" if len(ends) == 2 else text
+
+    def fit(self, value: Any) -> str:
+        """The same on its own, where no other value has to stand in the same unit."""
+        if value is None or self.is_text:
+            return self.show(value)
+        if self.unit == "bytes":
+            return bytes_text(value)
+        if self.unit.startswith("FLOP"):
+            return with_prefix(value, self.unit)
+        if self.unit in ("J", "W"):
+            return f"{value:,.4g} {self.shown_unit}"
+        return self.show(value)
+
+
+def at(path: str) -> Callable[[Any], Any]:
+    """What a record has at ``path``; None where there is no such part."""
+    keys = path.split(".") if path else []
+
+    def get(record: Any) -> Any:
+        for key in keys:
+            record = record.get(key) if isinstance(record, dict) else getattr(record, key)
+            if record is None:
+                return None
+        return record
+
+    return get
+
+
+def between(low: Callable[[Any], Any], high: Callable[[Any], Any]) -> Callable[[Any], tuple[float, float] | None]:
+    """The interval with these ends; None where one of them is unknown."""
+
+    def interval(record: Any) -> tuple[float, float] | None:
+        ends = low(record), high(record)
+        return None if None in ends else ends
+
+    return interval
+
+
+def column(path: str, title: str, unit: str, meaning: str, name: str = "", **more: Any) -> Quantity:
+    """A quantity at ``path``; called as there, unless ``name`` tells it from another."""
+    return Quantity(name or path.rpartition(".")[2], title, *UNITS[unit], meaning, path=path, get=at(path), **more)
+
+
+class FigureAt(NamedTuple):
+    """A figure of a type: where its objects have it, whether files have it too, and by which key it is told."""
+
+    path: str
+    figure: Figure
+    is_stored: bool = True
+    key: str | None = None
+
+    @property
+    def quantity(self) -> Quantity:
+        told, (above, _, _) = self.figure, self.path.rpartition(".")
+        own: dict[str, Any] = {
+            "tag": told.tag,
+            "run_tag": told.run_tag,
+            "place": told.place,
+            "group": told.group,
+            "of": self.key if told.place is Place.ASKED else None,
+        }
+        if told.interval is not None:
+            low, high = (at(f"{above}.{end}".lstrip(".")) for end in told.interval)
+            own["interval"] = between(low, high)
+        stored = column(self.path, told.title, told.unit, told.meaning, told.name, **own)
+        return stored if self.is_stored else replace(stored, path="")
+
+
+def figures_in(form: type[Part]) -> Iterator[FigureAt]:
+    """The figures that an object of the type has once: of its fields, of parts within it, of its properties."""
+    for name, field in form.model_fields.items():
+        told, kind = field.json_schema_extra, _bare(field.annotation)
+        if isinstance(told, Figure) and told.keys:
+            yield from (_keyed(FigureAt(f"{name}.{key}", told, key=key), key, word) for key, word in _words(told.keys))
+        elif isinstance(told, Figure) and not _is_column(kind):
+            yield FigureAt(name, replace(told, name=told.name or name))
+        elif isinstance(told, Within) or _is_part(kind):
+            yield from _figures_within(name, told if isinstance(told, Within) else Within(), kind)
+    for name, member in vars(form).items():
+        returned = getattr(member.fget, "__annotations__", {}).get("return", "") if isinstance(member, property) else ""
+        if str(returned).startswith("Annotated"):
+            told = get_type_hints(member.fget, include_extras=True)["return"].__metadata__[0]
+            yield FigureAt(name, replace(told, name=told.name or name), is_stored=False)
+
+
+def _figures_within(name: str, told: Within, kind: Any) -> Iterator[FigureAt]:
+    """The figures of a part at ``name``, or of those that it has by key: figure by figure, each of all keys."""
+    part = get_args(kind)[1] if get_origin(kind) is dict else kind
+    others = [FigureAt(field, each) for field, each in told.instead.items() if each is not None]
+    for inner in figures_in(part):
+        if inner.path in told.instead:
+            continue
+        keys: Sequence[tuple[str | None, str]] = _words(told.keys) if told.keys else [(None, "")]
+        for key, word in keys:
+            texts = inner.figure
+            own = {"name": texts.name, "title": texts.title, "meaning": texts.meaning, "key": key, "word": word}
+            phase = key or ""
+            figure = replace(
+                texts,
+                name=told.name.format(**own),
+                title=told.title.format(**own),
+                meaning=told.meaning.format(**own).replace("PHASE", phase),
+                place=told.place or texts.place,
+                group=texts.group or told.group,
+                tag=None if key else texts.tag,
+                run_tag=None if key else texts.run_tag,
+            )
+            path = f"{name}.{inner.path}" if key is None else f"{name}.{key}.{inner.path}"
+            yield FigureAt(path, figure, inner.is_stored, key or inner.key)
+    for other in others:
+        group = other.figure.group or told.group
+        yield other._replace(path=f"{name}.{other.path}", figure=replace(other.figure, group=group))
+
+
+def _keyed(one: FigureAt, key: str, word: str) -> FigureAt:
+    """The figure of one key."""
+    told = one.figure
+    texts = {name: getattr(told, name).format(key=key, word=word) for name in ("name", "title", "meaning")}
+    return one._replace(figure=replace(told, **texts | {"name": texts["name"] or key}))
+
+
+def rows_in(form: type[Part], before: str = "") -> Iterator[tuple[str, tuple[Quantity, ...]]]:
+    """By where an object of the type has them, the lists whose rows are figures; ``[]`` is each of a list."""
+    for name, field in form.model_fields.items():
+        told, kind = field.json_schema_extra, _bare(field.annotation)
+        inner = _bare(get_args(kind)[0]) if get_origin(kind) is list else None
+        if isinstance(told, Figure) and _is_column(kind):
+            yield before + name, (replace(FigureAt("", told).quantity, name=told.name or name, group=""),)
+        elif _is_part(inner):
+            if row := tuple(one.quantity for one in figures_in(inner)):
+                yield before + name, row
+            yield from rows_in(inner, f"{before}{name}[].")
+        elif _is_part(kind):
+            yield from rows_in(kind, f"{before}{name}.")
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without what is annotated, and without None."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return _bare(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    return annotation
+
+
+def _is_part(kind: Any) -> TypeGuard[type[Part]]:
+    return isinstance(kind, type) and issubclass(kind, Part)
+
+
+def _is_column(kind: Any) -> bool:
+    """Whether it is a list of numbers, which is a table of its own; words are told in one line."""
+    return get_origin(kind) is list and _bare(get_args(kind)[0]) in (int, float)
+
+
+def _words(keys: Any) -> list[tuple[str, str]]:
+    return list(keys.items()) if isinstance(keys, Mapping) else [(key, key) for key in keys]
