@@ -248,13 +248,13 @@ def test_cells_end_in_every_way_and_nothing_runs_twice_however_it_is_killed(swee
     assert "cells are missing; run the same command again for them" in said
     assert statuses(here) == {"fail": "failed", "hog": "oom", "hang": "interrupted", "crash": "failed", "well": "ok"}
 
-    sweep.start(timeout_s=15)
+    sweep.start(timeout_s=8)
     sweep.until_it_hangs(3)
     assert sweep.ends()[0] == 1
     assert sweep.none_is_left()
     outcomes: dict[str, CellOutcome] = {**read_outcomes(here / "logs" / "ends")}
     reasons = {cell.removeprefix("does="): (outcome.status, outcome.reason) for cell, outcome in outcomes.items()}
-    assert reasons["hang"] == ("timeout", "ran longer than 15 s, in forward of step 3")
+    assert reasons["hang"] == ("timeout", "ran longer than 8 s, in forward of step 3")
     assert reasons["fail"] == ("failed", "RuntimeError in forward of step 3: boom")
     assert reasons["well"] == ("ok", None)
     assert reasons["crash"][1] is not None
