@@ -20,12 +20,17 @@ CHANGES: list[str] = []
 _VOLATILE = (
     (re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\+00:00)?"), "TIME"),
     (re.compile(r"(Python|torch|Lightning|lm_profiler) \d+\.\d[\w.+]*"), r"\1 VERSION"),
+    (re.compile(r"(?<=this machine has )\([^)]*\)"), "(ACCELERATORS)"),
+    (re.compile(r"(?<=lm_profiler: trainer: ).*(?=; given )"), "LIGHTNING'S OWN WORDS"),
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 
 
 def masked(text: str, **folders: Path | str) -> str:
-    """The text with each of the ``folders`` by its name in capitals, and without times, versions and blanks at ends."""
+    """The text with each of the ``folders`` by its name in capitals.
+
+    It is without times, versions, blanks at ends of lines, a machine's accelerators, and what Lightning says by itself.
+    """
     for name, folder in folders.items():
         text = text.replace(str(folder), name.upper())
     for pattern, word in _VOLATILE:
@@ -36,7 +41,7 @@ def masked(text: str, **folders: Path | str) -> str:
 def assert_stored(name: str, cases: Mapping[str, str | Iterable[str]], **folders: Path | str) -> None:
     """Hold what is printed in each case, by the case's name, against the file; ``folders`` as for ``masked``."""
     printed = "\n".join(f"== {case}\n{_text(said)}" for case, said in cases.items())
-    text, path = masked(printed, **folders), TEXTS / f"{name}.txt"
+    text, path = masked(printed, **folders).encode(errors="backslashreplace").decode(), TEXTS / f"{name}.txt"
     stored = path.read_text(encoding="utf-8") if path.exists() else None
     if os.environ.get("RENEW") == "1" and text != stored:
         before, after = (stored or "").splitlines(), text.splitlines()
