@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ sys.path[:0] = [str(SUPPORT), str(SUPPORT.parents[1])]  # and benchmarks/, whose
 pytest.register_assert_rewrite("known_loop")
 
 import warm  # noqa: E402 - which stands in tests/support
+from stored_texts import CHANGES  # noqa: E402
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _keep_nothing()
+    os.environ["GIT_DIR"] = os.devnull  # each run asks twice what it is a commit of, and git takes 25 ms to say so
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", "2000")  # as it is unless it is set, but for torch 2.10
     config.add_cleanup(lambda: shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True))
 
@@ -33,6 +36,21 @@ def _keep_nothing() -> None:
     os.environ.setdefault("MPLCONFIGDIR", str(cache / "matplotlib"))  # whose fonts take long to find again
     os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="lm_profiler_tests_cache_")
     Path(os.environ["XDG_CACHE_HOME"], "lm_profiler").touch()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of xdist, which takes it to who shows it
+        session.config.workeroutput["changes"] = CHANGES
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    CHANGES.extend(getattr(node, "workeroutput", {}).get("changes", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for change in CHANGES:
+        terminalreporter.write_line(f"\n{change}")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

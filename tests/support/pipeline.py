@@ -5,8 +5,9 @@ Independent of what it tests: no formula of a mean step stands here, only who ma
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from lm_profiler.analysis.why.slack import DelayBlock, Held
 Delay = tuple[float, float, float]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pipeline:
     """Seconds of a batch in a worker and on the host, each times log-normal noise of about ``noise``.
 
@@ -31,34 +32,33 @@ class Pipeline:
     drift: float = 0.0
     """By what share the host is slower after 1,000 steps."""
     seed: int = 0
-    _random: np.random.Generator = field(init=False, repr=False)
 
     def run(
         self, steps: int, delay: Callable[[int], tuple[float, float, float]] = lambda step: (0.0, 0.0, 0.0)
     ) -> list[float]:
         """Seconds of each step; ``delay`` says what a step adds to a batch in a worker, to the host, and how long the
         workers hold at its beginning."""
-        self._random = np.random.default_rng(self.seed)
+        random = np.random.default_rng(self.seed)
+        noise = np.exp(random.normal(-(self.noise**2) / 2, self.noise, (steps, 2))).tolist()  # of mean 1
         taken_s = [0.0] * (self.workers * self.prefetch)  # when each batch was ordered: so many at once, at first
         made_s, times, now = list[float](), list[float](), 0.0
-        said: list[tuple[float, float, float]] = []  # from when on, of a batch in a worker, and until when workers hold
+        said_s, in_worker_s, held_s = list[float](), list[float](), list[float]()  # what each step says, and when
         for step in range(steps):
             in_worker, on_host, hold = delay(step)
-            said.append((now, in_worker, now + hold if hold else 0.0))
+            said_s.append(now)
+            in_worker_s.append(in_worker)
+            held_s.append(now + hold if hold else 0.0)
             begun = max(taken_s[step], made_s[step - self.workers] if step >= self.workers else 0.0)
             # It may have begun long ago, under what was said then; nothing new is said while the host waits for it.
-            heard = [of for of in said[-64:] if of[0] <= begun]
-            begun = max(begun, *(until for _, _, until in heard))
-            made_s.append(begun + heard[-1][1] + self.worker_s * self._noise())
+            heard = bisect_right(said_s, begun)
+            begun = max(begun, *held_s[max(step - 63, 0) : heard])
+            made_s.append(begun + in_worker_s[heard - 1] + self.worker_s * noise[step][0])
             taken = max(now, made_s[step])
             taken_s.append(taken)
-            ended = taken + self.host_s * (1 + self.drift * step / 1000) * self._noise() + on_host
+            ended = taken + self.host_s * (1 + self.drift * step / 1000) * noise[step][1] + on_host
             times.append(ended - now)
             now = ended
         return times
-
-    def _noise(self) -> float:
-        return float(np.exp(self._random.normal(-(self.noise**2) / 2, self.noise)))  # of mean 1
 
 
 def held(pipeline: Pipeline, blocks: Sequence[DelayBlock], step_s: float) -> list[Held]:

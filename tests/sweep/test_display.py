@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from by_hand import plan
 from rich.console import Console
+from stored_texts import assert_stored
 
 from lm_profiler.record.sweep import Cell, CellOutcome, CellStatus
 from lm_profiler.sweep.display import Display, stage_of
@@ -44,10 +45,7 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
         display.ended(CELLS[0], outcome("a[b]", "ok", 12.34))
         display.began(CELLS[1], None)
         display.ended(CELLS[1], outcome("b", "failed", 75.0, "RuntimeError: [red]boom[/red]"))
-    assert file.getvalue().splitlines() == [
-        "[2/5] ok       a[b]  12.3 s",
-        "[3/5] failed   b  75.0 s  RuntimeError: [red]boom[/red]",
-    ]
+    assert_stored("sweep/lines", {"two of five cells, after one": file.getvalue()})
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -66,13 +64,14 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     display = display_of(CELLS, slots=2, console=Console(file=io.StringIO()), clock=clock)
     display.began(CELLS[0], "0")
     display.began(CELLS[1], "1")
-    assert display.progress() == "0 of 4 cells, 0 ms elapsed"
+    said = {"none has ended": display.progress()}
     clock.now = 10.0
     display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.began(CELLS[2], "0")
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
-    assert display.progress() == "1 of 4 cells, 1 ok, 14.0 s elapsed, about 8.0 s left"
+    said["one has ended, and two run side by side"] = display.progress()
+    assert_stored("sweep/progress", said)
     unknown = display_of(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
     unknown.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     assert "left" not in unknown.progress()
@@ -84,7 +83,7 @@ def test_a_cell_that_takes_longer_than_the_others_leaves_no_time_that_is_known()
     display.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     display.began(CELLS[1], None)
     clock.now = 30.0
-    assert display.progress() == "1 of 2 cells, 1 ok, 30.0 s elapsed"
+    assert "left" not in display.progress()
 
 
 def test_refusals_say_nothing_of_the_time_that_is_left() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compared import CONFIG, ENVIRONMENT, MODEL, entry, entry_of_steps, record, rows
+from stored_texts import assert_stored
 
 from benchmarks.simulation import HELD_OUT, TUNED, spiky
 from lm_profiler.analysis.compare.comparison import Comparison, compare
@@ -158,9 +160,6 @@ def test_what_people_compare_is_no_unlikeness() -> None:
 def test_surroundings_that_a_killed_run_did_not_tell_are_unknown_and_no_difference() -> None:
     found = one_against_one({}, {"environment": None})
     assert found.environment is None
-    printed = terminal(comparison_table(found))
-    assert "environments: of A or B unknown" in printed
-    assert "environments differ" not in printed
 
 
 def test_without_a_config_the_module_tells_what_differs() -> None:
@@ -202,19 +201,14 @@ def test_doubts_about_a_run_are_said() -> None:
         [one("a0", steadiness=slowing), *(one(f"a{i}", environment=moved) for i in (1, 2))],
         [one("b", status="oom", failure=oom)],
     )
-    assert found.notes[:3] == [
-        "A: a0 was slowing",
-        "A: its runs differ in git_commit",
-        "B: b ended oom (OutOfMemoryError: CUDA out of memory); the steps that it measured count",
-    ]
+    assert_stored("compare/doubts", {"of two sides": found.notes})
 
 
 def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
     empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
     found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
     assert found.a == ["a0"]
-    assert found.notes[0] == "A: a1 is left out: it has no measured step (failed); likewise 1 more of 3 runs"
-    assert "three runs a side would do" in found.notes[1]
+    assert_stored("compare/left_out", {"two of three runs": found.notes})
     with pytest.raises(UsageError, match=r"A: a1: it has no measured step \(failed\)"):
         compare([empty], [one("b")])
 
@@ -226,17 +220,12 @@ def test_a_run_that_ended_before_its_first_step_is_one_that_measured_nothing(tmp
         compare([one("a")], [refused])
 
 
-@pytest.mark.parametrize(
-    "a,b,said",
-    [
-        (1, 3, "A is a single run: taken to scatter as the other side's do"),
-        (2, 3, "two runs say little about how runs scatter: with three a side intervals are several times narrower"),
-        (3, 3, None),
-    ],
-)
-def test_how_far_so_many_runs_carry_is_said(a: int, b: int, said: str | None) -> None:
-    found = compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)])
-    assert found.notes == ([said] if said else [])
+def test_how_far_so_many_runs_carry_is_said_as_stored() -> None:
+    said = {
+        f"{a} against {b}": compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)]).notes
+        for a, b in ((1, 3), (2, 3), (3, 3))
+    }
+    assert_stored("compare/so_many_runs", said)
 
 
 def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
@@ -259,9 +248,7 @@ def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
 
     notes = compare(side("a"), side("b")).notes
     assert [note.split(" ", 2)[:2] for note in notes] == [[f"{x}:", f"{x.lower()}{i}"] for x in "AB" for i in (0, 0, 7)]
-    assert notes[0] == "A: a0 was noisy; likewise 20 more of 22 runs"
-    assert notes[1].endswith("; likewise 21 more of 22 runs")
-    assert notes[2] == "A: a7 was slowing"
+    assert_stored("compare/many_runs", {"22 runs a side": notes})
 
 
 # --- an interval that says nothing
@@ -274,8 +261,7 @@ def test_repeats_that_tell_nothing_are_called_that() -> None:
     found = compare(a, b)
     assert (found.step.interval, found.step.verdict, found.detectable) == (None, "UNCLEAR", None)
     said = terminal(comparison_table(found))
-    assert "unknown, repeat" in said.splitlines()[7]
-    assert "verdict: UNCLEAR: too few or too unlike steps to tell; repeat" in said
+    assert_stored("compare/tells_nothing", {"two runs a side that differ a hundredfold": said})
     assert not re.search(r"e[+]\d|inf|nan", said)
 
 
@@ -295,7 +281,7 @@ def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
     assert compare(a, b).step.verdict == "UNCLEAR"
     shown = compare(a, b, ProcessSpread(0.01, 4))
     assert shown.step.verdict == "SLOWER"
-    assert "were seen to differ by 1.0%" in shown.notes[0]
+    assert_stored("compare/selftest", {"assumed": compare(a, b).notes, "shown": shown.notes})
 
 
 def test_a_mean_step_that_is_slower_by_every_fifth_is_slower() -> None:
@@ -326,9 +312,6 @@ def test_what_compilation_costs_and_when_it_is_paid_back() -> None:
     assert found.step.interval is not None
     ends = [30.0 / (0.01 * (1 - ratio)) for ratio in (found.step.interval.low, found.step.interval.high)]
     assert compilation.paid_back_steps == (pytest.approx(15_000), pytest.approx(min(ends)), pytest.approx(max(ends)))
-    (said,) = [line for line in terminal(comparison_table(found)).splitlines() if line.startswith("compilation: ")]
-    assert said.startswith("compilation: B's first steps cost 30.0 s more than A's; saving 2.000 ms a step")
-    assert "breaks even after 15,000 steps [" in said
 
 
 def test_the_compiled_side_may_be_the_first() -> None:
@@ -345,19 +328,12 @@ def test_what_saves_nothing_is_not_paid_back(scale: float) -> None:
     found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, scale)])
     assert found.compilation is not None
     assert found.compilation.paid_back_steps is None
-    assert "the break-even point is unknown" in terminal(comparison_table(found))
-
-
-def test_a_compilation_that_was_paid_elsewhere_has_no_cost_here() -> None:
-    found = compare([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)])
-    assert "compilation: B's first steps took no longer than A's" in terminal(comparison_table(found))
 
 
 @pytest.mark.parametrize("a, b", [(True, True), (False, False), (None, None), (None, True)])
 def test_of_equal_or_unknown_sides_nothing_is_said(a: bool | None, b: bool | None) -> None:
     found = compare([ran("a", a, 0.11, 1.0)], [ran("b", b, 30.0, 0.8)])
     assert found.compilation is None
-    assert "compilation:" not in terminal(comparison_table(found))
 
 
 def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None:
@@ -369,11 +345,25 @@ def test_a_record_that_does_not_hold_it_as_a_fact_has_it_in_its_config() -> None
     assert found.compilation.compiled == "B"
 
 
+def test_what_is_printed_of_two_sides_is_as_stored() -> None:
+    cases = {
+        "compiled, and paid back": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.108, 0.8)]),
+        "compiled, and never paid back": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 30.0, 1.2)]),
+        "compiled elsewhere": ([ran("a", False, 0.11, 1.0)], [ran("b", True, 0.05, 0.8)]),
+        "both compiled": ([ran("a", True, 0.11, 1.0)], [ran("b", True, 30.0, 0.8)]),
+        "surroundings that a killed run did not tell": ([one("a")], [one("b", environment=None)]),
+        "other options": ([one("a")], [one("b", config=with_options(attention="math"))]),
+    }
+    said = {case: terminal(comparison_table(compare(*sides)), io.StringIO()) for case, sides in cases.items()}
+    assert_stored("compare/printed", said)
+
+
 def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
     def runs(side: str, *minutes: int) -> list[Entry]:
         return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
 
-    assert "all of B ran before A" in compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes[-1]
+    said = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
+    assert_stored("compare/one_after_the_other", {"all of B before A": said})
     assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.steps.causes import with_causes
 from lm_profiler.analysis.steps.summaries import model_of, odd_steps
@@ -82,41 +83,32 @@ def test_what_may_have_happened_between_steps_explains_none() -> None:
     """A validation before the step took 0.8 s, in which the thread may have waited as well."""
     told, _ = explained(cpu_wait_s=0.9, between_s=0.8)
     assert told.cause is None
-    told, _ = explained(gc_s=0.9, gc_generation=1, between_s=0.8)
-    assert told.cause == "garbage collection of generation 1"  # whose instants are known
 
 
-def test_a_batch_that_came_late_is_the_loaders() -> None:
-    assert explained("data")[0].cause == "the loader (num_workers=0)"
-    assert explained("data", workers=None)[0].cause == "the loader"
-    told, _ = explained("data", workers=2, asleep_s=0.95)
-    assert (told.cause, told.cause_s) == ("the loader's queue was empty", pytest.approx(0.95))
+CAUSES: dict[str, dict[str, Any]] = {
+    "garbage, whose instants are known, also after a validation": {"gc_s": 0.9, "gc_generation": 1, "between_s": 0.8},
+    "a batch that this process makes late": {"part": "data"},
+    "a batch that comes late from a loader that is nobody's": {"part": "data", "workers": None},
+    "a batch that comes late from workers": {"part": "data", "workers": 2, "asleep_s": 0.95},
+    "a thread that did not sleep did not wait for workers": {"part": "data", "workers": 2},
+    "nor one that waited for a CPU": {"part": "data", "workers": 2, "cpu_wait_s": 0.9},
+    "garbage that is collected in the loader is garbage": {"part": "data", "gc_s": 0.9, "gc_generation": 2},
+    "a sleep in forward has no cause": {
+        "asleep_s": 1.0, "major_faults": 1, "involuntary_switches": 7, "minor_faults": 12
+    },
+    "a step that computes more": {"excess_s": 0.2, "cpu_s": 0.19, "involuntary_switches": 11},
+}  # fmt: skip
 
 
-def test_a_thread_that_did_not_sleep_did_not_wait_for_workers() -> None:
-    assert explained("data", workers=2)[0].cause is None
-    assert explained("data", workers=2, cpu_wait_s=0.9)[0].cause == "waiting for a CPU"
-
-
-def test_garbage_that_is_collected_in_the_loader_is_garbage() -> None:
-    told, _ = explained("data", gc_s=0.9, gc_generation=2)
-    assert told.cause == "garbage collection of generation 2"
+def test_causes_are_told_as_stored() -> None:
+    told = {case: explained(**of)[0] for case, of in CAUSES.items()}
+    said = {case: f"cause: {of.cause}, {of.cause_s or 0.0:.3f} s\nbeside: {of.beside}" for case, of in told.items()}
+    assert_stored("analysis/causes", said)
 
 
 def test_a_cause_explains_no_more_than_there_is() -> None:
     told, _ = explained(fault_s=3.0)
     assert told.cause_s == pytest.approx(1.0)
-
-
-def test_a_sleep_in_forward_has_no_cause_and_its_counters_are_told() -> None:
-    told, _ = explained(asleep_s=1.0, major_faults=1, involuntary_switches=7, minor_faults=12)
-    assert told.cause is None
-    assert told.beside == "1.0 s more asleep, 1 major page fault, 9 involuntary switches"
-
-
-def test_a_step_that_computes_more_is_told_its_cpu_time() -> None:
-    told, _ = explained(excess_s=0.2, cpu_s=0.19, involuntary_switches=11)
-    assert (told.cause, told.beside) == (None, "190 ms more CPU time, 13 involuntary switches")
 
 
 def test_retries_of_the_allocator_are_told_and_no_cause_for_their_time_is_unknown() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from compared import CONFIG, ENVIRONMENT, MODEL, rows, write
+from refused import assert_refused_as_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.options import OptionsReader
@@ -111,23 +112,23 @@ def test_unlike_runs_are_refused_unless_asked_for(tmp_path: Path, capsys: pytest
     assert "  parameters: 1000 → 2000" in capsys.readouterr().out
 
 
-def test_wrong_calls_are_told_in_two_lines(pair: tuple[str, str], tmp_path: Path) -> None:
+def test_a_wrong_call_is_told_as_stored(
+    pair: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = pair
     (tmp_path / "empty").mkdir()
-    for arguments, said in (
-        ([], "expected two folders, or --a RUN ... --b RUN ..., given none"),
-        ([a], "expected two folders"),
-        ([a, b, "--a", a], "expected two folders"),
-        ([a, str(tmp_path / "nowhere")], "B: expected a folder, given .*nowhere"),
-        ([a, str(tmp_path / "empty")], "B: expected runs, found none"),
-        ([a, b, "--fail_on", "faster"], "expected slower, given 'faster'"),
-        ([a, b, "--format", "html"], "expected terminal, markdown or json, given 'html'"),
-        ([a, b, "--output", str(tmp_path / "no" / "where")], "output: expected a file that can be written"),
-        ([a, a], "on both"),
-    ):
-        with pytest.raises(UsageError, match=said) as error:
-            run(arguments)
-        assert len(str(error.value).splitlines()) <= 2
+    calls = [
+        [],
+        [a],
+        [a, b, "--a", a],
+        [a, str(tmp_path / "nowhere")],
+        [a, str(tmp_path / "empty")],
+        [a, b, "--fail_on", "faster"],
+        [a, b, "--format", "html"],
+        [a, b, "--output", str(tmp_path / "no" / "where")],
+        [a, a],
+    ]
+    assert_refused_as_stored("cli/compare", [["compare", *call] for call in calls], capsys, here=tmp_path)
 
 
 @pytest.mark.parametrize("file,content", [("run.json", "{"), ("steps.csv", "step\n1\n"), ("steps.csv", None)])

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from made_improve import made_improve, made_search, nothing_helped
 from page_reader import Page
+from refused import assert_refused_as_stored
 from tabled import write, write_sweep
 
 from lm_profiler.cli.main import main
@@ -241,40 +242,32 @@ def test_a_picture_without_a_runs_steps_says_so(logs: Path, tmp_path: Path, caps
     assert f"warning: {damaged}: is not text" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments, said",
-    [
-        ([], "RUNS: expected folders of runs, given none"),
-        (["nowhere"], "RUNS: expected folders, given nowhere, which is not a folder"),
-        (
-            ["{logs}", "--formt", "csv"],
-            "unknown option --formt; did you mean --format?",
-        ),
-        (["{logs}", "--form", "csv"], "unknown option --form"),
-        (["{logs}", "--format", "xml"], "format: expected one of terminal, markdown"),
-        (["{logs}", "--columns", "stepp_s"], "given 'stepp_s'; did you mean step_s?"),
-        (["{logs}", "--output", "table.xml"], "output: expected a file ending in .txt"),
-        (["{logs}", "--output", "{logs}/nowhere/t.csv"], "(No such file or directory)"),
-        (["{logs}", "--format", "parquet"], "format: expected --output FILE for parquet"),
-        (["{logs}", "--pivot", "size", "step_s"], "step_s: expected a fact or an option that distinguishes runs"),
-        (["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"], "format: expected none with --plot"),
-        (["{logs}", "--warmup", "-1"], "warmup: expected"),
-        (["{logs}", "--steps", "0"], "steps: expected 1 or more, given 0"),
-        (["--warmup", "0", "{logs}"], "put RUNS before it"),
-        (["{logs}", "--kernels", "--warmup", "0"], "warmup: expected one way to show the runs, given --kernels too"),
-        (["{logs}", "--pivot", "size", "device", "--columns", "name"], "leave one out"),
-        (["{logs}", "--pivot", "size"], "pivot: expected 2 elements"),
-        (["{logs}", "--value", "mfu"], "value: expected --pivot"),
-        (["{logs}", "--plot", "phases"], "plot: expected --output FILE"),
-    ],
-)
-def test_a_wrong_call_is_told_in_two_lines_at_most(
-    logs: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-):
-    assert report(*(argument.format(logs=logs) for argument in arguments)) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n") <= 2) == ("", True)
-    assert said in err
+REFUSED = [
+    ["report"],
+    ["report", *["nowhere"]],
+    ["report", *["{logs}", "--formt", "csv"]],
+    ["report", *["{logs}", "--form", "csv"]],
+    ["report", *["{logs}", "--format", "xml"]],
+    ["report", *["{logs}", "--columns", "stepp_s"]],
+    ["report", *["{logs}", "--output", "table.xml"]],
+    ["report", *["{logs}", "--output", "{logs}/nowhere/t.csv"]],
+    ["report", *["{logs}", "--format", "parquet"]],
+    ["report", *["{logs}", "--pivot", "size", "step_s"]],
+    ["report", *["{logs}", "--plot", "mfu", "--output", "a.svg", "--format", "csv"]],
+    ["report", *["{logs}", "--warmup", "-1"]],
+    ["report", *["{logs}", "--steps", "0"]],
+    ["report", *["--warmup", "0", "{logs}"]],
+    ["report", *["{logs}", "--kernels", "--warmup", "0"]],
+    ["report", *["{logs}", "--pivot", "size", "device", "--columns", "name"]],
+    ["report", *["{logs}", "--pivot", "size"]],
+    ["report", *["{logs}", "--value", "mfu"]],
+    ["report", *["{logs}", "--plot", "phases"]],
+]
+
+
+def test_a_wrong_call_is_told_as_stored(logs: Path, capsys: pytest.CaptureFixture[str]):
+    calls = [[word.format(logs=logs) for word in call] for call in REFUSED]
+    assert_refused_as_stored("cli/report", calls, capsys, logs=logs)
 
 
 def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import warm
 from scipy import stats
+from stored_texts import assert_stored
 
 from lm_profiler.cli.main import main
 from lm_profiler.cli.verbs import selftest
@@ -46,11 +47,14 @@ def lines(
     return selftest.report(runs, kept and SEEN, kept, (list(bare), list(ours)))
 
 
-def test_each_run_is_told_with_its_interval_and_its_word() -> None:
-    first, a, b, *_ = lines()
-    assert first == "equal runs on Toy CPU: the same fit 5 times, in fresh processes"
-    assert a == "  A: step 10.000 ms [9.900, 10.200], steady"
-    assert b == "  B: step 20.000 ms [19.800, 20.400], too short to judge"
+def test_what_is_printed_is_as_stored() -> None:
+    said = {
+        "five runs": lines(),
+        "with earlier self-tests": lines(kept=ProcessSpread(0.02, 8)),
+        "too few steps": lines(bare=(), ours=(), kept=None),
+        "instruments that cost nothing": lines(ours=[8.91e-3] * 20),
+    }
+    assert_stored("cli/selftest", said)
 
 
 def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
@@ -64,11 +68,11 @@ def test_a_machine_that_was_shared_is_told_beside_the_word() -> None:
 
 def test_how_far_processes_differ_is_told_and_what_could_be_detected() -> None:
     said = "\n".join(lines(kept=ProcessSpread(0.02, 8)))
-    assert "differ by 1.0% (std); 2.0% with earlier self-tests" in said
     root = math.sqrt(2.0) * 0.02
     one = math.expm1(root * (stats.t.ppf(0.985, 8) + stats.norm.ppf(0.8)))
     three = math.expm1(root / math.sqrt(3.0) * (stats.t.ppf(0.985, 4) + stats.norm.ppf(0.8)))
-    assert f"one run against one can detect: {one:.1%}; three against three: {three:.1%}" in said
+    (told,) = [line for line in said.splitlines() if "smallest change" in line]
+    assert re.findall(r"[\d.]+%", told) == [f"{one:.1%}", f"{three:.1%}"]
 
 
 @pytest.mark.parametrize("spread", [0.005, 0.01, 0.02, 0.05])
@@ -76,13 +80,6 @@ def test_the_smallest_change_is_another_on_another_machine(spread: float) -> Non
     (said,) = [line for line in lines(kept=ProcessSpread(spread, 16)) if "smallest change" in line]
     told = float(re.findall(r"([\d.]+)%", said)[0]) / 100.0
     assert 4.2 * spread < told < 6.0 * spread
-
-
-def test_too_few_steps_are_not_compared() -> None:
-    assert lines(bare=(), ours=(), kept=None)[6:] == [
-        "  too few steps to compare; raise --stages.measure_steps",
-        "instruments: too few steps to measure their cost",
-    ]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,8 @@ def test_the_cost_of_noisy_steps_is_within_its_interval() -> None:
 def test_a_failing_run_says_why(tmp_path: Path) -> None:
     told = warm.run("-m", "lm_profiler", "selftest", "--stages.warmup=3", folder=tmp_path)
     assert told.returncode == 2
-    assert told.stderr == "lm_profiler: unknown option --stages.warmup; did you mean --stages.warmup_steps?\n"
+    assert "--stages.warmup_steps" in told.stderr
+    assert len(told.stderr.splitlines()) == 1
     assert told.stdout == ""
 
 

@@ -21,6 +21,8 @@ import pytest
 import warm
 import yaml
 from lightning.pytorch import Trainer
+from refused import assert_refused_as_stored, refused
+from stored_texts import assert_stored
 from warm import run
 
 from lm_profiler.callbacks.session import Session
@@ -164,122 +166,105 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Transformer, "__init__", fail)
 
 
-@pytest.mark.parametrize(
-    "arguments,told",
-    [
-        ([], "expected a verb (fit, "),
-        (["fitt"], "given 'fitt'; see --help"),
-        (["fit", "--config=nowhere.yaml"], "given nowhere.yaml (No such file or directory)"),
-        (["fit", "--stages.warmup=3"], "unknown option --stages.warmup; did you mean --stages.warmup_steps?"),
-        (["fit", "--trainer.max_step=3"], "unknown option --trainer.max_step; did you mean --trainer.max_steps?"),
-        (["fit", "--model.sise=xl"], "unknown option --model.sise; did you mean --model.size?"),
-        (["fit", "--bogus", "3"], "unknown option --bogus; see --help"),
-        (["fit", "stray"], "expected options, given 'stray'; see --help"),
-        (["predict", "--return_predictions=true"], "unknown option --return_predictions; "),
-        (["fit", "--model.size=huge"], "model.size: expected one of small, medium, large, xl, 2.7B, given 'huge'"),
-        (["fit", "--model.num_heads=7"], "model.num_heads: expected a divisor of d_model (16), given 7; take "),
-        (["fit", "--model.optimizer=lion"], "model.optimizer: expected adamw, sgd or none, given 'lion'"),
-        (["fit", "--model.lr=-1"], "model.lr: expected zero or more, given -1"),
-        (["fit", "--data.batch_size=0"], "data.batch_size: expected 1 or more, given 0"),
-        (["fit", "--data.context_length=x"], "data.context_length: expected int, given 'x'"),
-        (["fit", "--data.vocab_size=51"], "data.vocab_size: expected at most the model's 50, given 51; leave "),
-        (["fit", "--stages.warmup_steps=-1"], "stages.warmup_steps: expected 0 or more, given -1"),
-        (["fit", "--stages.measure_steps=0"], "stages.measure_steps: expected 1 or more, given 0"),
-        (["fit", "--trace.steps=-2"], "trace.steps: expected 0 or more, given -2"),
-        (["fit", "--check_memory=maybe"], "check_memory: expected bool or null, given 'maybe'"),
-        (["fit", "--trainer.precision=fp8"], "trainer.precision: expected one of int, transformer-engine, "),
-        (["fit", "--model=no.where.Model"], "expected a class that can be imported, given 'no.where.Model' (No mod"),
-        (["fit", "--model=lm_profiler.training.Nope"], "model: expected a class that can be imported, given "),
-        (["fit", "--data=lm_profiler.training.LanguageModel"], "data: expected a LightningDataModule, given "),
-        (["fit", "--trainer.callbacks=Nope"], "trainer.callbacks: expected a class path such as "),
-        (
-            ["fit", "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-7"],
-            "trainer: Invalid value for save_top_k=-7. Must be >= -1",
-        ),
-        (["fit", "--trainer.accelerator=tpu"], "trainer.accelerator: expected one that this machine has ("),
-        (["fit", "--trainer.devices=0"], "trainer: "),
-        (["fit", "--trainer.devices=many"], "given devices='many'"),
-        (["fit", "--trainer.strategy=bogus"], "given strategy='bogus'"),
-        (["fit", "--trainer.max_steps=-3"], "given max_steps=-3"),
-        (["fit", "--trainer.accumulate_grad_batches=0"], "trainer.accumulate_grad_batches: expected 1 or more"),
-        (["fit", "--trainer.barebones=true"], "trainer.barebones: expected false, given true"),
-        (["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"], "model.fused: expected false with "),
-        (["fit", "--model=users_module.Bare"], "data.vocab_size: expected a number, because Bare has no vocab_size"),
-        (["fit", "--log_dir=file/logs"], "given file/logs/tiny (Not a directory); name another with --log_dir"),
-        (["fit", "tiny.yaml"], "expected options, given 'tiny.yaml'; did you mean --config tiny.yaml?"),
-        (["fit", "--data=null"], "data: expected a LightningDataModule, because LanguageModel has no train_dataload"),
-        (["fit", "--seed_everything=-1"], "seed_everything: expected a seed from 0 to 4294967295, given -1"),
-        (["fit", "--trainer.max_steps=0"], "trainer.max_steps: expected something to run, given 0; leave it out"),
-        (["validate", "--trainer.limit_val_batches=0"], "trainer.limit_val_batches: expected something to run, given"),
-        (["validate", "--ckpt_path=no.ckpt"], "ckpt_path: expected a checkpoint, given no.ckpt (No such file or dir"),
-        (["fit", "--peak_tflops=.inf"], "peak_tflops: expected a positive number of TFLOP/s, given inf"),
-        (["fit", "--name=."], "name: expected the name of a folder below logs, given '.'"),
-        (["fit", "--name=a\nb"], "name: expected text that can be printed, given 'a\\nb'"),
-        (["fit", "--name=" + "x" * 300], "(File name too long); name another with --log_dir"),
-        (["fit", "--name=\udcff"], "expected arguments of UTF-8 text, given '--name="),
-        (["fit", "--model={}"], "model: expected a class path or options, given {}; leave it out"),
-        (["fit", "--trainer.devices=99999999999999999999"], "trainer.devices: expected at most 1,024, given 9999999"),
-        (["fit", "--ckpt_path=tiny.yaml"], "ckpt_path: expected a checkpoint, given tiny.yaml, which torch.save did "),
-        (
-            ["test", "--ckpt_path=nowhere"],
-            "ckpt_path: expected a checkpoint, given nowhere (No such file or dir",
-        ),
-        (["fit", "--name=../x"], "name: expected the name of a folder below logs, given '../x'"),
-    ],
-    ids=lambda value: "_".join(value) or "nothing" if isinstance(value, list) else "",
-)
-def test_a_wrong_call_is_told_in_two_lines_and_leaves_nothing(
-    arguments: list[str], told: str, here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
+REFUSED = [
+    [],
+    ["fitt"],
+    ["fit", "--config=nowhere.yaml"],
+    ["fit", "--stages.warmup=3"],
+    ["fit", "--trainer.max_step=3"],
+    ["fit", "--model.sise=xl"],
+    ["fit", "--bogus", "3"],
+    ["fit", "stray"],
+    ["predict", "--return_predictions=true"],
+    ["fit", "--model.size=huge"],
+    ["fit", "--model.num_heads=7"],
+    ["fit", "--model.optimizer=lion"],
+    ["fit", "--model.lr=-1"],
+    ["fit", "--data.batch_size=0"],
+    ["fit", "--data.context_length=x"],
+    ["fit", "--data.vocab_size=51"],
+    ["fit", "--stages.warmup_steps=-1"],
+    ["fit", "--stages.measure_steps=0"],
+    ["fit", "--trace.steps=-2"],
+    ["fit", "--check_memory=maybe"],
+    ["fit", "--trainer.precision=fp8"],
+    ["fit", "--model=no.where.Model"],
+    ["fit", "--model=lm_profiler.training.Nope"],
+    ["fit", "--data=lm_profiler.training.LanguageModel"],
+    ["fit", "--trainer.callbacks=Nope"],
+    ["fit", "--trainer.callbacks=ModelCheckpoint", "--trainer.callbacks.save_top_k=-7"],
+    ["fit", "--trainer.accelerator=tpu"],
+    ["fit", "--trainer.devices=0"],
+    ["fit", "--trainer.devices=many"],
+    ["fit", "--trainer.strategy=bogus"],
+    ["fit", "--trainer.max_steps=-3"],
+    ["fit", "--trainer.accumulate_grad_batches=0"],
+    ["fit", "--trainer.barebones=true"],
+    ["fit", "--model.fused=true", "--trainer.precision=bf16-mixed"],
+    ["fit", "--model=users_module.Bare"],
+    ["fit", "--log_dir=file/logs"],
+    ["fit", "tiny.yaml"],
+    ["fit", "--data=null"],
+    ["fit", "--seed_everything=-1"],
+    ["fit", "--trainer.max_steps=0"],
+    ["validate", "--trainer.limit_val_batches=0"],
+    ["validate", "--ckpt_path=no.ckpt"],
+    ["fit", "--peak_tflops=.inf"],
+    ["fit", "--name=."],
+    ["fit", "--name=a\nb"],
+    ["fit", "--name=" + "x" * 300],
+    ["fit", "--name=\udcff"],
+    ["fit", "--model={}"],
+    ["fit", "--trainer.devices=99999999999999999999"],
+    ["fit", "--ckpt_path=tiny.yaml"],
+    ["test", "--ckpt_path=nowhere"],
+    ["fit", "--name=../x"],
+]
+
+
+def test_a_wrong_call_is_told_as_stored_and_leaves_nothing(
+    here: Path, no_weights: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = set(here.rglob("*"))
-    assert main([*arguments[:1], *(["--config=tiny.yaml"] if arguments else []), *arguments[1:]]) == 2
-    out, err = capsys.readouterr()
-    assert told in err
-    assert err.startswith("lm_profiler: ")
-    assert len(err.splitlines()) <= 2
-    assert "usage:" not in err
-    assert out == ""
+    assert_refused_as_stored("cli/fit", [call for call in REFUSED if call], capsys, first=["--config=tiny.yaml"])
+    assert_stored("cli/no_verb", {"no arguments": refused([], capsys)})
     assert {path for path in here.rglob("*") if "__pycache__" not in path.parts} == before
 
 
-@pytest.mark.parametrize(
-    "content,told",
-    [
-        ({"modle": {"size": "small"}}, "unknown option --modle.size; did you mean --model.size?"),
-        ({"model": {"sise": "small"}}, "unknown option --model.sise; did you mean --model.size?"),
-        ({"trainer": {"presision": 32}}, "unknown option --trainer.presision; did you mean --trainer.precision?"),
-        ({"stages": {"warmup_steps": "many"}}, "stages.warmup_steps: expected int, given 'many'"),
-        ({"model": 3}, "model: expected a class path or options, given 3 in bad.yaml; leave it out"),
-        ([1, 2], "which holds a list"),
-        ({"trainer": None}, "trainer: expected options, given null in bad.yaml; leave it out"),
-        ({"trainer": [None]}, "trainer: expected options, given [None] in bad.yaml; leave it out"),
-        ({"trainer": "1e400"}, "trainer: expected options, given '1e400' in bad.yaml; leave it out"),
-        ({"stages": 3}, "stages: expected options, given 3 in bad.yaml"),
-        ({"model": None}, "model: expected a class path or options, given null in bad.yaml; leave it out"),
-        ({"model": {}}, "model: expected a class path or options, given {} in bad.yaml; leave it out"),
-        ({"model": {"class_path": "os.system"}}, "model: "),
-        ({"model": {"class_path": None}}, "model"),
-        ({"data": {"class_path": 3}}, "data"),
-        ({"trace": "a\0b"}, "has a value with the character 0 in it"),
-        ({"log_dir": None}, "log_dir"),
-        ({"config": {"a": 1}}, "config: expected no further config, given one in bad.yaml; leave it out"),
-        ({"trainer": {"callbacks": {"a": {"b": None}}}}, "--trainer.callbacks.a.b"),
-        ({"seed_everything": {"a": None}}, "seed_everything: "),
-        ({"check_memory": [[[1]]]}, "check_memory: "),
-        ({"peak_tflops": "x" * 5000}, "peak_tflops: "),
-    ],
-    ids=str,
-)
-def test_a_wrong_config_file_is_told_the_same_way(
-    content: Any, told: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (here / "bad.yaml").write_text(yaml.safe_dump(content))
-    assert main(["fit", "--config=bad.yaml"]) == 2
-    err = capsys.readouterr().err
-    assert told in err
-    assert len(err.splitlines()) <= 2
-    assert len(err) < 1000
-    assert not (here / "logs").exists()
+REFUSED_CONFIGS: list[Any] = [
+    {"modle": {"size": "small"}},
+    {"model": {"sise": "small"}},
+    {"trainer": {"presision": 32}},
+    {"stages": {"warmup_steps": "many"}},
+    {"model": 3},
+    [1, 2],
+    {"trainer": None},
+    {"trainer": [None]},
+    {"trainer": "1e400"},
+    {"stages": 3},
+    {"model": None},
+    {"model": {}},
+    {"model": {"class_path": "os.system"}},
+    {"model": {"class_path": None}},
+    {"data": {"class_path": 3}},
+    {"trace": "a\0b"},
+    {"log_dir": None},
+    {"config": {"a": 1}},
+    {"trainer": {"callbacks": {"a": {"b": None}}}},
+    {"seed_everything": {"a": None}},
+    {"check_memory": [[[1]]]},
+    {"peak_tflops": "x" * 5000},
+]
+
+
+def test_a_wrong_config_file_is_told_as_stored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for content in REFUSED_CONFIGS:
+        (here / "bad.yaml").write_text(yaml.safe_dump(content))
+        said[repr(content)[:100]] = told = refused(["fit", "--config=bad.yaml"], capsys)
+        assert len(told) < 1000
+        assert not (here / "logs").exists()
+    assert_stored("cli/config_files", said)
 
 
 def test_other_runs_and_an_existing_folder_survive_a_refusal(here: Path) -> None:

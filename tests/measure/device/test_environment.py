@@ -53,6 +53,7 @@ def test_flags_are_those_of_now() -> None:
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_is_that_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GIT_DIR")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert environment(CPU, 1).git_commit is None
     identity = ("-c", "user.name=a", "-c", "user.email=a@b")

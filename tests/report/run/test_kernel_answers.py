@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stored_texts import assert_stored
+
 from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.report.run.kernel_answers import kernel_answers
 
@@ -57,36 +59,20 @@ WRITTEN_OUT = (
 )
 
 
-def test_the_largest_kernel_of_a_pass_is_added_up_over_its_callers() -> None:
-    answers = dict(kernel_answers(table(*WRITTEN_OUT, idle_ms=0.5)))
-    assert answers["largest in forward"] == "softmax: 4.000 ms, 40.0% of it, 2 calls of 2,000 µs"
-    assert answers["largest in backward"] == "add: 6.000 ms, 60.0% of it, 5 calls of 1,200 µs"
+CASES = {
+    # softmax is added up over its callers; softmax inside attention is held against attention's own products
+    "attention written out": table(*WRITTEN_OUT, idle_ms=0.5),
+    "backward has the same largest kernel": table(WRITTEN_OUT[0], WRITTEN_OUT[6]),
+    "fused attention cannot be taken apart": table(
+        row("forward", "attention", "flash_fwd", "blocks.*.attention", "SelfAttention", 1, 1.0), WRITTEN_OUT[4]
+    ),
+    "without attention": table(WRITTEN_OUT[4]),
+}
 
 
-def test_it_says_where_backward_has_the_same_largest_kernel() -> None:
-    answers = dict(kernel_answers(table(WRITTEN_OUT[0], WRITTEN_OUT[6])))
-    assert answers["largest in backward"] == "again gemm: 3.500 ms, 100.0% of it, 6 calls of 583 µs"
-
-
-def test_the_share_of_matrix_products_is_of_inference_and_of_training() -> None:
-    answers = dict(kernel_answers(table(*WRITTEN_OUT, idle_ms=0.5)))
-    assert answers["matrix products"] == "30.0% of forward, 35.0% of backward, 32.5% of the step"
-
-
-def test_softmax_inside_attention_is_held_against_its_own_products() -> None:
-    answers = dict(kernel_answers(table(*WRITTEN_OUT)))
-    assert answers["attention, forward"] == (
-        "softmax 0.500 ms; products of scores and values 1.000 ms; projections 2.000 ms; "
-        "softmax takes 0.50 times as long as those products"
-    )
-    assert answers["attention, backward"] == "products of scores and values 3.500 ms"
-
-
-def test_fused_attention_cannot_be_taken_apart() -> None:
-    fused = row("forward", "attention", "flash_fwd", "blocks.*.attention", "SelfAttention", 1, 1.0)
-    answers = dict(kernel_answers(table(fused, WRITTEN_OUT[4])))
-    assert answers["attention, forward"] == "softmax and products fused 1.000 ms"
-    assert answers["matrix products"].endswith("another 28.6% of forward, 28.6% of the step")
+def test_the_answers_are_as_stored() -> None:
+    said = {case: [f"{about}: {text}" for about, text in kernel_answers(of)] for case, of in CASES.items()}
+    assert_stored("report/kernel_answers", said)
 
 
 def test_a_model_without_attention_is_not_asked_about_it() -> None:

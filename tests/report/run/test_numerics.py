@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stored_texts import assert_stored
+
 from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
-from lm_profiler.report.run.terminal import end_tables, numerics_headline
+from lm_profiler.report.run.terminal import end_tables
 from lm_profiler.report.tables.formats import render
 
 FACTS = NumericsFacts(
@@ -27,7 +29,7 @@ FACTS = NumericsFacts(
 )
 
 
-def test_what_is_not_finite_is_called_unknown_and_what_has_no_gradients_says_so(tmp_path: Path) -> None:
+def test_the_audit_is_told_as_stored(tmp_path: Path) -> None:
     record = RunRecord(
         name="x",
         status="ok",
@@ -39,14 +41,10 @@ def test_what_is_not_finite_is_called_unknown_and_what_has_no_gradients_says_so(
         config=None,
         numerics=FACTS,
     )
-    lines = render(end_tables(record, tmp_path), "terminal").splitlines()
-    assert lines[0] == (
-        "numerics against float32: loss 6.42033 against 6.41873, output off by 0.57%, gradients by unknown"
+    overflowed = record.model_copy(update={"numerics": FACTS.model_copy(update={"loss": None})})
+    cases = {"a figure that is unknown": record, "a loss that overflowed": overflowed}
+    assert_stored(
+        "report/numerics",
+        {case: render(end_tables(of, tmp_path), "terminal") for case, of in cases.items()},
+        here=tmp_path,
     )
-    assert lines[1].split()[:5] == ["class", "modules", "parameters", "outputs", "gradients"]
-    assert lines[2].split() == ["Linear", "15", "float32", "bfloat16,", "float32", "float32", "unknown"]
-    assert lines[3].split() == ["SwiGLU", "2", "none", "bfloat16", "none", "unknown"]
-
-
-def test_a_loss_that_overflowed_is_called_that() -> None:
-    assert "loss not finite against 6.41873" in numerics_headline(FACTS.model_copy(update={"loss": None}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 from made_runs import made_record
+from stored_texts import assert_stored
 
 from lm_profiler.record.run import OtherByOwner, OwnedTime
 from lm_profiler.report.run.owners import other_lines
@@ -24,34 +24,17 @@ ACTIONS = (
 )
 
 
-def test_the_longest_are_named_and_the_rest_is_added_up() -> None:
-    record = made_record().model_copy(update={"other_by_owner": owned(4.1e-3, *ACTIONS)})
-    [line] = other_lines(record)
-    total, _, actions = line.rpartition(" timed: ")
-    assert total == "other: 4.10 ms, 4.30 ms while each action of 3 steps was"
-    assert actions.split(", ") == [
-        "LearningRateMonitor.on_train_batch_start 1.90",
-        "TensorBoardLogger.log_metrics 1.20 (in 1 of 3 steps)",
-        "Lightning's loop 0.500",
-        "my block 0.400",
-        "2 more 0.300",
-    ]
+CASES = {
+    "the longest are named, and the rest is added up": made_record(other_by_owner=owned(4.1e-3, *ACTIONS)),
+    # The table's figures are of the mean over ranks: these need not agree with them.
+    "of several ranks it is of the first": made_record(
+        rank_step_s=[0.01, 0.01], other_by_owner=owned(4.1e-3, *ACTIONS)
+    ),
+    "what was measured is unknown": made_record(other_by_owner=owned(None, *ACTIONS[2:4])),
+    "nothing was timed": made_record(),
+    "no action was seen": made_record(other_by_owner=owned(1.0)),
+}
 
 
-def test_of_several_ranks_it_is_said_to_be_of_the_first() -> None:
-    """The table's figures are of the mean over ranks: these need not agree with them."""
-    record = made_record(rank_step_s=[0.01, 0.01]).model_copy(update={"other_by_owner": owned(4.1e-3, *ACTIONS)})
-    [line] = other_lines(record)
-    assert line.startswith("other of rank 0: 4.10 ms, 4.30 ms while")
-
-
-def test_what_was_measured_is_left_out_where_it_is_unknown() -> None:
-    record = made_record().model_copy(update={"other_by_owner": owned(None, *ACTIONS[2:4])})
-    assert other_lines(record) == [
-        "other: 0.900 ms while each action of 3 steps was timed: Lightning's loop 0.500, my block 0.400"
-    ]
-
-
-@pytest.mark.parametrize("known", [None, owned(1.0)])
-def test_nothing_is_said_where_nothing_was_timed(known: OtherByOwner | None) -> None:
-    assert other_lines(made_record().model_copy(update={"other_by_owner": known})) == []
+def test_the_line_is_as_stored() -> None:
+    assert_stored("report/other", {case: other_lines(record) for case, record in CASES.items()})

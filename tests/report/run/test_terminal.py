@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made_runs import made_record
+from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import (
@@ -25,7 +26,6 @@ from lm_profiler.record.run import (
 )
 from lm_profiler.report.run.phases import floor_texts
 from lm_profiler.report.run.terminal import end_tables, summary_lines
-from lm_profiler.report.run.verdict import verdict_lines
 from lm_profiler.report.tables.terminal import lines
 
 NEVER = TimeSummary(
@@ -140,20 +140,95 @@ def test_quick_steps_are_shown_more_finely() -> None:
     assert numbers(row(text, "data"))[3] == 0.01
 
 
-def test_the_worst_three_steps_are_the_slowest_and_faster_ones_come_after_them() -> None:
-    ratios = {3: 0.1, 4: 0.2, 5: 1.6, 6: 0.5, 7: 1.4}  # as they are kept: the farthest from the median first
-    odd = [OddStep(step=n, step_s=r * 0.2, ratio=r, part="data", excess_s=(r - 1) * 0.2) for n, r in ratios.items()]
-    told = [line for line in summary_lines(record(odd_steps=odd)) if line.startswith("odd: ")]
-    assert [line.partition(":")[2].split(":")[0] for line in told[:3]] == [" step 5", " step 7", " step 3"]
-    assert told[3:] == ["odd: and 2 more steps"]
-    slow = [of.model_copy(update={"ratio": of.ratio + 1, "step_s": of.step_s + 0.2}) for of in odd[:3]]
-    told = [line for line in summary_lines(record(odd_steps=[*odd, *slow])) if " x what others take" in line]
-    assert [line.split(", ")[1][:5] for line in told] == ["2.6 x", "1.6 x", "1.4 x"]
+def ended(status: Any, message: str = "no", step: int | None = None, **changes: Any) -> RunRecord:
+    phase = "setup" if step is None else "backward"
+    failure = Failure(phase=phase, step=step, type="RuntimeError", message=message)
+    return record(status=status, failure=failure, **changes)
 
 
-def test_the_headline_says_what_was_measured_and_where() -> None:
-    text = printed(record(environment=environment(world_size=4), model=MODEL))
-    assert text.startswith("by hand: 10 steps of fit after 5 warm-up steps on Big GPU x 4, bf16-mixed\n")
+BEFORE_STEPS: dict[str, Any] = {"throughput": None, "memory": None, "first_step_s": None}
+ENDS = {
+    "a run that ended well, with a note": record(notes=["mind the gap"]),
+    "on four devices": record(environment=environment(world_size=4), model=MODEL),
+    "out of memory; what was measured before is shown as well": ended(
+        "oom", "[enforce fail at alloc_cpu.cpp:127] data [/tmp]. DefaultCPUAllocator: can't allocate memory", 7
+    ),
+    "before the first step": ended("failed", time=dict.fromkeys(TIMES, NOTHING), **BEFORE_STEPS),
+    "refused": record(status="refused", time={}, host_time={}, **BEFORE_STEPS),
+    "tokens without a known time": record(throughput=Throughput(tokens_per_step=2048, tokens_per_s=None)),
+}
+
+
+def test_the_end_of_a_run_is_as_stored() -> None:
+    assert_stored("report/end", {case: printed(of) for case, of in ENDS.items()})
+
+
+def test_the_end_of_a_run_with_all_that_is_known_is_as_stored() -> None:
+    case, of = next(iter(ENDS.items()))
+    assert_stored("report/end_verbose", {case: printed(of, verbose=True)})
+
+
+def odd(*ratios: float) -> list[OddStep]:
+    """As they are kept: the farthest from the median first."""
+    ratios = sorted(ratios, key=lambda ratio: -abs(ratio - 1))
+    return [
+        OddStep(step=n, step_s=ratio * 0.2, ratio=ratio, part="data", excess_s=(ratio - 1) * 0.2)
+        for n, ratio in enumerate(ratios, 3)
+    ]
+
+
+GIB = 2**30
+PEAKS = {part: MemoryReading(allocated_peak=n * GIB) for part, n in (("forward", 3), ("backward", 4), ("other", 2))}
+CAUSES = MemoryCauses(parameters=GIB, gradients=GIB, optimizer_states=0, buffers=0, activations_and_rest=2 * GIB)
+BY_PHASE = MemoryFacts(measured=MemoryReading(), parts=PEAKS, causes=dict.fromkeys(PEAKS, CAUSES))
+ON_CPU = BY_PHASE.model_copy(update={"parts": dict.fromkeys(PEAKS, MemoryReading(resident_peak=GIB))})
+HELD = {"start": 0, "forward": 1000, "backward": 0, "source": "counted"}
+PLANNED = {"peaks": {"forward": 2 << 20, "backward": 1 << 20}}
+
+
+def measured(**memory: Any) -> dict[str, Any]:
+    return {"memory": {"parts": {}, **memory}}
+
+
+def noisy(known_to: float) -> RunRecord:
+    made = made_record()
+    assert made.steadiness is not None
+    steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
+    return made.model_copy(update={"steadiness": steadiness})
+
+
+def syncs(*counts: int) -> list[Sync]:
+    files = {1: "/a/m1.py", 3: "/a/m3.py", 2: "/lib/site-packages/b/m2.py"}
+    return [Sync(file=files[n], line=n, function="f", count=n, call=f"x{n}.item()") for n in counts]
+
+
+OF_DEVICE, OF_CPU = {"measured": {"allocated_peak": 1 << 19}}, {"measured": {"resident_peak": 1 << 30}}
+SUMMARIES = {
+    "memory of a small model has a unit that fits": made_record(
+        memory=MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
+    ),
+    "memory by phase, and the causes of the highest peak": made_record(memory=BY_PHASE),
+    "on the CPU, what the step holds": made_record(memory=ON_CPU),
+    "a level that is known to 5.04 %": noisy(0.0504),
+    "a level that is known to 5.12 %": noisy(0.0512),
+    "a level that is known to 25 %": noisy(0.254),
+    "a plan that took too long": made_record(**measured(**OF_DEVICE), planned={"unknown": "it took more than 20 s"}),
+    "a plan, beside the peak that a device tells": made_record(**measured(**OF_DEVICE), planned=PLANNED),
+    "a plan, beside what forward left on the CPU": made_record(
+        **measured(**OF_CPU, held={**HELD, "forward": 990}), planned={**PLANNED, "held": HELD}
+    ),
+    "a plan, where what was held is of the allocator, which counts other things": made_record(
+        **measured(**OF_CPU, held={**HELD, "forward": 990, "source": "allocator"}), planned={**PLANNED, "held": HELD}
+    ),
+    "the lines that make the host wait, those that do it most first": record(syncs=syncs(1, 3, 2)),
+    "no line makes the host wait": record(syncs=[]),
+    "the three slowest of the odd steps": record(odd_steps=odd(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
+    "of fewer slow ones, the fast ones come after them": record(odd_steps=odd(0.1, 0.2, 1.6, 0.5, 1.4)),
+}
+
+
+def test_the_lines_of_a_summary_are_as_stored() -> None:
+    assert_stored("report/summary", {case: summary_lines(of) for case, of in SUMMARIES.items()})
 
 
 def test_on_a_device_the_hosts_time_stands_beside() -> None:
@@ -164,46 +239,10 @@ def test_on_a_device_the_hosts_time_stands_beside() -> None:
     assert "host (ms)" not in printed(record(environment=environment(device_type="cpu")))
 
 
-def test_below_the_table_there_are_throughput_memory_and_the_place() -> None:
-    text = printed(record(notes=["mind the gap"]))
-    assert "10,139 tokens/s [9,940, 10,346] (2,048 a step)" in text
-    assert "peak allocated 3.00 GiB" in text
-    assert "peak reserved" not in text  # unknown here
-    assert "first step 1,500.000 ms" in printed(record(), verbose=True)
-    assert "note: mind the gap" in text
-    assert "\nwritten to /logs/by hand/version_3; all of it: " in text
-
-
 def test_the_lines_are_not_broken_on_a_narrow_terminal() -> None:
     note = "x" * 300
     text = printed(record(notes=[note]), width=40)
     assert f"note: {note}\n" in text
-
-
-def test_a_failure_is_shown_in_one_line() -> None:
-    message = "[enforce fail at alloc_cpu.cpp:127] data [/tmp]. DefaultCPUAllocator: can't allocate memory"
-    failure = Failure(phase="backward", step=7, type="RuntimeError", message=message)
-    text = printed(record(status="oom", failure=failure))
-    assert f"oom in backward of step 7: RuntimeError: {message}\n" in text
-    assert numbers(row(text, "step"))[0] == 200.0  # what was measured before is shown as well
-
-
-def test_a_failure_before_the_first_step_has_no_table() -> None:
-    failure = Failure(phase="setup", step=None, type="ValueError", message="no")
-    nothing = {"time": dict.fromkeys(TIMES, NOTHING), "throughput": None, "memory": None, "first_step_s": None}
-    text = printed(record(status="failed", failure=failure, **nothing))
-    assert text.startswith("failed in setup: ValueError: no\nwritten to /logs/by hand/version_3")
-
-
-def test_a_run_that_was_refused_has_no_times_at_all() -> None:
-    text = printed(record(status="refused", time={}, host_time={}, throughput=None, memory=None, first_step_s=None))
-    assert "phase" not in text
-
-
-def test_tokens_without_a_known_time_are_unknown() -> None:
-    assert "unknown tokens/s (2,048 a step)" in printed(
-        record(throughput=Throughput(tokens_per_step=2048, tokens_per_s=None))
-    )
 
 
 def test_one_measured_step_has_no_spread() -> None:
@@ -225,34 +264,6 @@ def test_80_columns_cut_no_digit_of_a_run():
     assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
 
 
-def test_memory_of_a_small_model_is_told_in_a_unit_that_fits() -> None:
-    small = MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
-    assert "peak allocated 0.50 MiB, peak resident 0.75 GiB" in summary_lines(made_record(memory=small))
-
-
-def test_memory_is_told_by_phase_and_by_the_causes_of_the_highest_peak() -> None:
-    gib = 2**30
-    peaks = {part: MemoryReading(allocated_peak=n * gib) for part, n in (("forward", 3), ("backward", 4), ("other", 2))}
-    causes = MemoryCauses(parameters=gib, gradients=gib, optimizer_states=0, buffers=0, activations_and_rest=2 * gib)
-    memory = MemoryFacts(measured=MemoryReading(), parts=peaks, causes=dict.fromkeys(peaks, causes))
-    lines = summary_lines(made_record(memory=memory))
-    assert "peak by phase: forward 3.00 GiB, backward 4.00 GiB, other 2.00 GiB" in lines
-    assert "at the peak, in backward: parameters 1.00 GiB, gradients 1.00 GiB, activations and rest 2.00 GiB" in lines
-    on_cpu = memory.model_copy(update={"parts": dict.fromkeys(peaks, MemoryReading(resident_peak=gib))})
-    said = "\n".join(summary_lines(made_record(memory=on_cpu)))
-    assert "held by the step: parameters 1.00 GiB, gradients 1.00 GiB" in said
-    assert "peak by phase" not in said
-
-
-@pytest.mark.parametrize("known_to,said", [(0.0504, "±5.0%"), (0.0512, "±5.1%"), (0.254, "±25%")])
-def test_how_well_a_noisy_median_is_known_is_said_finely_near_the_limit(known_to: float, said: str) -> None:
-    record = made_record()
-    assert record.steadiness is not None
-    noisy = record.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
-    printed = "\n".join(verdict_lines(record.model_copy(update={"steadiness": noisy})))
-    assert f"noisy: the level is only known to within {said}" in printed
-
-
 def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
     floors = {
         "forward": Floor(flops={"bfloat16": 10**12}, bytes=10**9, seconds=0.0301, bound="compute", times=2.0133),
@@ -270,39 +281,6 @@ def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
 def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
     text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
     assert row(text, "forward")[-2:] == ["20.00", "3.0"]
-
-
-@pytest.mark.parametrize(
-    "planned,told",
-    [
-        ({"unknown": "it took more than 20 s"}, "planned: unknown (it took more than 20 s)"),
-        (
-            {"peaks": {"forward": 2 << 20, "backward": 1 << 20}},
-            "planned: peak 2.00 MiB, in forward; measured, with workspaces of libraries, 0.250 times as much",
-        ),
-    ],
-)
-def test_what_was_planned_stands_beside_the_peak_that_the_device_tells(planned: Any, told: str) -> None:
-    memory = {"measured": {"allocated_peak": 1 << 19}, "parts": {}}
-    assert told in summary_lines(made_record(memory=memory, planned=planned))
-
-
-def test_on_the_cpu_what_forward_left_stands_beside_what_it_should() -> None:
-    planned = {"peaks": {"forward": 2 << 20}, "held": {"start": 0, "forward": 1000, "backward": 0, "source": "counted"}}
-    memory = {"measured": {"resident_peak": 1 << 30}, "parts": {}, "held": {**planned["held"], "forward": 990}}
-    told = "planned: peak 2.00 MiB, in forward; measured when forward has ended 0.990 times as much"
-    assert told in summary_lines(made_record(memory=memory, planned=planned))
-    memory["held"]["source"] = "allocator"  # which counts other things
-    unknown = "planned: peak 2.00 MiB, in forward; what was measured is unknown"
-    assert unknown in summary_lines(made_record(memory=memory, planned=planned))
-
-
-def test_lines_that_make_the_host_wait_are_named_those_that_do_it_most_first() -> None:
-    files = {1: "/a/m1.py", 3: "/a/m3.py", 2: "/lib/site-packages/b/m2.py"}
-    syncs = [Sync(file=file, line=n, function="f", count=n, call=f"x{n}.item()") for n, file in files.items()]
-    told = "the host waits for the device at: x3.item() (m3.py, line 3), x2.item() (b/m2.py, line 2), 1 more line"
-    assert told in printed(record(syncs=syncs), verbose=True).splitlines()
-    assert "waits for the device" not in printed(record(syncs=[]), verbose=True)
 
 
 def test_a_floor_of_next_to_nothing_is_not_shown() -> None:

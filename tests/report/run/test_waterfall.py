@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from made_runs import made_record
 from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
+from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
@@ -36,31 +37,6 @@ def test_every_term_has_a_title_and_the_order_is_the_records() -> None:
     assert len({title for title, _ in TERMS.values()}) == len(TERMS)
 
 
-def test_the_line_names_the_ideal_then_the_largest_and_what_is_unexplained() -> None:
-    why, to_win = lines_of(made_waterfall())
-    assert why == (
-        "why: 168.3 ms [167.3, 170.3] = 62.1 ideal + 41.0 slow matmuls + 30.2 beyond bandwidth + 20.0 memory traffic "
-        "+ 9.0 gaps + 3.0 input + 1.7 smaller terms + 1.3 unexplained"
-    )
-    assert to_win == (
-        "could save: at most 41.0 ms in slow matmuls (model.blocks.*.attn 21.0 ms: 13 ms in 48 matmul kernels); "
-        "at most 30.2 ms in beyond bandwidth (model.blocks.*.attn 19.2 ms)"
-    )
-
-
-def test_a_single_small_term_keeps_its_name_and_none_is_told_of_what_took_no_time() -> None:
-    terms = {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}
-    [why, _] = lines_of(made_waterfall(terms, 100.0))
-    assert why.endswith("= 50.0 ideal + 40.0 gaps + 0.4 communication + 9.6 unexplained")
-
-
-def test_what_is_unexplained_may_be_negative_and_is_always_shown() -> None:
-    [below, _] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0))
-    assert below.endswith("= 8.00 ideal + 3.50 memory traffic - 1.50 unexplained")
-    [none] = lines_of(made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0))
-    assert none.endswith("+ 0.00 unexplained")
-
-
 @pytest.mark.parametrize("seed", range(50))
 def test_figures_add_up_as_printed(seed: int) -> None:
     """Of any split of any step."""
@@ -82,9 +58,72 @@ def test_figures_add_up_as_printed(seed: int) -> None:
         assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
 
 
-def test_terms_that_do_not_add_up_are_printed_as_they_stand() -> None:
-    fall = made_waterfall({"ideal": 70.0, "gaps": 10.0, "unexplained": 0.0}, 100.0)
-    assert lines_of(fall)[0].endswith("= 70.0 ideal + 10.0 gaps + 0.0 unexplained")
+UNKNOWN_CLOCK = made_waterfall(
+    {"ideal": 50.0, "clock": 0.0, "slow_products": 49.99, "gaps": 0.01, "input": 0.0, "unexplained": 0.0},
+    100.0,
+    clock_share=None,
+)
+UNKNOWN_BANDWIDTH = made_waterfall(
+    {"ideal": 50.0, "beyond_bandwidth": 50.0, "unexplained": 0.0}, 100.0, bandwidth_bytes_per_s=None
+)
+FALLS = {
+    "the ideal, then the largest, then what is unexplained": made_waterfall(),
+    "a single small term keeps its name, and what took no time is not told": made_waterfall(
+        {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}, 100.0
+    ),
+    "what is unexplained may be negative": made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0),
+    "and is shown where it is nothing": made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0),
+    "terms that do not add up": made_waterfall({"ideal": 70.0, "gaps": 10.0, "unexplained": 0.0}, 100.0),
+    "a term of a later version": made_waterfall(
+        {"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100.0
+    ),
+    "a bandwidth that nobody knows": UNKNOWN_BANDWIDTH,
+    "a clock that nobody knows": UNKNOWN_CLOCK,
+    "much is unexplained, so that no ceiling is told": made_waterfall(
+        {"ideal": 48.0, "slow_products": 41.0, "unexplained": 11.0}, 100.0
+    ),
+    "the traced steps took much more": made_waterfall(
+        {"ideal": 70.0, "slow_products": 41.0, "unexplained": -11.0}, 100.0
+    ),
+    "not quite as much is unexplained": made_waterfall(
+        {"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100.0
+    ),
+    "with a note": made_waterfall(notes=["the model's FLOPs take 3 ms"]),
+}
+
+
+def test_the_lines_are_as_stored(tmp_path: Path) -> None:
+    """Below the table of a run's end; at the head of its page; the tables of terms, with what is below."""
+    said = {}
+    for case, fall in FALLS.items():
+        record = made_record(waterfall=fall, notes=["one"])
+        below = [line for line in time_table(record).below if line.startswith(("why", "could save", "note"))]
+        head = {row[0].text: row[1].text for row in run_page(record, tmp_path)[0].rows}
+        told = {line.partition(": ")[0]: line.partition(": ")[2] for line in below}
+        assert {name: head.get(name) for name in WORDS[2:]} == {name: told.get(name) for name in WORDS[2:]}
+        terms = waterfall_tables(record)
+        said[case] = [*below, not_drawn(fall), *(line for table in terms for line in (*table.above, *table.below))]
+    assert_stored("report/why", said)
+
+
+@pytest.mark.parametrize("rest_ms, is_told", [(11.0, False), (-11.0, False), (9.0, True)])
+def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float, is_told: bool) -> None:
+    """Any term may have taken more than the trace has seen."""
+    fall = made_waterfall({"ideal": 59.0 - rest_ms, "slow_products": 41.0, "unexplained": rest_ms}, 100.0)
+    terms = waterfall_tables(made_record(waterfall=fall))[0]
+    assert any(row[3].text for row in terms.rows) == is_told
+
+
+def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -> None:
+    record = made_record(waterfall=UNKNOWN_CLOCK)
+    assert QUANTITIES["waterfall_clock_s"].get(record) is None
+    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
+    assert rows["lower clock"] == "unknown"
+
+
+def test_nothing_is_beyond_a_bandwidth_that_nobody_knows() -> None:
+    assert [rung.title for rung in rungs(UNKNOWN_BANDWIDTH)] == ["ideal", "memory-bound", "unexplained"]
+    assert waterfall_tables(made_record(waterfall=UNKNOWN_BANDWIDTH))[0].rows[1][0].text == "memory-bound"
 
 
 def test_each_rung_begins_where_the_one_before_it_ends() -> None:
@@ -92,49 +131,6 @@ def test_each_rung_begins_where_the_one_before_it_ends() -> None:
     assert [rung.term.name for rung in drawn] == [name for name, ms in TERMS_MS.items() if ms]
     starts_ms = np.cumsum([0.0, *(ms for ms in TERMS_MS.values() if ms)])[:-1]
     assert [rung.start_s * 1e3 for rung in drawn] == pytest.approx(list(starts_ms))
-
-
-def test_a_term_of_a_later_version_is_shown_by_its_name() -> None:
-    [why, _] = lines_of(made_waterfall({"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100.0))
-    assert "+ 30.0 power cap" in why
-
-
-def test_nothing_is_beyond_a_bandwidth_that_nobody_knows() -> None:
-    fall = made_waterfall(
-        {"ideal": 50.0, "beyond_bandwidth": 50.0, "unexplained": 0.0}, 100.0, bandwidth_bytes_per_s=None
-    )
-    why, to_win = lines_of(fall)
-    assert "+ 50.0 memory-bound + 0.0" in why
-    assert "ms in memory-bound (" in to_win
-    assert [rung.title for rung in rungs(fall)] == ["ideal", "memory-bound", "unexplained"]
-    assert waterfall_tables(made_record(waterfall=fall))[0].rows[1][0].text == "memory-bound"
-
-
-def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -> None:
-    terms = {"ideal": 50.0, "clock": 0.0, "slow_products": 49.99, "gaps": 0.01, "input": 0.0, "unexplained": 0.0}
-    fall = made_waterfall(terms, 100.0, clock_share=None)
-    record = made_record(waterfall=fall)
-    assert QUANTITIES["waterfall_clock_s"].get(record) is None
-    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
-    assert rows["lower clock"] == "unknown"
-    assert not_drawn(fall) == "No time in: gaps, input. Unknown, and part of the next term: lower clock."
-    assert lines_of(fall)[0].endswith("= 50.0 ideal + 50.0 slow matmuls + 0.0 unexplained")
-    assert not_drawn(made_waterfall()) == "No time in: recomputation, waiting for ranks."
-
-
-@pytest.mark.parametrize(
-    "rest_ms, said", [(11.0, "as 11% of the step is unexplained"), (-11.0, "as the traced steps took 11% more")]
-)
-def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float, said: str) -> None:
-    """Any term may have taken more than the trace has seen."""
-    fall = made_waterfall({"ideal": 59.0 - rest_ms, "slow_products": 41.0, "unexplained": rest_ms}, 100.0)
-    [_, to_win] = lines_of(fall)
-    assert to_win.startswith(f"could save: unknown, {said}")
-    terms, _ = waterfall_tables(made_record(waterfall=fall))
-    assert {row[3].text for row in terms.rows} == {""}
-    assert to_win.removeprefix("could save: ") in terms.below[0]
-    known = made_waterfall({"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100.0)
-    assert lines_of(known)[1].startswith("could save: at most 41.0 ms")
 
 
 def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
@@ -151,22 +147,6 @@ def test_the_lines_stand_below_the_end_table() -> None:
     below = time_table(made_record(waterfall=made_waterfall())).below
     first = [line.partition(":")[0] for line in below]
     assert [name for name in first if name in WORDS] == list(WORDS)
-
-
-def test_notes_on_the_waterfall_stand_with_the_others() -> None:
-    fall = made_waterfall(notes=["the model's FLOPs take 3 ms"])
-    below = time_table(made_record(waterfall=fall, notes=["one"])).below
-    assert [line for line in below if line.startswith("note")] == [
-        "note: one",
-        "note: why: the model's FLOPs take 3 ms",
-    ]
-
-
-def test_they_stand_at_the_head_of_the_runs_page_too(tmp_path: Path) -> None:
-    head = run_page(made_record(waterfall=made_waterfall()), tmp_path)[0]
-    told = {row[0].text: row[1].text for row in head.rows}
-    assert told["why"].startswith("168.3 ms [167.3, 170.3] = 62.1 ideal")
-    assert told["could save"].startswith("at most 41.0 ms in slow matmuls")
 
 
 def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
@@ -195,44 +175,47 @@ def untraced(**changes: object) -> RunRecord:
     return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
 
 
-def test_a_run_without_one_is_told_why_and_what_to_do() -> None:
-    use = made_record().utilisation
-    assert use is not None
-    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
-    told = {
-        "no step was traced. Run it again with --trace.steps=2.": made_record(),
-        "no step was traced, of 2 planned. Run it again with --trace.steps=2.": untraced(steps={"measure": 20}),
-        "the loop ended before the trace. Let it run for all stages: 24 steps or more.": untraced(
-            steps={"measure": 3}, notes=["the loop ended in stage measure, after 3 of its 20 steps"]
-        ),
-        "the FLOPs of a step are unknown; a note of the run says why.": untraced(
-            utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
-        ),
-        "the FLOPs of a step are unknown: no step was looked at for them. "
-        "Run it again with --memory.steps=1.": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
-        "the FLOPs of a step are unknown.": untraced(utilisation=None),
-        "no peak is known for this device. Run it again with --peak_tflops, from its datasheet.": untraced(
-            utilisation=unknown
-        ),
-        "no peak is known for this device; a note says why none was measured. "
-        "Run it again with --peak_tflops, from its datasheet.": untraced(
-            utilisation=unknown, notes=["ceiling unknown: it was 90 GFLOP/s now and 116 before"]
-        ),
-        "the dtype of its matrix products is unknown.": untraced(utilisation=use.model_copy(update={"dtype": None})),
-        "a note of the run says why.": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
-        "an earlier version ran it, or its trace says too little. Run it again with --trace.steps=2.": untraced(),
-    }
-    for said, record in told.items():
-        assert no_waterfall(record) == f"No waterfall: {said}"
-        lines = [line for line in time_table(record).below if line.startswith("why")]
-        assert lines == ([f"why: unknown: {said}"] if record.steps_planned.get("trace") else [])
-    assert "(oom: OutOfMemoryError in setup)" in no_waterfall(made_record(status="oom"))
-    assert no_waterfall(made_record(waterfall=made_waterfall())) == ""
-
-
 def test_a_run_that_died_is_told_so_and_not_that_its_why_is_unknown() -> None:
     assert why_lines(made_record(status="oom", steps_planned={"trace": 2})) == []
 
 
 def test_the_step_is_shown_with_its_interval() -> None:
     assert step_text(made_waterfall()) == f"{STEP_MS} [167.3, 170.3]"
+
+
+def runs_without_one() -> dict[str, RunRecord]:
+    """By what is missing."""
+    use = made_record().utilisation
+    assert use is not None
+    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
+    ended = {"steps": {"measure": 3}, "notes": ["the loop ended in stage measure, after 3 of its 20 steps"]}
+    return {
+        "no trace was asked for": made_record(),
+        "no step was traced": untraced(steps={"measure": 20}),
+        "the loop ended before": untraced(**ended),
+        "FLOPs are unknown, as a note says": untraced(
+            utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
+        ),
+        "no step was looked at for FLOPs": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
+        "FLOPs are unknown": untraced(utilisation=None),
+        "no peak is known": untraced(utilisation=unknown),
+        "no peak is known and none was measured": untraced(
+            utilisation=unknown, notes=["ceiling unknown: it was 90 GFLOP/s now and 116 before"]
+        ),
+        "no dtype is known": untraced(utilisation=use.model_copy(update={"dtype": None})),
+        "it failed, as a note says": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
+        "an earlier version ran it": untraced(),
+        "the run died": made_record(status="oom"),
+        "there is one": made_record(waterfall=made_waterfall()),
+    }
+
+
+def test_a_run_without_one_is_told_why_and_what_to_do_as_stored() -> None:
+    said = {}
+    for case, record in runs_without_one().items():
+        told = no_waterfall(record)
+        lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
+        asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
+        assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])
+        said[case] = told
+    assert_stored("report/no_why", said)

@@ -9,6 +9,7 @@ import re
 
 import pyarrow.parquet
 import pytest
+from stored_texts import assert_stored
 
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.report.tables.formats import csv_text, json_text, latex, markdown, parquet, plain, terminal
@@ -32,40 +33,9 @@ def nasty() -> Table:
     )
 
 
-def test_terminal():
-    assert terminal(TABLE) == (
-        "above\n"
-        "run             step (ms)\n"
-        "a    12.50 [12.00, 13.00]\n"
-        "b                     OOM\n"
-        "below\n"
-    )  # fmt: skip
-
-
-def test_markdown():
-    assert markdown(TABLE) == (
-        "- above\n\n"
-        "| run   |            step (ms) |\n"
-        "|:------|---------------------:|\n"
-        "| a     | 12.50 [12.00, 13.00] |\n"
-        "| b     |                  OOM |\n"
-        "\n- below\n"
-    )
-
-
-def test_latex():
-    assert latex(TABLE) == (
-        "% above\n"
-        "\\begin{tabular}{lr}\n"
-        "\\toprule\n"
-        " run   &            step (ms) \\\\\n"
-        "\\midrule\n"
-        " a     & 12.50 [12.00, 13.00] \\\\\n"
-        " b     &                  OOM \\\\\n"
-        "\\bottomrule\n"
-        "\\end{tabular}\n"
-        "% below\n"
-    )
+def test_a_table_is_as_stored():
+    forms = {"terminal": terminal, "Markdown": markdown, "LaTeX": latex}
+    assert_stored("report/formats", {name: form(TABLE) for name, form in forms.items()})
 
 
 ROWS = [

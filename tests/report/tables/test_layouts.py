@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
+from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.analysis.steps.cuts import cut_anew
@@ -19,81 +19,34 @@ from lm_profiler.report.tables.warmups import warmup_rows
 
 # mean 2 and 4, sample standard deviation sqrt(2) times the half distance of the pair
 STEPS = [(0.1, 0.3), (0.3, 0.5)]
-ROOT = f"{0.1 * math.sqrt(2):.6f}"
 
 
-def test_blocks_show_each_step_then_the_summary():
-    assert terminal(blocks([run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl")])) == (
-        "========================================\n"
-        "H100, fit, batch 4, context 512, 32-true\n"
-        "========================================\n"
-        "\n"
-        "SMALL MODEL\n"
-        "Parameters: 128,625,408\n"
-        "Forward pass:\n"
-        "  Measurement steps:\n"
-        "    Step 1: 0.100000 seconds\n"
-        "    Step 2: 0.300000 seconds\n"
-        f"  Mean: 0.200000 ± {ROOT} seconds (CV: 70.71%)\n"
-        "Forward + Backward pass:\n"
-        "  Measurement steps:\n"
-        "    Step 1: 0.400000 seconds\n"
-        "    Step 2: 0.800000 seconds\n"
-        "  Mean: 0.600000 ± 0.282843 seconds (CV: 47.14%)\n"
-        "  Backward-only: 0.400000 seconds (2.00x forward)\n"
-        "\n"
-        "XL MODEL\n"
-        "Parameters: 1,998,235,200\n"
-        "OOM: Error: no memory left\n"
-        "\n"
-        "Model         Params  Forward (s)        Backward (s)\n"
-        f"small    128,625,408  0.200000±{ROOT}  0.400000±{ROOT}\n"
-        "xl     1,998,235,200  OOM                OOM\n"
-    )
-
-
-def test_blocks_in_markdown_are_fenced_and_the_summary_is_a_table():
-    lines = markdown(blocks([run("a", STEPS)])).splitlines()
-    assert (lines[0], lines[5]) == ("```text", "SMALL MODEL")
-    assert lines[-3:] == [
-        "| Model   |      Params | Forward (s)       | Backward (s)      |",
-        "|:--------|------------:|:------------------|:------------------|",
-        f"| small   | 128,625,408 | 0.200000±{ROOT} | 0.400000±{ROOT} |",
+def test_the_layouts_are_as_stored():
+    two = [run("a", STEPS), run("b", failed=("oom", "no memory left"), size="xl")]
+    unlike = [run("a", STEPS), run("b", STEPS, precision="bf16-mixed", num_layers=3)]
+    warmed = run("a", STEPS, warmup=[(9.0, 9.0), (0.5, 0.7)])
+    cpu, h100 = ("cpu", "EPYC"), ("cuda", "H100")
+    across = [
+        run("a", [(0.2507, 0.7151)] * 3, device=cpu),
+        run("b", [(0.0242, 0.0562)] * 3, device=h100),
+        run("c", failed=("oom", "no memory left"), size="medium", device=h100),
     ]
+    said = {
+        "blocks: each step, then the summary": terminal(blocks(two)),
+        "blocks in Markdown: fenced, and the summary is a table": markdown(blocks([run("a", STEPS)])),
+        "blocks of equal sizes say what tells them apart": terminal(blocks(unlike)),
+        "blocks after other warm-ups: what was left out under a banner each": terminal(
+            blocks(cut_anew([warmed], [0, 1], 3)[0])
+        ),
+        "devices across, and sizes down": markdown(devices(across)),
+        "a row for each pass and warm-up": markdown(warmup_rows([(run("a", STEPS, warmup=[(0.5, 0.5)]), [0, 1])])),
+    }
+    assert_stored("report/layouts", said)
 
 
 def test_blocks_of_equal_sizes_say_what_tells_them_apart():
     table = blocks([run("a", STEPS), run("b", STEPS, precision="bf16-mixed", num_layers=3)])
     assert [row[0].text for row in table.rows] == ["small, 32-true", "small (num_layers 3), bf16-mixed"]
-    assert [line for line in table.above if "MODEL" in line] == [
-        "SMALL MODEL, 32-true",
-        "SMALL MODEL (num_layers 3), bf16-mixed",
-    ]
-
-
-def test_blocks_after_other_warm_ups_list_what_was_left_out_under_a_banner_each():
-    entry = run("a", STEPS, warmup=[(9.0, 9.0), (0.5, 0.7)])
-    table = blocks(cut_anew([entry], [0, 1], 3)[0])
-    assert [line for line in table.above if "batch" in line] == [
-        "warm-up 0, steps 3, H100, fit, batch 4, context 512, 32-true",
-        "warm-up 1, steps 3, H100, fit, batch 4, context 512, 32-true",
-    ]
-    first, second = (at for at, line in enumerate(table.above) if line == "Forward pass:")
-    assert [line.strip() for line in table.above[first + 1 : first + 5]] == [
-        "Measurement steps:",
-        "Step 1: 9.000000 seconds",
-        "Step 2: 0.500000 seconds",
-        "Step 3: 0.100000 seconds",
-    ]
-    assert [line.strip() for line in table.above[second + 1 : second + 7]] == [
-        "Warm-up steps:",
-        "Warm-up 1: 9.000000 seconds",
-        "Measurement steps:",
-        "Step 1: 0.500000 seconds",
-        "Step 2: 0.100000 seconds",
-        "Step 3: 0.300000 seconds",
-    ]
-    assert [row[0].text for row in table.rows] == ["small, warm-up 0", "small, warm-up 1"]
 
 
 def test_wide_has_a_row_for_each_warm_up_of_equally_many_steps_also_where_the_run_had_none():
@@ -163,38 +116,10 @@ def test_wide_of_attention_alone_has_its_width_and_what_it_holds():
     assert [row[name] / 2**20 for name in memory] == [1, 5, 3, 4, -2]
 
 
-def test_devices_stand_across_and_sizes_down():
-    cpu, h100 = ("cpu", "EPYC"), ("cuda", "H100")
-    entries = [
-        run("a", [(0.2507, 0.7151)] * 3, device=cpu),
-        run("b", [(0.0242, 0.0562)] * 3, device=h100),
-        run("c", failed=("oom", "no memory left"), size="medium", device=h100),
-    ]
-    text = markdown(devices(entries))
-    passes = [f"{device}{what}" for device in ("CPU", "CUDA") for what in ("forward", "forward+backward")]
-    assert [line.replace(" ", "") for line in text.splitlines() if line.startswith("| ")] == [
-        "|Size|d_model|d_ff|num_layers|num_heads|num_params|" + "|".join(passes) + "|",
-        "|small|768|3072|12|12|120.9M(withouttokenembedding)|250.7ms|965.8ms|24.2ms|80.4ms|",
-        "|medium|1024|4096|24|16|412.9M(withouttokenembedding)|||OOM|OOM|",
-    ]
-
-
 def test_two_devices_of_a_type_go_by_their_names():
     entries = [run("a", STEPS, device=("cuda", "H100")), run("b", STEPS, device=("cuda", "A100"))]
     titles = [heading.title for heading in devices(entries).headings][-4:]
     assert titles == ["A100 forward", "A100 forward+backward", "H100 forward", "H100 forward+backward"]
-
-
-def test_a_row_for_each_pass_and_warm_up():
-    table = warmup_rows([(run("a", STEPS, warmup=[(0.5, 0.5)]), [0, 1])])
-    assert markdown(table) == (
-        "|       | forward_only   |   warmup_steps |   benchmark_steps |      avg |      std |\n"
-        "|:------|:---------------|---------------:|------------------:|---------:|---------:|\n"
-        "| small | True           |              0 |                 3 |      0.3 |      0.2 |\n"
-        "| small | True           |              1 |                 2 |      0.2 | 0.141421 |\n"
-        "| small | False          |              0 |                 3 | 0.733333 | 0.305505 |\n"
-        "| small | False          |              1 |                 2 |      0.6 | 0.282843 |\n"
-    )
 
 
 @pytest.mark.parametrize("layout", [blocks, wide, devices])

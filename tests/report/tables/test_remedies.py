@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
@@ -22,24 +23,19 @@ def failed(status: str, options: Sequence[str] = ()) -> Entry:
     return replace(entry, record=entry.record.model_copy(update={"command": COMMAND, "failure": failure}))
 
 
-def test_what_was_planned_to_fit_is_offered_as_a_command() -> None:
-    assert remedies([failed("refused", ["--model.optimizer=sgd", "--model.size=large"])]) == [
-        "run:",
-        f"  would fit, as planned: {COMMAND} --model.optimizer=sgd",
-        "  or instead: --model.size=large",
-    ]
-
-
-def test_where_nothing_was_planned_the_planner_is_offered_and_to_no_other_run() -> None:
-    assert remedies([failed("oom")]) == ["run:", "  what would fit: python -m lm_profiler plan --config a.yaml"]
-    assert remedies([failed("failed"), failed("interrupted")]) == []
-
-
-def test_a_cells_command_leaves_the_sweeps_folder_alone_and_repeats_are_told_once() -> None:
+def test_what_would_fit_is_offered_as_stored() -> None:
     arguments = ["fit", "--config=a b.yaml", "--log_dir=logs/sweep", "--name=cell"]
     cells = [Cell(id=f"cell,r{repeat}", overrides={}, repeat=repeat, arguments=arguments) for repeat in range(2)]
     found = failed("refused", ["--model.size=large"])
-    assert remedies([replace(found, cell=cell, folder=Path(cell.id)) for cell in cells]) == [
-        "cell,r0:",
-        "  would fit, as planned: python -m lm_profiler fit '--config=a b.yaml' --model.size=large",
-    ]
+    said = {
+        "what was planned to fit": remedies([failed("refused", ["--model.optimizer=sgd", "--model.size=large"])]),
+        "nothing was planned": remedies([failed("oom")]),
+        "a cell, told once, without the sweep's folder": remedies(
+            [replace(found, cell=cell, folder=Path(cell.id)) for cell in cells]
+        ),
+    }
+    assert_stored("report/remedies", said)
+
+
+def test_no_other_run_is_offered_anything() -> None:
+    assert remedies([failed("failed"), failed("interrupted")]) == []

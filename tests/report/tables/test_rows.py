@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stored_texts import assert_stored
 from tabled import run
 
 from lm_profiler.record.entry import Entry
@@ -31,17 +32,19 @@ def titles(table: Table) -> list[str]:
     return [heading.title for heading in table.headings]
 
 
-def test_facts_that_differ_are_columns_and_the_others_are_said_once():
+def test_facts_that_differ_are_columns_and_the_others_are_said_once_as_stored():
     entries = [run("a", FAST, name="a"), run("b", SLOW, name="b", size="xl", batch_size=8)]
-    assert terminal(rows(repeats_together(entries))) == (
-        "in all rows: verb fit, device H100, precision 32-true, context 512, compile false, attention sdpa, "
-        "optimizer adamw\n"
-        "unknown in all rows: tokens/s, MFU, planned peak, peak resident\n"
-        "run  size   batch             step (ms)  forward (ms)  backward (ms)  status\n"
-        "a    small      4  30.00 [29.98, 30.02]         10.00          20.00  ok\n"
-        "b    xl         8  70.00 [69.95, 70.05]         20.00          50.00  ok\n"
-        "[ ]: 95 % interval of the mean\n"
-    )
+    died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
+    unknown = [Entry(of.folder, of.record.model_copy(update={"model": None, "config": None})) for of in (died,) * 2]
+    by = [column("size")]
+    unlike = [run("a", FAST, precision="32-true"), run("b", SLOW, precision="bf16-mixed")]
+    said = {
+        "two runs": rows(repeats_together(entries)),
+        "a reason names its run": rows(repeats_together([run("a", FAST, name="a"), died])),
+        "what most rows do not know": rows(repeats_together([run("a", FAST, name="a"), *unknown])),
+        "unlike runs share a row": rows(list(by_facts(unlike, by).values()), by=by),
+    }
+    assert_stored("report/rows", {case: terminal(table) for case, table in said.items()})
 
 
 def test_dimensions_are_shown_where_they_are_not_the_sizes_own():
@@ -60,9 +63,7 @@ def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
     assert (row["step_s"], row["step_s_low"], row["step_s_high"], row["n"]) == pytest.approx((0.032, 0.030, 0.050, 3))
     assert row["status"] == "3 ok, 1 failed"
     shown = terminal(rows(repeats_together([*entries, failed])))
-    assert "32.00 [30.00, 50.00]" in shown
-    assert "n > 1: the median of n runs' means [the lowest, the highest]" in shown
-    assert "failed: Error: it broke" in shown
+    assert_stored("report/repeats", {"three repeats, and one that failed": shown})
 
 
 def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
@@ -82,7 +83,6 @@ def test_groups_say_when_they_bring_unlike_runs_together():
     by = [column("size")]
     table = rows(list(by_facts(entries, by).values()), by=by)
     assert [row[0].text for row in table.rows] == ["small"]
-    assert "note: runs that differ in precision share a row: small" in table.below
     assert "precision" not in table.above[0]
 
 
@@ -115,15 +115,7 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
         run("d", failed=("refused", "too large"), size="2.7B", precision="bf16-mixed"),
     ]
     table = pivot(entries, [column("size")], [column("precision")], column("step_s"))
-    assert terminal(table) == (
-        "step (ms): mean [95 % interval]\n"
-        "size                32-true            bf16-mixed\n"
-        "small  30.00 [29.98, 30.02]  70.00 [69.95, 70.05]\n"
-        "xl                      OOM\n"
-        "2.7B                                      refused\n"
-        "xl 32-true: OOM: Error: no memory left\n"
-        "2.7B bf16-mixed: refused: too large\n"
-    )
+    assert_stored("report/pivot", {"sizes by precisions": terminal(table)})
     assert table.records()[1] == {
         "size": "xl",
         "32-true": None,
@@ -166,11 +158,6 @@ def test_any_option_of_a_call_can_tell_runs_apart():
     assert [found.name for found in columns_named(["peak_tflops"], entries)] == ["peak_tflops"]
 
 
-def test_a_reason_names_its_run_where_names_tell_the_rows_apart():
-    died = run("b", failed=("failed", "it broke"), name="b", size="xl", precision="bf16-mixed")
-    assert rows(repeats_together([run("a", FAST, name="a"), died])).below[-1] == "b: failed: Error: it broke"
-
-
 def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     entries = []
     for name, clip in (("a", 1.0), ("b", None)):
@@ -185,21 +172,9 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert titles(table)[:2] == ["run", "trainer.gradient_clip_val"]
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
-    assert table.above[1].startswith("where known: size small (2 of 3 rows), d_model 768 (2 of 3 rows)")
-    [note] = rows([entries[:2]]).below[1:]
-    assert note == "note: runs that differ in trainer.gradient_clip_val share a row: a, b"
+    said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(rows([entries[:2]]))}
+    assert_stored("report/left_open", said)
     assert [group.values for group in grouped(entries[:2])] == [(1.0,), (None,)]
-
-
-def test_what_most_rows_do_not_know_is_not_in_all_rows():
-    entries = [run("a", FAST, name="a", precision="bf16-mixed")]
-    refused = [("oom", "no memory"), ("refused", "too large")]
-    for name, failed in zip("bc", refused, strict=True):
-        died = run(name, failed=failed, name=name)
-        entries.append(Entry(died.folder, died.record.model_copy(update={"model": None, "config": None})))
-    in_all, known, *_ = rows(repeats_together(entries)).above
-    assert in_all == "in all rows: verb fit, device H100"
-    assert "parameters 128,625,408 (1 of 3 rows), precision bf16-mixed (1 of 3 rows)" in known
 
 
 def test_the_parameters_of_our_own_model_are_known_where_it_was_never_built():

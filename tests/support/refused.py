@@ -1,0 +1,37 @@
+"""Calls that are refused: with exit code 2, on stderr alone, in two lines at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from stored_texts import assert_stored, masked
+
+from lm_profiler.cli.main import main
+
+
+def refused(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a wrong call is told."""
+    assert main([*arguments]) == 2, arguments
+    out, err = capsys.readouterr()
+    assert out == "", arguments
+    assert err.startswith("lm_profiler: "), arguments
+    assert "usage:" not in err, arguments
+    assert len(err.splitlines()) <= 2, arguments
+    return err
+
+
+def assert_refused_as_stored(
+    name: str,
+    calls: Iterable[Sequence[str]],
+    capsys: pytest.CaptureFixture[str],
+    first: Sequence[str] = (),
+    **folders: Path | str,
+) -> None:
+    """What each of the ``calls`` is told, by the call; ``first`` are arguments of all of them that are not named."""
+    said = {}
+    for call in calls:
+        case = masked(" ".join(call), **folders).replace("\n", "\\n")
+        said[case[:100] or "no arguments"] = refused([*call[:1], *first, *call[1:]], capsys)
+    assert_stored(name, said, **folders)
