@@ -105,7 +105,7 @@ class Collector:
             accumulate_grad_batches=trainer.accumulate_grad_batches,
             precision=str(trainer.precision),
             reduces_in_backward=isinstance(trainer.strategy.model, DistributedDataParallel),
-            settings=try_or_note("settings", lambda: switches(trainer, measured), notes),
+            settings=try_or_note("settings", lambda: switches(trainer), notes),
             lists=try_or_note("parameters", lambda: lists_of(trained(trainer)), notes),
             multiprocessors=_multiprocessors(trainer.strategy.root_device),
             peak_flops_per_s=options.peak_flops_per_s,
@@ -221,7 +221,7 @@ def model_facts(trainer: Trainer) -> ModelFacts:
     )
 
 
-def switches(trainer: Trainer, measured: Measured) -> Settings:
+def switches(trainer: Trainer) -> Settings:
     """What is switched on, and what the machine has; ``conclude`` adds what the figures say."""
     loader, device = _loader(trainer), trainer.strategy.root_device
     units, profiler = matrix_units(device), type(trainer.profiler).__name__  # type: ignore[attr-defined]
@@ -236,7 +236,6 @@ def switches(trainer: Trainer, measured: Measured) -> Settings:
         fused_optimizer=_are_fused(trainer),
         anomalies=torch.is_anomaly_enabled(),
         profiler=None if profiler in _OWN_PROFILERS else profiler,
-        tracing=bool(measured.steps_planned.get("trace")),
     )
 
 

@@ -56,7 +56,6 @@ class PythonTimes:
     clock: Callable[[], int]
     ran: Callable[[], int] = time.thread_time_ns
     part: Guard = UNGUARDED
-    cut: bool = False
     """Whether there were more than ``MOST_EVENTS``."""
     _ns: defaultdict[tuple[int, Line, str], list[int]] = field(default_factory=lambda: defaultdict(lambda: [0, 0]))
     _stack: list[tuple[FrameType | None, str]] = field(default_factory=list)
@@ -89,7 +88,6 @@ class PythonTimes:
                 self._stack.pop()
             self._left -= 1
             if self._left <= 0:
-                self.cut = True
                 self.stop()
             self._last_ran_ns, self._last_ns = self.ran(), self.clock()
         except BaseException as error:
@@ -140,6 +138,11 @@ class PythonTimes:
         return sorted(rows, key=lambda row: -row.seconds)[:_KEPT]
 
 
+_ROOT = Path(__file__).resolve().parents[2].as_posix()
+_OURS = (f"{_ROOT}/lm_profiler/", f"{_ROOT}/callbacks/")
+_STANDARD = f"{sysconfig.get_paths()['stdlib']}/"
+
+
 def package_of(file: str) -> str:
     """Of Python, torch, Lightning, numpy or ours, what ``file`` belongs to; empty of the program that is profiled."""
     path = Path(file).as_posix()
@@ -149,11 +152,9 @@ def package_of(file: str) -> str:
         return "Python"
     if "/site-packages/" in path:
         return _LIBRARIES.get(path.rpartition("/site-packages/")[2].partition("/")[0], "")
-    ours = Path(__file__).resolve().parents[2].as_posix()
-    if path.startswith((f"{ours}/lm_profiler/", f"{ours}/callbacks/")):
+    if path.startswith(_OURS):
         return "lm_profiler"
-    standard = f"{sysconfig.get_paths()['stdlib']}/"
-    return path.removeprefix(standard).partition("/")[0].removesuffix(".py") if path.startswith(standard) else ""
+    return path.removeprefix(_STANDARD).partition("/")[0].removesuffix(".py") if path.startswith(_STANDARD) else ""
 
 
 def _line_of(frame: FrameType) -> Line:

@@ -20,7 +20,6 @@ from torch import nn
 from lm_profiler.callbacks import MemoryOptions, TrainingProfiler
 from lm_profiler.callbacks.collect import switches
 from lm_profiler.callbacks.instruments.watches import history_watch
-from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.counts.recompiles import is_compiled
 from lm_profiler.measure.device.cpu_reading import CpuReading
 from lm_profiler.measure.device.environment import MatrixUnits, matrix_units
@@ -28,23 +27,21 @@ from lm_profiler.measure.memory.history import MemoryHistory
 from lm_profiler.record.run import read_run
 from tests.analysis.test_conclude import beside
 
-NOTHING = Measured((), {})
-
 
 def test_the_advice_knows_what_is_on_already_and_how_full_the_device_is(tmp_path: Path) -> None:
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), fused=True)]
-    found = switches(trainer, NOTHING)
+    found = switches(trainer)
     assert (found.fused_optimizer, found.compiled, found.checkpointing) == (True, False, None)
     assert found.pin_memory is None  # on the CPU there is nowhere to copy to
     clipping = trainer_with([], tmp_path, precision="bf16-mixed", gradient_clip_val=1.0)
     clipping.strategy.connect(module)
     clipping.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert switches(clipping, NOTHING).fused_optimizer is None  # Lightning would refuse it
+    assert switches(clipping).fused_optimizer is None  # Lightning would refuse it
     trainer.strategy._optimizers = [torch.optim.LBFGS(module.parameters())]
     module._compiler_ctx = {"compiler": "dynamo"}  # what Lightning leaves of torch.compile(module)
-    found = switches(trainer, NOTHING)
+    found = switches(trainer)
     assert (found.fused_optimizer, found.compiled, found.memory_free_share) == (None, True, None)
 
 
@@ -72,7 +69,7 @@ def test_tf32_is_off_only_where_there_is_one(tmp_path: Path, monkeypatch: pytest
     trainer.strategy.connect(BoringModel())
     for units, tf32 in ((MatrixUnits(True, "bf16-mixed"), False), (MatrixUnits(False, "16-mixed"), None)):
         monkeypatch.setattr("lm_profiler.callbacks.collect.matrix_units", lambda device, units=units: units)
-        found = switches(trainer, NOTHING)
+        found = switches(trainer)
         assert (found.tf32, found.half_precision) == (tf32, units.half_precision)
 
 
@@ -81,18 +78,18 @@ def test_an_optimizer_that_refuses_to_be_fused_is_not_told_to(refused: dict[str,
     trainer, module = trainer_with([], tmp_path), BoringModel()
     trainer.strategy.connect(module)
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters(), **refused)]
-    assert switches(trainer, NOTHING).fused_optimizer is None
+    assert switches(trainer).fused_optimizer is None
     trainer.strategy._optimizers = [torch.optim.Adam(module.parameters())]
-    assert switches(trainer, NOTHING).fused_optimizer is False
+    assert switches(trainer).fused_optimizer is False
 
 
 def test_processes_of_one_machine_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_with([], tmp_path)
     trainer.strategy.connect(BoringModel())
     monkeypatch.setattr("lm_profiler.callbacks.collect.cpu_cores", lambda: 12)
-    assert switches(trainer, NOTHING).cores == 12
+    assert switches(trainer).cores == 12
     monkeypatch.setattr(type(trainer), "num_devices", 8)
-    assert switches(trainer, NOTHING).cores == 1
+    assert switches(trainer).cores == 1
 
 
 def test_a_recompilation_is_counted_and_named(tmp_path: Path) -> None:

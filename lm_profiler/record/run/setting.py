@@ -47,7 +47,6 @@ class Settings(Part):
     memory_free_share: float | None = None
     anomalies: bool = False
     profiler: str | None = None
-    tracing: bool = False
 
     @property
     def full_precision(self) -> bool:
