@@ -28,9 +28,9 @@ from lm_profiler.cli.checks import (
     check_trainer_options,
     trainer_error,
 )
+from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
-from lm_profiler.cli.spawned import take_over
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
 from lm_profiler.record.command import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option

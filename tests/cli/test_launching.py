@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
@@ -17,9 +20,10 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from warm import end, start
 
 from benchmarks.launches import SMALL, TOY, WAYS, Started
+from lm_profiler.cli import launcher
 from lm_profiler.cli.call import Call
+from lm_profiler.cli.launcher import Launcher
 from lm_profiler.cli.run_context import RunContext
-from lm_profiler.cli.spawned import Launcher
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.record.run import read_run
 from lm_profiler.usage_error import UsageError
@@ -187,9 +191,9 @@ def test_what_a_spawned_rank_ended_with_ends_the_call(
 
     monkeypatch.setattr(_MultiProcessingLauncher, "launch", ends)
     context: Any = SimpleNamespace(record="a record" if told else None)
-    launcher = Launcher(None, "spawn", context)  # no strategy: nothing is started
+    starts = Launcher(None, "spawn", context)  # no strategy: nothing is started
     with pytest.raises(becomes) as raised:
-        launcher.launch(None)
+        starts.launch(None)
     assert str(raised.value) == said
 
 
@@ -205,9 +209,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def launched(started: Started, out: Path, *options: str) -> ForkServerProcess:
     """In a process group of its own."""
     program = ["-m", "lm_profiler", "fit", *SMALL, *started.options, *options]
-    launcher = ["-m", "torch.distributed.run", *started.launcher] if started.launcher else []
+    torchrun = ["-m", "torch.distributed.run", *started.launcher] if started.launcher else []
     variables = os.environ | {name: str(value) for name, value in started.variables.items()}
-    return start(*launcher, *program, out=out, environment=variables)
+    return start(*torchrun, *program, out=out, environment=variables)
 
 
 def test_two_nodes_of_torchrun_make_one_run_of_sharded_weights(here: Path) -> None:
@@ -267,3 +271,13 @@ def test_a_rank_that_is_killed_is_a_failure_however_it_was_started(strategy: str
     assert record.failure is not None
     assert (record.status, record.failure.type, record.failure.rank) == ("failed", "RankLost", rank)
     assert record.failure.message == "killed by SIGKILL"
+
+
+def test_ranks_that_do_not_end_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "_LEAVING_S", 0.1)
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    started = SimpleNamespace(procs=[rank])
+    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(launcher=started))
+    launcher.end_ranks(trainer)
+    assert rank.returncode == -signal.SIGKILL
+    assert started.procs == []

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from contextlib import suppress
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-from lightning.pytorch import Trainer
 
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.errors import wrong_call
+from lm_profiler.cli.launcher import end_ranks, leave_group, rank_commands
 from lm_profiler.cli.preflight import call_off, look_back, plan_ahead
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import local_rank
-from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.measure.boundary import try_or_note
 from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
 from lm_profiler.torch_names import NameMissing
-
-_PATIENCE_S = 5.0
 
 
 def run(call: Call) -> int:
@@ -41,7 +34,7 @@ def run(call: Call) -> int:
         except Exception as error:  # nothing of the user's has been built: whatever it is, the call is to blame
             raise wrong_call(error) from error
         try:
-            with watched(Watchdog(cli.context, partial(_children, cli))):
+            with watched(Watchdog(cli.context, lambda: rank_commands(getattr(cli, "trainer", None)))):
                 cli.begin()
                 met = plan_ahead(cli)
                 cli.run_verb()
@@ -65,33 +58,4 @@ def run(call: Call) -> int:
                 return WRONG_CALL
             raise wrong_call(error) from error
         finally:
-            _end_children(getattr(cli, "trainer", None))
-
-
-def _children(cli: ProfilerCLI) -> list[subprocess.Popen[bytes]]:
-    """The ranks that Lightning started as commands of their own."""
-    launcher = cli.trainer.strategy.launcher if hasattr(cli, "trainer") else None
-    return [child for child in getattr(launcher, "procs", []) if isinstance(child, subprocess.Popen)]
-
-
-def _end_children(trainer: Trainer | None) -> None:
-    """Let the processes that Lightning started end, and end those that do not."""
-    launcher = trainer.strategy.launcher if trainer is not None else None
-    processes = getattr(launcher, "procs", [])
-    children = list(processes)
-    processes.clear()  # Lightning's observer kills this process too once it sees one of them fail
-    try:
-        for child in children:
-            _wait(child, _PATIENCE_S)
-    finally:
-        for child in children:
-            child.kill()
-            _wait(child)
-
-
-def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
-    if isinstance(child, BaseProcess):  # of ddp_spawn, ddp_fork, ddp_notebook
-        child.join(timeout)
-        return
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout)
+            end_ranks(getattr(cli, "trainer", None))

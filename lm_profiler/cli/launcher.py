@@ -1,13 +1,16 @@
-"""Ranks that Lightning starts by multiprocessing (ddp_spawn, ddp_fork, ddp_notebook): they run no command line."""
+"""The ranks that Lightning starts: as commands of their own, or by multiprocessing (ddp_spawn, ddp_fork, …)."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 from lightning.pytorch import Trainer
@@ -25,9 +28,12 @@ from lm_profiler.usage_error import UsageError
 _PATIENCE_S = 20.0
 """All ranks that were asked to end have so long to keep what they have."""
 
+_LEAVING_S = 5.0
+"""Where a run is over, the ranks that it started have so long to end by themselves."""
+
 
 class Launcher(LAUNCHER.as_base()):  # type: ignore[misc]  # whose type is known when it is there
-    """Lightning's, whose ranks end as those do that run the command line.
+    """Lightning's launcher by multiprocessing, whose ranks end as those do that run the command line.
 
     Lightning tells callbacks of an error where the launcher was called, which here is a process without a run. And a
     rank that is interrupted ends as one that went well does, so that its launcher waits for ever for its results.
@@ -134,3 +140,32 @@ def leave_group() -> None:
     """Leave the other ranks. Gloo's threads, left running, may abort a process that ends (pytorch issue 190489)."""
     if distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
+
+
+def rank_commands(trainer: Trainer | None) -> list[subprocess.Popen[bytes]]:
+    """The ranks that Lightning started as commands of their own."""
+    launcher = trainer.strategy.launcher if trainer is not None else None
+    return [child for child in getattr(launcher, "procs", []) if isinstance(child, subprocess.Popen)]
+
+
+def end_ranks(trainer: Trainer | None) -> None:
+    """Let the ranks that Lightning started end, and end those that do not."""
+    launcher = trainer.strategy.launcher if trainer is not None else None
+    processes = getattr(launcher, "procs", [])
+    children = list(processes)
+    processes.clear()  # Lightning's observer kills this process too once it sees one of them fail
+    try:
+        for child in children:
+            _wait(child, _LEAVING_S)
+    finally:
+        for child in children:
+            child.kill()
+            _wait(child)
+
+
+def _wait(child: subprocess.Popen[bytes] | BaseProcess, timeout: float | None = None) -> None:
+    if isinstance(child, BaseProcess):  # of ddp_spawn, ddp_fork, ddp_notebook
+        child.join(timeout)
+        return
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(timeout)
