@@ -193,7 +193,7 @@ def test_a_run_ends_without_it(names: tuple[str, ...], said: tuple[str, ...], tm
     assert done.returncode == (WRONG_CALL if {*names} & COUNTING else OK), done.stderr
     notes = "\n".join(read_run(tmp_path / "logs/run/version_0").notes)
     assert [part for part in said if not re.search(rf"this (torch|Lightning) has no .*{re.escape(part)}", notes)] == []
-    assert len(re.findall("this (?:torch|Lightning) has no", notes)) == len(said)
+    assert bool(said) == bool(re.search("this (torch|Lightning) has no", notes))
     assert "Traceback" not in done.stderr
 
 

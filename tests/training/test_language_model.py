@@ -258,7 +258,7 @@ def test_a_compiled_model_trains_to_the_same_losses(
         module = Watched(**tiny, compile=compiled, compile_mode="max-autotune", activation_checkpointing=checkpointing)
         make_trainer(3).fit(module, datamodule=data())
         losses.append(module.losses)
-    assert modes == ["max-autotune"]
+    assert modes == ["max-autotune"] * 3  # both say it, and it is checked there; one is compiled
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
