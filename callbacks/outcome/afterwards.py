@@ -16,8 +16,9 @@ from lm_profiler.analysis.hardware.peaks import Dtype
 from lm_profiler.analysis.steps.batch_counts import mean_counts
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
+from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, scaled, step_work, without_data
+from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, scaled, step_work
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.floors import bytes_of_batch, phase_work
 from lm_profiler.callbacks.outcome.judgement import run_dtype, torch_name

@@ -23,7 +23,7 @@ from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from lm_profiler.cli.workers.rehearse import Unplanned
+    from lm_profiler.cli.rehearse import Unplanned
 
 EXAMPLES = """\
 for example:
@@ -110,7 +110,7 @@ def _rehearsed(
 ) -> Iterator[Planned | Unplanned]:
     """Of the call with more options, one question after the other, and what is looked for."""
     from lm_profiler.cli.quiet import quiet_libraries  # slow to import
-    from lm_profiler.cli.workers.rehearse import ask, told
+    from lm_profiler.cli.rehearse import ask, told
 
     quiet_libraries()
     asked: deque[Any] = deque()
@@ -140,7 +140,7 @@ def _device(options: Options) -> Capacity:
 def _this_machine() -> Capacity:
     import torch
 
-    from lm_profiler.cli.workers.rehearse import gpu_of
+    from lm_profiler.cli.rehearse import gpu_of
     from lm_profiler.measure.device.environment import device_name
     from lm_profiler.measure.memory.peaks import available_bytes
 

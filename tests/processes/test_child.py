@@ -13,9 +13,10 @@ from pathlib import Path
 import only_fresh
 import pytest
 import torch
+import warm
 
-from lm_profiler.cli import asked
-from lm_profiler.cli.asked import Asked, NoAnswer
+from lm_profiler.processes import child
+from lm_profiler.processes.child import Child, NoAnswer
 
 
 def test_the_answer_is_another_processs_which_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
@@ -24,18 +25,18 @@ def test_the_answer_is_another_processs_which_changes_nothing_here(capfd: pytest
         os.environ["CHANGED"] = "1"
         return os.getpid()
 
-    assert Asked(find, 60.0).answer() != os.getpid()
+    assert Child(find, 60.0).answer() != os.getpid()
     assert "CHANGED" not in os.environ
     assert capfd.readouterr() == ("", "")
 
 
 def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
-    with pytest.raises(NoAnswer, match="ended with exit code 3"):
-        Asked(partial(os._exit, 3), 60.0).answer()
-    with pytest.raises(NoAnswer, match="killed by SIGKILL"):
-        Asked(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).answer()
+    with pytest.raises(NoAnswer, match="ended: exit code 3"):
+        Child(partial(os._exit, 3), 60.0).answer()
+    with pytest.raises(NoAnswer, match="ended: SIGKILL"):
+        Child(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).answer()
     with pytest.raises(NoAnswer, match=r"took more than 0\.3 s$"):
-        Asked(partial(time.sleep, 600.0), 0.1).answer()
+        Child(partial(time.sleep, 600.0), 0.1).answer()
 
 
 def test_cpu_time_is_what_it_may_take_however_busy_the_cores_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,22 +44,59 @@ def test_cpu_time_is_what_it_may_take_however_busy_the_cores_are(monkeypatch: py
         while True:
             pass
 
-    monkeypatch.setattr(asked, "PATIENCE", 1e4)
+    monkeypatch.setattr(child, "PATIENCE", 1e4)
     with pytest.raises(NoAnswer, match=r"took more than 0\.1 s of CPU time$"):
-        Asked(find, 0.1).answer()
+        Child(find, 0.1).answer()
 
 
 def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(only_fresh, "FRESH", False)
-    assert Asked(only_fresh.find, 120.0).answer() == "found"
+    assert Child(only_fresh.find, 120.0).answer() == "found"
 
 
 def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     """GradScaler does, and ``torch.cuda.is_available``: backward would end the copy."""
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
-    assert Asked(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
+    assert Child(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert Asked(os.getppid, 60.0)._told() is None
+    assert Child(os.getppid, 60.0)._heard()[0] == "unfit"
+
+
+def test_what_no_other_process_can_read_is_refused_before_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        pass
+
+    Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
+    monkeypatch.setattr(child, "interpreter", lambda *_: pytest.fail("a process was started"))
+    reasons = {
+        r"^it cannot be sent to another process: \w+: .*lambda": lambda: 0,
+        "it is larger than 256 MiB": bytearray(300 << 20),
+        "^Mine is defined in the script itself": Mine(),
+    }
+    for reason, given in reasons.items():
+        with pytest.raises(NoAnswer, match=reason):
+            Child(partial(len, [given]), 60.0, fresh=True).answer()
+
+
+def test_a_fresh_interpreter_finds_what_this_one_imports_and_dies_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "interpreter", warm.INTERPRETER)
+    assert Child(os.getppid, 60.0, fresh=True).answer() == os.getpid()
+    assert Child(only_fresh.find, 60.0, fresh=True).answer() == "found"
+
+
+def test_memory_has_a_limit_and_what_is_raised_is_told() -> None:
+    with pytest.raises(NoAnswer, match=r"^MemoryError"):
+        Child(partial(bytearray, 8 << 30), 60.0, fresh=True, limit_bytes=4 << 30).answer()
+    with pytest.raises(NoAnswer, match=r"^ValueError: invalid literal"):
+        Child(partial(int, "one"), 60.0, fresh=True).answer()
+
+
+def test_it_has_no_ranks_no_device_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    given = child.surroundings()
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
+    assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")
 
 
 def _is_gone(pid: str) -> bool:
@@ -78,7 +116,7 @@ def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: 
         (tmp_path / "written").rename(tmp_path / "told")
         time.sleep(0.0 if answers else 600.0)
 
-    one = Asked(find, 60.0)
+    one = Child(find, 60.0)
     while not (tmp_path / "told").exists():
         time.sleep(0.01)
     if answers:
