@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -75,8 +75,8 @@ class SentStep:
             UncopyableError: a part of it has no shape, or belongs to one process alone.
         """
         module, device = trainer.lightning_module, trainer.strategy.root_device
-        if _sharded_otherwise(module):
-            raise UncountableError("its weights are sharded otherwise than by FSDP2 alone")
+        if any(hasattr(each, "device_mesh") for each in module.parameters()):
+            raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
         whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
         optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers] if whole else []
         module, batch, optimizers = on_meta((module, batch, optimizers))
@@ -114,10 +114,3 @@ def _shape_of_leaf(leaf: Any) -> Any:
     if shape is leaf:
         raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
     return shape
-
-
-def _sharded_otherwise(module: nn.Module) -> bool:
-    """Tensor parallelism: there a rank multiplies less than the whole weights."""
-    meshes = [p.device_mesh for p in module.parameters() if hasattr(p, "device_mesh")]
-    by_fsdp = any(hasattr(part, "_get_fsdp_state") for part in module.modules())
-    return any(mesh.ndim > 1 or not by_fsdp for mesh in meshes)

@@ -158,7 +158,7 @@ def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
     """The work of a step on one rank, rehearsed on shapes alone in a fresh process.
 
     It takes the few seconds in which that process imports torch, Lightning and the module's own code. What the step
-    changes there, nobody sees. Weights that FSDP2 shards count whole, as each rank multiplies them.
+    changes there, nobody sees.
 
     Raises:
         UncountableError: it cannot be sent, or run, or counted there.

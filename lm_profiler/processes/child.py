@@ -95,13 +95,16 @@ class Child(Generic[Answer]):
         limits = (self._limit_s, self._limit_bytes, self._folder)
         try:
             told = _told(self._find, limits) if fresh else b""
+            link, theirs = Pipe(duplex=False)
+            with theirs:
+                self._process: Any = interpreter(told, theirs) if fresh else _fork(self._find, limits, theirs)
+            self._link = link
         except NoAnswer as refused:
             self._refused = refused
             self.end()
-            return
-        self._link, theirs = Pipe(duplex=False)
-        with theirs:
-            self._process: Any = interpreter(told, theirs) if fresh else _fork(self._find, limits, theirs)
+        except OSError as error:  # no more processes, or no room for a temporary file
+            self._refused = NoAnswer(f"no process can be started: {error}")
+            self.end()
 
     def answer(self) -> Answer:
         """Wait for it.

@@ -128,3 +128,13 @@ def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: 
         assert time.monotonic() < until
         time.sleep(0.01)
     assert not Path(folder).parent.exists()
+
+
+def test_where_no_process_can_be_started_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(child, "interpreter", full)
+    one = Child(os.getpid, 60.0, fresh=True)
+    with pytest.raises(NoAnswer, match="no process can be started: No space left on device"):
+        one.answer()
