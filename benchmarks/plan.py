@@ -29,9 +29,8 @@ from benchmarks.others.habits import keep
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.quiet import quiet, quiet_libraries
+from lm_profiler.cli.rehearse import KEPT, ask, gpu_of, told
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.rehearse import ask, gpu_of, told
-from lm_profiler.cli.workers.stand_in import KEPT
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.training import LanguageModel

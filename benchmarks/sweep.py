@@ -21,10 +21,10 @@ import torch
 
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
 from lm_profiler.measure.device.environment import device_name
+from lm_profiler.processes.cells import CellEnded, CellServer
 from lm_profiler.record.run import read_run
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
-from lm_profiler.sweep.server import CellEnded, CellServer
 
 TINY = (
     *("--model.d_model=16", "--model.d_ff=24", "--model.num_layers=2", "--model.num_heads=2", "--model.vocab_size=50"),

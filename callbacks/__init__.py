@@ -2,8 +2,8 @@
 
 ``trainer = Trainer(callbacks=profiling_callbacks(warmup_steps=5, measure_steps=40))``
 
-May use Lightning, ``measure``, ``analysis`` and ``record``, and for a run's end ``report`` and ``tensorboard``. Never
-``models`` or ``training``.
+May use Lightning, ``measure``, ``analysis``, ``processes`` and ``record``, and for a run's end ``report`` and
+``tensorboard``. Never ``models`` or ``training``.
 """
 
 if __name__ != "lm_profiler.callbacks":

@@ -20,8 +20,9 @@ from lm_profiler.analysis.steps.batch_counts import mean_counts
 from lm_profiler.analysis.why.inputs import Lists
 from lm_profiler.analysis.why.traced import traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host
+from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.trace import TRACED, Tracer
-from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, step_work, without_data
+from lm_profiler.callbacks.instruments.work import StepWork, batches_per_step, step_work
 from lm_profiler.callbacks.launch import Launch, ProfilingOptions
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.namespaces import is_a

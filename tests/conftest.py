@@ -79,14 +79,11 @@ def no_memory_held_yet() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second of matrix products after each run would double the time of these tests; the scripts do them.
 
-    A step's work that is counted in a process of its own is counted so here, in a fork of one that has loaded torch.
+    A fresh interpreter that answers a question is a fork of one that has loaded torch.
     """
     if "lm_profiler.callbacks.collect" in sys.modules:
         monkeypatch.setattr("lm_profiler.callbacks.collect.known_ceiling", lambda device, dtype, say: None)
         monkeypatch.setattr("lm_profiler.callbacks.collect.known_copy_rate", lambda device: None)
     if "lm_profiler.cli.verbs.trainer" in sys.modules:  # nor is each rehearsed
         monkeypatch.setattr("lm_profiler.cli.verbs.trainer.plan_ahead", lambda cli: None)
-    if "lm_profiler.callbacks.instruments.work" in sys.modules:
-        monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", warm.count_apart)
-    if "lm_profiler.cli.asked" in sys.modules:  # the fresh one that is asked where a copy of this process is of no use
-        monkeypatch.setattr("lm_profiler.cli.asked.get_context", warm.context)
+    monkeypatch.setattr("lm_profiler.processes.child.interpreter", warm.interpreter)

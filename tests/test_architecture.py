@@ -170,7 +170,7 @@ RUNS_CODE = {
 
 OF_THIS_PROCESS = {
     ("lm_profiler/measure/collectives/recorder.py", "pickle.loads"): "torch makes it in this process, of its own ring",
-    ("lm_profiler/measure/copies/apart.py", "pickle.load"): "over a pipe from the process that started this one",
+    ("lm_profiler/processes/child.py", "pickle.load"): "of a file without a name, which the parent gives as stdin",
 }
 
 

@@ -17,7 +17,7 @@ from lm_profiler.analysis.plan.capacities import capacity
 from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
-from lm_profiler.cli.workers.rehearse import ask, told
+from lm_profiler.cli.rehearse import ask, told
 from lm_profiler.report.run.plan import plan_table
 from lm_profiler.report.tables.terminal import terminal
 

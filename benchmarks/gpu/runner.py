@@ -17,11 +17,12 @@ from typing import Any
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
+from lm_profiler.processes.cells import CellEnded, CellServer, CellStarted
+from lm_profiler.processes.child import how_ended
 from lm_profiler.record.exit_codes import OK
 from lm_profiler.record.files import write_whole
-from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, how_ended
 
-_PROGRAM = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "benchmarks.gpu.part")
+_PROGRAM = (sys.executable, "-m", "lm_profiler.processes.fork_server", "benchmarks.gpu.part")
 _LOADED = ("lightning.pytorch", "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 SERVER = (*_PROGRAM, *_LOADED) if sys.platform == "linux" else _PROGRAM
 """The program that starts the parts: it has loaded what they need, and a part is a copy of it (as cells of a sweep)."""

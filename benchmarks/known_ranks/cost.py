@@ -37,7 +37,7 @@ from benchmarks.known_ranks.trial import quiet_trainer, quieten
 from benchmarks.overhead import SKIP, interleaved
 from lm_profiler.analysis.steps.statistics import median_interval
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
-from lm_profiler.cli.workers.cost import Toy, loader
+from lm_profiler.cli.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import Table, text_table

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from lm_profiler.callbacks.instruments.work import step_of
-from lm_profiler.callbacks.namespaces import trainer_of
-from lm_profiler.measure.copies.numerics import audit
+from lm_profiler.callbacks.namespaces import STEPS, trainer_of
+from lm_profiler.measure.precision_audit import audit
 from lm_profiler.record.run import NumericsFacts, Verb
 from lm_profiler.torch_names import tree_map
 from lm_profiler.usage_error import expect
@@ -111,7 +112,7 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
     with _unattached(module):
         facts = audit(
             module,
-            step_of(module, verb),
+            partial(_step, STEPS[verb]),
             first,
             trainer.strategy.root_device,
             plugin.forward_context(),
@@ -121,6 +122,11 @@ def numerics_facts(trainer: Trainer, verb: Verb, batch: Callable[[], Any]) -> Nu
     losses = [loss for each in kept for loss in each.losses]
     norms = [norm for each in kept for norm in each.gradient_norms]
     return facts.model_copy(update={"losses": losses, "gradient_norms": norms})
+
+
+def _step(name: str, module: Any, batch: Any) -> Any:
+    method = getattr(module, name)
+    return method(batch, 0) if is_param_in_hook_signature(method, "batch_idx", min_args=2) else method(batch)
 
 
 @contextmanager

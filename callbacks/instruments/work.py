@@ -8,27 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from lightning.pytorch import Trainer
 
-from lm_profiler.callbacks.namespaces import STEPS, WHOLE, nearest
+from lm_profiler.callbacks.instruments.sent_step import SentStep
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
-from lm_profiler.measure.copies.apart import count_apart, on_meta
-from lm_profiler.measure.copies.step_loop import MethodStep, OptimizerShapes, StepLoop
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.recompiles import is_compiled_in, recompilations
 from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.module_copy import UncopyableError
+from lm_profiler.processes.child import Child, Named, NoAnswer
 from lm_profiler.record.run import Flops, Verb
-from lm_profiler.torch_names import tree_map
 
-
-def step_of(module: LightningModule, verb: Verb) -> MethodStep:
-    """What runs a step of ``verb`` on a copy of ``module``."""
-    name = STEPS[verb]
-    return MethodStep(name, (0,) if is_param_in_hook_signature(getattr(module, name), "batch_idx", min_args=2) else ())
+LIMIT_S, LIMIT_BYTES = 60.0, 4 << 30
+"""CPU time and memory of a process that counts on shapes alone."""
 
 
 def batches_per_step(trainer: Trainer, verb: Verb) -> int:
@@ -145,44 +140,42 @@ def step_work(trainer: Trainer, verb: Verb, seen: SeenFlops, steps: int, batch: 
         raise UncountableError(seen.unknown)
     if seen.flops is not None and steps:
         return StepWork(seen.flops.times(1 / steps), _each(seen.by_dtype, steps))
-    module = trainer.lightning_module
-    counted = count_apart(module, step_of(module, verb), batch(), loop_of(trainer, verb))
-    by_phase: dict[str, int | None] = dict(counted.by_phase)
-    if trainer.strategy.root_device.type != "cpu" or recompilations() > 0 or is_compiled_in(module):
+    counted = count_elsewhere(trainer, verb, batch())
+    assert counted.traffic is not None
+    by_phase: dict[str, int | None] = dict(counted.traffic.by_phase)
+    compiled = recompilations() > 0 or is_compiled_in(trainer.lightning_module)
+    if compiled or trainer.strategy.root_device.type != "cpu":
         # What kernels of another device keep for backward, or a compiler chose to keep, no copy tells.
         by_phase |= {phase: None for phase in ("forward", "backward") if phase in by_phase}
     return StepWork(
         _flops(lambda kind: getattr(counted.flops, kind) * trainer.world_size),
         counted.by_dtype,
-        StepTraffic(by_phase, counted.read_bytes),
+        counted.traffic._replace(by_phase=by_phase),
     )
 
 
-def loop_of(trainer: Trainer, verb: Verb) -> StepLoop:
-    """What ``trainer`` does around a step of ``verb``.
+def count_elsewhere(trainer: Trainer, verb: Verb, batch: Any) -> StepWork:
+    """The work of a step on one rank, rehearsed on shapes alone in a fresh process.
+
+    It takes the few seconds in which that process imports torch, Lightning and the module's own code. What the step
+    changes there, nobody sees.
 
     Raises:
-        UncountableError: nobody knows how often its optimizer runs the step.
+        UncountableError: it cannot be sent, or run, or counted there.
     """
-    device, automatic = trainer.strategy.root_device, trainer.lightning_module.automatic_optimization
-    whole = nearest(trainer.strategy) in WHOLE  # elsewhere an optimizer has shards
-    optimizers = [OptimizerShapes.of(each, device) for each in trainer.optimizers] if whole and verb == "fit" else []
-    return StepLoop(
-        "evaluation" if verb != "fit" else "automatic" if automatic else "manual",
-        batches_per_step(trainer, verb) // trainer.world_size,
-        str(trainer.precision),
-        device.type == "cpu",
-        optimizers,
-    )
-
-
-def without_data(batch: Any) -> Any:
-    """What ``batch`` looks like, but none of its memory.
-
-    Raises:
-        UncountableError: it holds what cannot be described.
-    """
-    return tree_map(_shape_of, batch)
+    try:
+        sent = SentStep.of(trainer, verb, batch)
+    except UncopyableError as error:
+        raise UncountableError(str(error)) from None
+    # By its name: a run that is looked at need not load what rehearses one.
+    find = Named("lm_profiler.rehearse.sent.count", (sent,))
+    try:
+        answer: StepWork | str = Child(find, LIMIT_S, fresh=True, limit_bytes=LIMIT_BYTES).answer()
+    except NoAnswer as error:
+        raise UncountableError(f"on a copy without data: {error}") from None
+    if isinstance(answer, str):
+        raise UncountableError(answer)
+    return answer
 
 
 def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dict[str, int]]:
@@ -191,14 +184,3 @@ def _each(by_dtype: Mapping[str, Mapping[str, int]], over: int) -> dict[str, dic
 
 def _flops(of: Callable[[str], int]) -> Flops:
     return Flops(forward=of("forward"), backward=of("backward"), recomputation=of("recomputation"))
-
-
-def _shape_of(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
-        return leaf
-    if isinstance(leaf, torch.Tensor):
-        return leaf.to("meta")
-    shape = on_meta(leaf)
-    if shape is leaf:
-        raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
-    return shape

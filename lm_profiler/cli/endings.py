@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any, NoReturn
-
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
 
 class Terminated(KeyboardInterrupt):
@@ -49,15 +45,3 @@ def terminate(signum: int, frame: FrameType | None) -> NoReturn:
     # A DataLoader's workers may have got the signal, too: that they end is then no error.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     raise Terminated(signal.Signals(signum).name)
-
-
-def die_with_parent(begin: bool = True) -> None:
-    """From now on be killed when the process that started this one ends, for whatever reason; on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
-
-
-def adopt() -> None:
-    """From now on be the parent of all that descends from this process once its own parent has ended; on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

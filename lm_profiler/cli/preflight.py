@@ -10,16 +10,16 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies
+from lm_profiler.cli.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.rendezvous import Rendezvous
 from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
-from lm_profiler.cli.workers.stand_in import SHARDED
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
 from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
+from lm_profiler.rehearse.one_device import SHARDED
 from lm_profiler.usage_error import UsageError
 
 LIMIT_S = 20.0

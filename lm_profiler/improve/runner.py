@@ -8,10 +8,10 @@ import time
 from lm_profiler.improve.calls import setting_of
 from lm_profiler.improve.cells import Interrupted
 from lm_profiler.improve.display import ImproveDisplay
+from lm_profiler.processes.cells import CellServer
 from lm_profiler.record.sweep import Cell, read_outcome
 from lm_profiler.sweep.folder import SweepFolder
 from lm_profiler.sweep.schedule import Schedule, own_compile_cache
-from lm_profiler.sweep.server import CellServer
 
 _LOOK_S = 0.5
 """Between two looks whether somebody has interrupted."""

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lm_profiler.processes.cells import ENDED_FILE
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.reading import read_json
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
-from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
+from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.part import SweepPart
 from lm_profiler.sweep.plan import CONFIGS, run_order
 from lm_profiler.usage_error import UsageError

@@ -9,14 +9,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
+from lm_profiler.processes.child import how_ended
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
-from lm_profiler.sweep.server import how_ended
 from lm_profiler.tensorboard.summary import write_hparams
 
-OUTPUT_FILE, ENDED_FILE = "output.txt", "ended.json"
+OUTPUT_FILE = "output.txt"
 """In a cell's folder: its terminal; and its exit code and duration, from the moment at which its process has ended."""
 _TAIL_BYTES = 16384
 _FROM_OUTSIDE = tuple(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))

@@ -53,7 +53,7 @@ def nothing_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     def count(*_: object) -> None:
         raise UncountableError("not counted here")
 
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", count)
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", count)
 
 
 def broken_by(

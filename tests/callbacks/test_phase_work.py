@@ -17,13 +17,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lm_profiler.callbacks.instruments.memory import MemoryOptions
+from lm_profiler.callbacks.instruments.sent_step import without_data
 from lm_profiler.callbacks.instruments.trace import TraceOptions
-from lm_profiler.callbacks.instruments.work import StepWork, step_work, without_data
+from lm_profiler.callbacks.instruments.work import StepWork, step_work
 from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.phase_work import bytes_of_batch, phase_work
 from lm_profiler.callbacks.profiling import TrainingProfiler
 from lm_profiler.callbacks.stages import StageOptions
-from lm_profiler.measure.copies.shapes import Counted, count_work
 from lm_profiler.measure.memory.traffic import StepTraffic
 from lm_profiler.record.run import Flops, RunRecord
 from lm_profiler.training import LanguageModel
@@ -119,7 +119,7 @@ def test_without_a_memory_stage_they_are_of_shapes_alone(tmp_path: Path) -> None
 def test_where_nothing_but_times_is_asked_for_no_process_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_apart", lambda *_: pytest.fail("it was"))
+    monkeypatch.setattr("lm_profiler.callbacks.instruments.work.count_elsewhere", lambda *_: pytest.fail("it was"))
     profiler = TrainingProfiler(
         StageOptions(warmup_steps=1, measure_steps=3),
         MemoryOptions(steps=0),
@@ -205,7 +205,6 @@ def test_shapes_alone_find_what_a_real_step_does(
     from lm_profiler.callbacks.instruments import work
 
     monkeypatch.setattr(work, "recompilations", lambda: 0)  # another test may have compiled something
-    monkeypatch.setattr(work, "count_apart", lambda *given: count_work(*given))  # in this process: it takes less
     of_tokens = isinstance(kind, partial)
     module = kind(**TINY) if of_tokens else kind()
     rows = TensorDataset(*torch.randint(0, 50, (2, 400, 8))) if of_tokens else torch.ones(400, WIDTH)
@@ -339,8 +338,9 @@ def test_of_a_compiled_step_a_copy_tells_what_is_read(monkeypatch: pytest.Monkey
 def test_what_a_compiler_keeps_for_backward_no_copy_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     from lm_profiler.callbacks.instruments import work as module
 
-    counted = Counted(WORK.flops, WORK.by_dtype, 50, {"forward": 9, "backward": 8, "optimizer": 7})
-    monkeypatch.setattr(module, "count_apart", lambda *_: counted)
+    moved = StepTraffic({"forward": 9, "backward": 8, "optimizer": 7}, 50)
+    counted = StepWork(WORK.flops, WORK.by_dtype, moved)
+    monkeypatch.setattr(module, "count_elsewhere", lambda *_: counted)
     monkeypatch.setattr(module, "recompilations", lambda: 1)
     trainer = trainer_of(SingleDeviceStrategy, optimizers=0)
     vars(trainer).update(lightning_module=TwoLayers(), accumulate_grad_batches=3, world_size=2, precision="32-true")

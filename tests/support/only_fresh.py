@@ -1,6 +1,6 @@
 """A question that only a fresh process answers."""
 
-from lm_profiler.cli.asked import Unfit
+from lm_profiler.processes.child import Unfit
 
 FRESH = True
 """Set it to False: copies of this process know."""

@@ -7,6 +7,8 @@ imported, or of warnings on the way, is no test for these.
 from __future__ import annotations
 
 import atexit
+import io
+import json
 import multiprocessing
 import os
 import runpy
@@ -17,11 +19,12 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from subprocess import CompletedProcess, TimeoutExpired
-from types import ModuleType, SimpleNamespace
+from subprocess import CompletedProcess
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -29,12 +32,15 @@ import torch
 from scripts import SUPPORT
 
 from benchmarks.free_port import free_port
-from lm_profiler.measure.copies import apart
+from lm_profiler.processes import child
 
 _PID = os.getpid()
+INTERPRETER = child.interpreter
 CONTEXT = multiprocessing.get_context("forkserver")
 get_temp_dir()  # its socket goes there: a test that has a tempdir of its own, a long path, must not be the first to ask
-CONTEXT.set_forkserver_preload(["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.training"])
+CONTEXT.set_forkserver_preload(
+    ["torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer", "lm_profiler.rehearse.sent"]
+)
 
 
 def start(
@@ -102,22 +108,22 @@ def run_ranks(program: str, folder: Path, *arguments: str, timeout_s: float = 50
     return CompletedProcess((program, *arguments), next(filter(None, codes), 0), printed, told)
 
 
-def context(kind: str) -> Any:
-    """As multiprocessing tells it; a fresh process is a fork of the one that has loaded torch."""
-    return CONTEXT if kind == "spawn" else multiprocessing.get_context(kind)
-
-
-def count_apart(*given: Any) -> apart.Counted:
-    """As the product counts a step's work in a process of its own, which is a fork here."""
-
-    def of_fork(command: list[str], input: bytes, env: dict[str, str], timeout: float, **_: Any) -> Any:  # noqa: A002
-        return run(*command[1:], told=input, environment=env, timeout_s=timeout)
-
+def interpreter(told: bytes, link: Connection) -> Any:
+    """As the product starts a fresh one that answers what it is told, which is a fork here."""
     if os.getpid() != _PID:  # a forked rank
-        return apart.count_apart(*given)
-    ways = SimpleNamespace(run=of_fork, TimeoutExpired=TimeoutExpired)
-    with mock.patch.object(apart, "subprocess", ways):
-        return apart.count_apart(*given)
+        return INTERPRETER(told, link)
+    process = CONTEXT.Process(target=_answer, args=(told, link, child.surroundings()))
+    process.start()
+    return process
+
+
+def _answer(told: bytes, link: Connection, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    torch._dynamo.config.disable = True  # which torch asks when it is loaded
+    path, _, told = told.partition(b"\n")
+    sys.path[:] = json.loads(path)
+    child.answer_told(io.BytesIO(told), link, is_ours=False)
 
 
 def without_rates() -> Any:

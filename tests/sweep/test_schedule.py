@@ -10,9 +10,9 @@ import pytest
 from by_hand import leave_record, plan
 from told import Told
 
+from lm_profiler.processes.cells import CellEnded, CellStarted
 from lm_profiler.record.sweep import read_outcomes
 from lm_profiler.sweep.schedule import GRACE_S, Schedule
-from lm_profiler.sweep.server import CellEnded, CellStarted
 
 
 class Processes:

@@ -32,6 +32,7 @@ from lm_profiler.improve.runner import Runner
 from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
+from lm_profiler.processes.cells import CellServer, ServerError
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
@@ -43,7 +44,6 @@ from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.folder import SweepFolder, is_done
 from lm_profiler.sweep.plan import CONFIGS
-from lm_profiler.sweep.server import CellServer, ServerError
 from lm_profiler.usage_error import UsageError
 
 Options = ImproveRequest

@@ -24,7 +24,7 @@ from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError
 
 if TYPE_CHECKING:
-    from lm_profiler.cli.workers.rehearse import Unplanned
+    from lm_profiler.cli.rehearse import Unplanned
 
 EXAMPLES = """\
 for example:
@@ -111,7 +111,7 @@ def _rehearsed(
 ) -> Iterator[Planned | Unplanned]:
     """Rehearsals of the call, each with more options and something that is looked for; two run at a time."""
     from lm_profiler.cli.quiet import quiet_libraries  # slow to import
-    from lm_profiler.cli.workers.rehearse import ask, told
+    from lm_profiler.cli.rehearse import ask, told
 
     quiet_libraries()
     asked: deque[Any] = deque()
@@ -141,7 +141,7 @@ def _device(options: Options) -> Capacity:
 def _this_machine() -> Capacity:
     import torch
 
-    from lm_profiler.cli.workers.rehearse import gpu_of
+    from lm_profiler.cli.rehearse import gpu_of
     from lm_profiler.measure.device.environment import device_name
     from lm_profiler.measure.memory.peaks import available_bytes
 

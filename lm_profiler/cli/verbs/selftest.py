@@ -131,7 +131,7 @@ def _fit(options: Sequence[str], folder: Path, name: str) -> RunRecord:
 def _cost(record: RunRecord, folder: Path) -> tuple[list[float], list[float]]:
     """Bare and instrumented steps on the device that ``record`` ran on, in seconds."""
     where = [record.environment.device_type] if record.environment is not None else []
-    answer = json.loads(_python(folder, "lm_profiler.cli.workers.cost", *where).splitlines()[-1])
+    answer = json.loads(_python(folder, "lm_profiler.cli.cost", *where).splitlines()[-1])
     return answer["bare"], answer["instrumented"]
 
 

@@ -18,6 +18,7 @@ from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
+from lm_profiler.processes.cells import CellEnded, CellServer, ServerError
 from lm_profiler.record.collection import collect
 from lm_profiler.record.command import command_line
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
@@ -33,7 +34,6 @@ from lm_profiler.sweep.part import SweepPart, part_of
 from lm_profiler.sweep.plan import plan_of, run_order, shell_line
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import Schedule
-from lm_profiler.sweep.server import CellEnded, CellServer, ServerError
 from lm_profiler.usage_error import UsageError
 
 Options = Request
@@ -42,7 +42,7 @@ for example:
   lm_profiler sweep demo
   lm_profiler sweep --config demo --grid.data.context_length 64,128,256 --repeats 3"""
 
-SPAWNING = (sys.executable, "-m", "lm_profiler.cli.workers.cell_server", "lm_profiler")
+SPAWNING = (sys.executable, "-m", "lm_profiler.processes.fork_server", "lm_profiler")
 FORKING = (*SPAWNING, "torch.utils.tensorboard", "lm_profiler.cli.verbs.trainer")
 SERVER = FORKING if sys.platform == "linux" else SPAWNING
 """The program that starts cells. Elsewhere a process that has loaded as much as torch cannot be forked safely."""

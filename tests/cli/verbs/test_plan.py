@@ -11,8 +11,8 @@ import pytest
 
 from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.cli import rehearse
 from lm_profiler.cli.verbs import plan
-from lm_profiler.cli.workers import rehearse
 from lm_profiler.usage_error import UsageError
 
 GIB = 1 << 30

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from on_shapes import count_work
 from torch import Tensor, nn
 
-from lm_profiler.measure.copies.shapes import count_work
 from lm_profiler.measure.counts.flops import FlopCounter
 from lm_profiler.measure.counts.traffic import ForwardTraffic
 from lm_profiler.models.config import PRESETS, TransformerConfig

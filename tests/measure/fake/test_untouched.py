@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lm_profiler.cli.asked import Asked
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
+from lm_profiler.processes.child import Child
 
 
 def _in_there(do: Callable[[], object]) -> str:
@@ -28,7 +28,7 @@ def _in_there(do: Callable[[], object]) -> str:
             return type(error).__name__
         return "done"
 
-    return Asked(find, 60.0).answer()
+    return Child(find, 60.0).answer()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks copies of this process")

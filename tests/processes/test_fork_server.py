@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from lm_profiler.cli.verbs.sweep import FORKING, SPAWNING
+from lm_profiler.processes.cells import CellEnded, CellServer, CellStarted
 from lm_profiler.record.run import RunRecord, read_run
-from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted
 
 USERS = """
 import atexit, os, random, signal, sys, threading, time, warnings
@@ -202,7 +202,7 @@ def client_that_waits(command: tuple[str, ...], output: Path) -> tuple[subproces
     code = f"""
         import sys
         from pathlib import Path
-        from lm_profiler.sweep.server import CellServer
+        from lm_profiler.processes.cells import CellServer
         server = CellServer({command!r})
         server.start("cell", [], Path({str(output)!r}), {{}})
         print("asked", flush=True)

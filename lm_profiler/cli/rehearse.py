@@ -5,41 +5,36 @@ In a process of its own, since it replaces code of torch: ``ask`` begins one, ``
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from inspect import getfile
-from traceback import walk_tb
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import BaseFinetuning
 
+from lm_profiler.analysis.hardware.floors import Work
 from lm_profiler.analysis.plan.capacities import ANY_GPU
 from lm_profiler.analysis.plan.largest import largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.collect import model_facts
-from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes
-from lm_profiler.cli.asked import Asked, NoAnswer, Unfit
 from lm_profiler.cli.call import Call
-from lm_profiler.cli.checks import check_together
+from lm_profiler.cli.checks import check_together, check_trainer_options, trainer_error
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.cli.trainer_cli import ProfilerCLI
-from lm_profiler.cli.workers.stand_in import SplitOverDevices, as_asked, rehearsal_trainer
-from lm_profiler.measure.boundary import said
+from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.nvml import compute_capability
-from lm_profiler.measure.fake.live import Uncounted
-from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE, DependsOnValues
-from lm_profiler.measure.fake.untouched import WouldChange, leave_files
-from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
+from lm_profiler.measure.device.precision import float32_matmul_precision
+from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
+from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.processes.child import Child, NoAnswer, Unfit
 from lm_profiler.record.precision import full_name
-from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
+from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
+from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeStrategy, SilentLogger, Size, has_buckets
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
-
-_NO_DATA = "its data is not allocated yet"
-"""What torch says where a kernel looks for values by itself."""
 
 LIMIT_S = 120.0
 """For all sizes of one call."""
@@ -47,8 +42,14 @@ LIMIT_S = 120.0
 _FOR_STEPS = 0.05
 """Share of the limit for steps of one size, where these may differ."""
 
-_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeStrategy, Call, os)), "<frozen ")  # noqa: PTH120
-"""Where an error may come up without being made there: our fake tensors and loop, Python's own modules."""
+KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
+"""What of the Trainer's options a step on one device depends on, beside its precision."""
+
+_BATCHES = 2
+"""Of a step, at most: to those that follow gradients are nothing new, as they are to the second."""
+
+_STEPS = 10_000
+"""That a schedule is told of a run that ends with its stages. No rehearsal has as many."""
 
 
 @dataclass
@@ -91,7 +92,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         Exception: whatever the module raises, also where fake tensors are not enough for it.
     """
     world = FakeWorld(gpu)
-    trainer = cli.trainer = rehearsal_trainer(cli, world)
+    trainer = cli.trainer = _trainer(cli, world)
     data = cli.datamodule = cli.build("data")
     with world.inside():
         model = cli.model = cli.build("model")
@@ -104,7 +105,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         what = "nothing"
     search = LargestSize(what, has, lambda: strategy.samples, context)
     alike = isinstance(model, (LanguageModel, AttentionAlone))
-    rehearsal, unknown = Rehearsal(world, search.steps(), alike, enough_s), None
+    rehearsal, unknown = RehearsedSizes(world=world, sizes=search.steps(), alike=alike, enough_s=enough_s), None
     trainer.callbacks.append(rehearsal)  # type: ignore[attr-defined]
     kept = {"return_predictions": False} if cli.verb == "predict" else {}
     try:
@@ -113,7 +114,7 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         first = rehearsal.failed if isinstance(rehearsal.failed, Exception) else error
         if not rehearsal.known:
             raise first from first.__cause__
-        unknown = _reason(first)
+        unknown = reason_of(first)
     if not rehearsal.seen:
         raise UsageError("data: expected batches for two steps, given fewer")
     step, facts = max(rehearsal.seen, key=lambda step: step.peak), model_facts(trainer)
@@ -126,8 +127,8 @@ def rehearse(cli: ProfilerCLI, gpu: tuple[int, int] | None, what: str, has: int,
         context=context,
         largest=search.largest,
         compiled=compiled,
-        work=as_asked(cli, step.work.by_phase, gpu is not None or compiled),
-        float32=step.work.float32,
+        work=_as_asked(cli, step.work, gpu is not None or compiled),
+        float32=float32_matmul_precision(),
         settings={name: value for name in SETTINGS if (value := _setting(cli, name)) is not None},
         held=step.held,
         model=facts.model_copy(update={"precision": given, "compiled": compiled}),
@@ -169,12 +170,12 @@ def ask(
     has: int = 0,
     limit_s: float = LIMIT_S,
     fresh: bool = False,
-) -> Asked[Planned | Unplanned]:
+) -> Child[Planned | Unplanned]:
     """Begin to rehearse ``call``, the verb first, or what was read of it, in a process of its own; see ``rehearse``."""
-    return Asked(partial(_planned, call, gpu, what, has, _FOR_STEPS * limit_s), limit_s, fresh)
+    return Child(partial(_planned, call, gpu, what, has, _FOR_STEPS * limit_s), limit_s, fresh)
 
 
-def told(asked: Asked[Planned | Unplanned]) -> Planned | Unplanned:
+def told(asked: Child[Planned | Unplanned]) -> Planned | Unplanned:
     """What has been found, once it has; also where the process ended without an answer, or took too long."""
     try:
         return asked.answer()
@@ -198,21 +199,68 @@ def _planned(
         except UsageError as error:
             return Unplanned(str(error), wrong=True)
         except Exception as error:
-            return Unplanned(_reason(error))
+            return Unplanned(reason_of(error))
 
 
-def _reason(error: Exception) -> str:
-    """Why it cannot be planned, and where in somebody's code."""
-    while isinstance(error.__cause__, Exception):  # around it the parser wraps accounts of its own
-        error = error.__cause__
-    files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
-    theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
-    where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
-    depends = isinstance(error, (DependsOnValues, ASKED_VALUE.find_or(()), ASKED_SHAPE.find_or(())))
-    if depends or _NO_DATA in str(error):
-        return f"what it does depends on values, which are not known without running it{where}"
-    if isinstance(error, WouldChange):
-        return f"{error}{where}"
-    if isinstance(error, (NotStrided, SplitOverDevices, Uncounted)):
-        return str(error)
-    return f"{said(error)}{where}"
+def _trainer(cli: ProfilerCLI, world: FakeWorld) -> Trainer:
+    """A Trainer with those of the user's options that a step on one device depends on.
+
+    Raises:
+        UsageError: the options do not go together.
+    """
+    given = vars(cli.config[cli.verb].trainer)
+    check_trainer_options({**given, "accelerator": "auto"}, cli.verb)
+    precision = str(given["precision"] or "32-true")
+    kept = {name: given[name] for name in KEPT if given[name] is not None}
+    kept["accumulate_grad_batches"] = min(_accumulated(cli), _BATCHES)
+    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    try:
+        return Trainer(
+            accelerator="cpu",
+            strategy=FakeStrategy(world, has_buckets=cli.verb == "fit" and has_buckets(given)),
+            precision=AS_WIDE.get(precision, precision),  # type: ignore[arg-type]
+            max_epochs=given["max_epochs"],
+            max_steps=_STEPS if given["max_epochs"] == given["max_steps"] == -1 else given["max_steps"],
+            logger=False if given["logger"] is False else SilentLogger(),
+            limit_val_batches=0 if cli.verb == "fit" else None,
+            callbacks=[BeforeSteps(each, world) for each in _callbacks(cli)],
+            **dict.fromkeys(off, False),  # type: ignore[arg-type]
+            **kept,
+        )
+    except OPTION_ERRORS as error:
+        raise trainer_error(error, given) from error
+
+
+def _callbacks(cli: ProfilerCLI) -> list[Callback]:
+    """The user's own, and Lightning's that freeze; its others leave the module as it is."""
+    config = cli.config.clone()
+    for section, kept in ((config[cli.verb], "trainer"), (config[cli.verb].trainer, "callbacks")):
+        for key in vars(section).keys() - {kept}:
+            del section[key]
+    made = cli.parser.instantiate(config)[cli.verb].trainer.callbacks or []
+    return [
+        each
+        for each in (made if isinstance(made, list) else [made])
+        if isinstance(each, BaseFinetuning) or not type(each).__module__.startswith("lightning.")
+    ]
+
+
+def _accumulated(cli: ProfilerCLI) -> int:
+    """Batches of a step."""
+    return int(cli.config[cli.verb].trainer.accumulate_grad_batches or 1)
+
+
+def _as_asked(cli: ProfilerCLI, rehearsed: Mapping[str, Work], kept_otherwise: bool) -> dict[str, Work]:
+    """The work of the run's phases from what was ``rehearsed``: of all batches of a step, in the run's own dtype.
+
+    ``kept_otherwise``: what is kept for backward is the choice of a compiler, or of kernels that are not the CPU's.
+    """
+    narrow = "float16" if full_name(cli.config[cli.verb].trainer.precision) in AS_WIDE else "bfloat16"
+    times = max(_accumulated(cli) / _BATCHES, 1.0)
+
+    def of_batches(work: Work) -> Work:
+        flops = work.flops and {narrow if of == "bfloat16" else of: round(n * times) for of, n in work.flops.items()}
+        moved = None if work.bytes is None or kept_otherwise else round(work.bytes * times)
+        return replace(work, flops=flops, bytes=moved)
+
+    return {of: of_batches(work) if of in ("forward", "backward") else work for of, work in rehearsed.items()}

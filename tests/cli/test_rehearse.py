@@ -15,13 +15,12 @@ from typing import Any
 import pytest
 import rehearsed
 import torch
-import warm
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.analysis.remedies.catalogue import remedies
-from lm_profiler.cli.workers.rehearse import Unplanned, ask, told
+from lm_profiler.cli.rehearse import Unplanned, ask, told
 from lm_profiler.record.run import read_run
 from lm_profiler.training import FakeTokens, LanguageModel
 
@@ -33,7 +32,7 @@ GPU_TOLERANCE = 0.02
 @pytest.fixture(autouse=True)
 def in_warm_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked of forks of a process that has loaded what it takes: this one may have gone backward in another test."""
-    monkeypatch.setattr("lm_profiler.cli.asked.get_context", lambda kind: warm.CONTEXT)
+    monkeypatch.setattr("lm_profiler.processes.child.can_fork", lambda: False)
 
 
 def options(precision: str, **model: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""The other end of the program that starts cells: asks it, hears from it, starts it again, and ends it."""
+"""Whoever needs cells: asks the program that starts them, hears from it, starts it again, and ends it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import IO
 
+from lm_profiler.processes.child import how_ended
+
 _PATIENCE_S = 10.0
+
+ENDED_FILE = "ended.json"
+"""The file beside a cell's output that tells how the cell ended."""
+
+_QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # torch reads them once, when it is loaded
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,8 @@ class CellServer:
                 stdin=theirs.fileno(),
                 stdout=self._said,
                 stderr=subprocess.STDOUT,
-                # Lightning sets it as well; without it, asking whether there is a GPU would touch it.
-                env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                # Lightning sets the last as well; without it, asking whether there is a GPU would touch it.
+                env={**_QUIET, **os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
                 pass_fds=() if self._lock is None else (self._lock,),
                 start_new_session=True,  # Ctrl-C in the terminal is for the sweep, which lets its cells end
             )
@@ -167,10 +174,3 @@ def _kill_group(pid: int, patience_s: float = 1.0) -> None:
         while time.monotonic() < until:
             os.killpg(pid, signal.SIGKILL)
             time.sleep(0.01)
-
-
-def how_ended(code: int | None) -> str:
-    """``exit code 3``, ``SIGKILL``, or ``signal 35`` where it has no name."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"

@@ -7,7 +7,7 @@ up exactly, in eval mode (two precisions draw unlike dropout masks from one seed
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
-from lm_profiler.measure.copies.step_loop import Step, loss_of
 from lm_profiler.measure.device.precision import Switches, operators_with_precision
+from lm_profiler.measure.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.record.run import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import tree_leaves
+
+Step = Callable[[nn.Module, Any], Tensor | Mapping[str, Any] | None]
+"""(module, batch) to the loss, or to a mapping with the loss under ``"loss"``."""
 
 
 def audit(
@@ -98,7 +100,8 @@ def _run(module: nn.Module, step: Step, batch: Any, precision: AbstractContextMa
     hooks = [part.register_forward_hook(partial(_see_output, seen)) for part in module.modules()]
     seed()
     with precision:
-        loss = loss_of(step(module, batch))
+        result = step(module, batch)
+        loss = result.get("loss") if isinstance(result, Mapping) else result
     for hook in hooks:  # activation checkpointing would run them again
         hook.remove()
     if not isinstance(loss, Tensor) or not loss.requires_grad:

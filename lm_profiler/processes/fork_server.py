@@ -1,8 +1,8 @@
-"""The program that starts the cells of a sweep: ``python -m lm_profiler.cli.workers.cell_server PROGRAM [MODULE ...]``.
+"""The program that starts the cells of a sweep: ``python -m lm_profiler.processes.fork_server PROGRAM [MODULE ...]``.
 
 Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, which must touch no
 device, they are imported once, and a cell is a copy of this process. Without, it is a fresh interpreter. Requests come
-in through the socket on stdin, and answers go out there (``lm_profiler.sweep.server``).
+in through the socket on stdin, and answers go out there (``lm_profiler.processes.cells``).
 
 The end of a cell is also written beside its output, for the case that nobody hears the answer. When the requests end,
 for whatever reason, every cell is killed: none outlives the sweep.
@@ -27,11 +27,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
-from lm_profiler.cli.endings import die_with_parent
-from lm_profiler.cli.quiet import quiet_libraries
+from lm_profiler.processes.cells import ENDED_FILE, CellEnded, CellStarted, SignalCell, StartCell
+from lm_profiler.processes.child import die_with_parent
 from lm_profiler.record.files import write_whole
-from lm_profiler.sweep.outcome import ENDED_FILE
-from lm_profiler.sweep.server import CellEnded, CellStarted, SignalCell, StartCell
 
 _MOST_GIVEN = 1024
 
@@ -179,7 +177,6 @@ def _import(modules: Sequence[str], client: Connection) -> None:
     gone.register(client, 0)  # no event but that the other end is closed
     if gone.poll(0):
         os._exit(0)
-    quiet_libraries()
     for module in modules:
         import_module(module)
     die_with_parent(False)  # from here on, cells are killed first

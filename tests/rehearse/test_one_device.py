@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.cli.workers.stand_in import SplitOverDevices, has_buckets
+from lm_profiler.rehearse.one_device import SplitOverDevices, has_buckets
 
 DDP = "lightning.pytorch.strategies.DDPStrategy"
 

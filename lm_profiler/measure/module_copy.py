@@ -45,7 +45,7 @@ class ModuleCopy:
     def __init__(self, tensor: Callable[[Tensor], Tensor], device: torch.device | None = None) -> None:
         self._tensor = tensor
         self._device = device
-        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id stays taken
+        self._made: dict[int, tuple[Any, Any]] = {}  # keep the original alive so that its id() is not reused
 
     def __call__(self, value: Any) -> Any:
         """The copy of a module, or of a batch.

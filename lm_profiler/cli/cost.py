@@ -1,6 +1,6 @@
 """What the instruments cost a loop that does next to nothing else: bare and instrumented, turn by turn.
 
-A program of its own, started by ``selftest``: ``python -m lm_profiler.cli.workers.cost [accelerator]`` prints JSON, the
+A program of its own, started by ``selftest``: ``python -m lm_profiler.cli.cost [accelerator]`` prints JSON, the
 seconds of each step under ``Trainer(barebones=True)`` and under the instruments, everything on but trace and memory by
 phase, which run after all that is timed.
 """

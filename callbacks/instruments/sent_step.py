@@ -1,0 +1,116 @@
+"""A step as it is sent to the process that rehearses it: shapes of the module, of a batch and of optimizer states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lm_profiler.callbacks.namespaces import WHOLE, nearest
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.module_copy import ModuleCopy, UncopyableError
+from lm_profiler.record.run import Verb
+from lm_profiler.torch_names import tree_leaves, tree_map
+
+META = torch.device("meta")
+
+
+@dataclass(frozen=True)
+class SentOptimizer:
+    """The groups of an optimizer with their plain options, and for each parameter its states on the device."""
+
+    groups: list[dict[str, Any]]
+    states: list[list[Tensor]]
+
+    @classmethod
+    def of(cls, optimizer: Optimizer, device: torch.device) -> SentOptimizer:
+        """What ``optimizer`` holds now.
+
+        Raises:
+            UncountableError: it runs the step as often as it likes.
+        """
+        if "max_eval" in optimizer.defaults:  # LBFGS
+            raise UncountableError(f"{type(optimizer).__name__} runs a step several times")
+        groups = [
+            {name: of for name, of in group.items() if name == "params" or isinstance(of, (bool, int, float, str))}
+            for group in optimizer.param_groups
+        ]
+        states = [tree_leaves(optimizer.state.get(each, {})) for group in groups for each in group["params"]]
+        return cls(groups, [[s for s in of if isinstance(s, Tensor) and s.device == device] for of in states])
+
+
+@dataclass(frozen=True)
+class SentStep:
+    """All that a step on one device depends on; tensors in it have no data.
+
+    Args:
+        module: a copy.
+        batch: as the step is given it.
+        verb: whose step it is.
+        batches: of one optimizer step, on one rank.
+        precision: as Lightning names it.
+        on_cpu: whether the device is the CPU. Elsewhere fused attention multiplies in the dtype that it is given.
+        optimizers: of the module's parameters; none where they hold shards of these.
+    """
+
+    module: LightningModule
+    batch: Any
+    verb: Verb
+    batches: int
+    precision: str
+    on_cpu: bool
+    optimizers: list[SentOptimizer]
+
+    @classmethod
+    def of(cls, trainer: Trainer, verb: Verb, batch: Any) -> SentStep:
+        """The step of ``verb`` that ``trainer`` runs on ``batch``.
+
+        Raises:
+            UncountableError: what one rank multiplies is unknown, or how often.
+            UncopyableError: a part of it has no shape, or belongs to one process alone.
+        """
+        module, device = trainer.lightning_module, trainer.strategy.root_device
+        if any(hasattr(each, "device_mesh") for each in module.parameters()):
+            raise UncountableError("its weights are sharded")  # a rank multiplies them whole, or its part of them
+        whole = nearest(trainer.strategy) in WHOLE and verb == "fit"
+        optimizers = [SentOptimizer.of(each, device) for each in trainer.optimizers] if whole else []
+        module, batch, optimizers = on_meta((module, batch, optimizers))
+        batches = trainer.accumulate_grad_batches if verb == "fit" else 1
+        return cls(module, batch, verb, batches, str(trainer.precision), device.type == "cpu", optimizers)
+
+
+def without_data(batch: Any) -> Any:
+    """What ``batch`` looks like, but none of its memory.
+
+    Raises:
+        UncountableError: it holds what cannot be described.
+    """
+    return tree_map(_shape_of_leaf, batch)
+
+
+def on_meta(value: Any) -> Any:
+    """A copy of a module or a batch that has shapes and no data; raises UncopyableError."""
+    return ModuleCopy(partial(shape_of, device=META), META)(value)
+
+
+def shape_of(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor like it, with nothing in it that was in ``tensor``."""
+    if torch.nn.parameter.is_lazy(tensor) or tensor.layout is not torch.strided:
+        raise UncopyableError("a tensor has no shape yet, or is not a dense one")
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def _shape_of_leaf(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (bool, int, float, str, bytes)):
+        return leaf
+    if isinstance(leaf, Tensor):
+        return leaf.to("meta")
+    shape = on_meta(leaf)
+    if shape is leaf:
+        raise UncountableError(f"a batch that holds a {type(leaf).__name__} cannot be described")
+    return shape

@@ -1,0 +1,347 @@
+"""A question that a child process answers: a copy of this process, or a fresh interpreter; nothing here is changed."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+import os
+import pickle
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from math import ceil
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, Pipe
+from typing import Any, BinaryIO, Generic, TypeVar
+
+import psutil
+
+from lm_profiler.torch_names import BAD_FORK
+
+Answer = TypeVar("Answer")
+Limits = tuple[float, int | None, str | None]
+"""A child's CPU time in seconds, its memory in bytes, and its folder for temporary files."""
+
+PATIENCE = 3.0
+"""By the clock a child may take so many times its CPU time: others use the cores, or a disk is slow."""
+
+_MOST_SENT = 256 << 20
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+
+_PROGRAM = """
+import json, sys
+sys.path[:] = json.loads(sys.stdin.buffer.readline())
+from lm_profiler.processes.child import main
+main()
+"""
+
+
+class NoAnswer(Exception):
+    """The child has ended without an answer, took too long, or was never started; the message says which."""
+
+
+class Unfit(Exception):
+    """A copy of this process cannot find the answer; a fresh one may."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """Calls a function by its name in the child, so that whoever asks need not import it."""
+
+    name: str
+    given: tuple[Any, ...]
+
+    def __call__(self) -> Any:
+        module, _, function = self.name.rpartition(".")
+        return getattr(import_module(module), function)(*self.given)
+
+
+class Child(Generic[Answer]):
+    """Starts a child at once that finds what ``find`` returns.
+
+    It is a copy of this process (a fork) or a fresh interpreter, leads a group of its own, is silent, sees no device,
+    and is killed with its group once it has answered, or with this process. A copy of a process that has opened a
+    device, or counted its devices by CUDA, is of no use: there, and where forks are not safe, it is a fresh one, which
+    has to import all that ``find`` needs.
+
+    Args:
+        find: can be pickled, as can what it returns. An exception of it is told by ``NoAnswer``.
+        limit_s: CPU time that it may take, which busy cores do not change, and ``PATIENCE`` times that by the clock.
+        fresh: for what runs code that is not ours beside a run of it: a copy shares open files, whose position it
+            moves, and memory that processes share.
+        limit_bytes: memory that it may take; None for no limit.
+    """
+
+    def __init__(
+        self, find: Callable[[], Answer], limit_s: float, fresh: bool = False, limit_bytes: int | None = None
+    ) -> None:
+        self._find, self._limit_s, self._until = find, limit_s, time.monotonic() + PATIENCE * limit_s
+        self._limit_bytes = limit_bytes
+        self._link: Connection | None = None
+        self._refused: NoAnswer | None = None
+        self._begin(fresh or not can_fork())
+
+    def _begin(self, fresh: bool) -> None:
+        self._folder = _own_folder()
+        limits = (self._limit_s, self._limit_bytes, self._folder)
+        try:
+            told = _told(self._find, limits) if fresh else b""
+            link, theirs = Pipe(duplex=False)
+            with theirs:
+                self._process: Any = interpreter(told, theirs) if fresh else _fork(self._find, limits, theirs)
+            self._link = link
+        except NoAnswer as refused:
+            self._refused = refused
+            self.end()
+        except OSError as error:  # no more processes, or no room for a temporary file
+            self._refused = NoAnswer(f"no process can be started: {error}")
+            self.end()
+
+    def answer(self) -> Answer:
+        """Wait for it.
+
+        Raises:
+            NoAnswer: there is none.
+        """
+        kind, answer = self._heard()
+        if kind == "unfit":
+            self._begin(fresh=True)
+            kind, answer = self._heard()
+        if kind != "answer":
+            raise NoAnswer(answer)
+        return answer  # type: ignore[no-any-return]
+
+    def _heard(self) -> tuple[str, Any]:
+        if self._link is None:
+            raise self._refused or NoAnswer("the child was ended before")
+        try:
+            if not self._link.poll(max(self._until - time.monotonic(), 0.0)):
+                raise NoAnswer(f"it took more than {PATIENCE * self._limit_s:g} s")
+            heard: tuple[str, Any] = self._link.recv()
+        except EOFError:
+            code = _exit_code(self._process)
+            if code == -signal.SIGPROF:
+                raise NoAnswer(f"it took more than {self._limit_s:g} s of CPU time") from None
+            raise NoAnswer(f"the process that was asked ended: {how_ended(code)}") from None
+        finally:
+            self.end()
+        return heard
+
+    def end(self) -> None:
+        """Kill the child with all that it has started, whether or not it has answered."""
+        if self._link is not None:
+            started = _started_by(self._process.pid)
+            with suppress(ProcessLookupError):  # it may not lead a group yet
+                os.killpg(self._process.pid, signal.SIGKILL)
+            for each in started:  # what has left the group
+                with suppress(psutil.Error):
+                    each.kill()
+            self._process.kill()
+            _exit_code(self._process)
+            self._link.close()
+            self._link = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def can_fork() -> bool:
+    """Whether a copy of this process is of use: on Linux, before a device was opened."""
+    torch = sys.modules.get("torch")
+    return sys.platform == "linux" and (torch is None or not torch.cuda.is_initialized())
+
+
+def interpreter(told: bytes, link: Connection) -> Any:
+    """Start a fresh interpreter that answers what it is ``told`` over ``link``."""
+    with tempfile.TemporaryFile() as file:  # without a name: nobody else can write to what is unpickled
+        file.write(told)
+        file.seek(0)
+        return subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, str(link.fileno())],
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(link.fileno(),),
+            env=surroundings(),
+            start_new_session=True,
+        )
+
+
+def _fork(find: Callable[[], Any], limits: Limits, link: Connection) -> Any:
+    process = get_context("fork").Process(target=_answer_in_copy, args=(find, limits, link))
+    with warnings.catch_warnings():
+        # Python 3.12 on warns of threads that hold a lock, for ever in the copy: that the limit ends.
+        warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)
+        process.start()
+    return process
+
+
+def _exit_code(process: Any) -> int | None:
+    """Wait for the end of a child."""
+    if isinstance(process, subprocess.Popen):
+        return process.wait()
+    process.join()
+    code: int | None = process.exitcode
+    return code
+
+
+def surroundings() -> dict[str, str]:
+    """The environment of a child: no device, no compiler, no other ranks."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _own_folder() -> str | None:
+    """A folder for temporary files of a process that will be killed, and could not remove them."""
+    with suppress(OSError):
+        return tempfile.mkdtemp(prefix="lmp-")  # short: names of sockets in it have 107 bytes at most
+    return None
+
+
+def _started_by(pid: int) -> list[psutil.Process]:
+    """All processes below that one: it adopts those whose parents have ended."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+# -- what is sent to a fresh interpreter ----------------------------------------------------------------------------
+
+
+def _told(find: Callable[[], Any], limits: Limits) -> bytes:
+    """The path of imports and the limits, a line of JSON each, and the pickle of ``find``.
+
+    Raises:
+        NoAnswer: no other process could read it.
+    """
+    told = _Bounded()
+    try:
+        told.write(json.dumps(sys.path).encode() + b"\n")
+        told.write(json.dumps([os.getpid(), *limits]).encode() + b"\n")
+        _Writer(told).dump(find)
+    except NoAnswer:
+        raise
+    except Exception as error:
+        raise NoAnswer(f"it cannot be sent to another process: {type(error).__name__}: {error}") from None
+    return told.getvalue()
+
+
+class _Writer(pickle.Pickler):
+    """Refuses what no other process can read, before one is started."""
+
+    def reducer_override(self, value: Any) -> Any:
+        named = value if isinstance(value, (type, types.FunctionType)) else type(value)
+        if named.__module__ == "__main__":
+            name = named.__qualname__
+            raise NoAnswer(f"{name} is defined in the script itself: put it into a module that can be imported")
+        return NotImplemented
+
+
+class _Bounded(io.BytesIO):
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _MOST_SENT:
+            raise ValueError(f"it is larger than {_MOST_SENT >> 20} MiB")
+        return super().write(data)
+
+
+# -- in the child ----------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Answer what stdin tells, in a fresh interpreter."""
+    link = Connection(int(sys.argv[1]))
+    os.set_inheritable(link.fileno(), False)
+    answer_told(sys.stdin.buffer, link)
+
+
+def answer_told(told: BinaryIO, link: Connection, is_ours: bool = True) -> None:
+    """Answer over ``link``; ``told`` has been read to where the limits stand.
+
+    ``is_ours``: whether the process that asks is the parent of this one.
+    """
+    parent, *limits = json.loads(told.readline())
+    _confine(*limits)
+    if is_ours and os.getppid() != parent:  # it died before this process could hear of that
+        os._exit(1)
+    _answer(lambda: pickle.load(told)(), link)
+
+
+def _answer_in_copy(find: Callable[[], Any], limits: Limits, link: Connection) -> None:
+    _confine(*limits)
+    os.dup2(1, 0)  # whose position it shares
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Counted by CUDA itself, and not by NVML: autograd starts a thread for each device, which a copy cannot open.
+        if BAD_FORK.find_or(lambda: True)() and torch.cuda.device_count() > 0:
+            link.send(("unfit", None))
+            return
+        torch.set_num_threads(1)  # a pool of threads is not copied, and would be waited for
+    _answer(find, link)
+
+
+def _confine(cpu_s: float, data_bytes: int | None, folder: str | None) -> None:
+    """Make this process die with its parent, lead its group, be silent and keep its limits."""
+    die_with_parent()
+    adopt()
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    signal.alarm(ceil(PATIENCE * cpu_s) + 1)  # also where nobody waits any more
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    if data_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (data_bytes, data_bytes))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    kept = surroundings()
+    os.environ.clear()
+    os.environ.update(kept)
+    if folder is not None:
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def _answer(find: Callable[[], Any], link: Connection) -> None:
+    try:
+        link.send(("answer", find()))
+    except Unfit:
+        link.send(("unfit", None))
+    except Exception as error:
+        link.send(("failed", f"{type(error).__name__}: {error}"))
+    while True:  # what it has started is found as long as it is there
+        signal.pause()
+
+
+# -- any child -------------------------------------------------------------------------------------------------------
+
+
+def die_with_parent(begin: bool = True) -> None:
+    """From now on be killed when the process that started this one ends, for whatever reason; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if begin else 0)
+
+
+def adopt() -> None:
+    """From now on be the parent of all that descends from this process once its own parent has ended; on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def how_ended(code: int | None) -> str:
+    """``exit code 3``, ``SIGKILL``, or ``signal 35`` where it has no name."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"

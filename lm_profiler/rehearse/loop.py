@@ -1,0 +1,271 @@
+"""A run's steps on fake tensors: what memory each phase would take and what it has to do, told without doing it.
+
+The very loop runs, with the module's own hooks, its precision, its clipping and its accumulation; only the tensors
+have no data.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from inspect import getfile
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torchmetrics import Metric
+
+from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.plan.planned import needed
+from lm_profiler.callbacks.instruments.memory import MemoryReader
+from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.callbacks.marks.optimizers import OptimizerMarks
+from lm_profiler.callbacks.marks.phases import PhaseProfiler
+from lm_profiler.callbacks.phase_work import phase_work
+from lm_profiler.measure.boundary import said
+from lm_profiler.measure.clocks.timeline import Timeline
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.step_flops import StepFlops
+from lm_profiler.measure.counts.traffic import ForwardTraffic
+from lm_profiler.measure.fake.live import Uncounted
+from lm_profiler.measure.fake.unknown import DependsOnValues
+from lm_profiler.measure.fake.untouched import WouldChange
+from lm_profiler.measure.fake.world import FakeWorld, NotStrided
+from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.record.run import MemoryCauses, MemoryLevels
+from lm_profiler.rehearse.one_device import FakeDevice, Size, SplitOverDevices, buckets
+from lm_profiler.torch_names import ASKED_SHAPE, ASKED_VALUE
+
+META = torch.device("meta")  # the storages of fake tensors
+
+
+@dataclass(frozen=True)
+class RehearsedStep:
+    """Bytes of one step on one device: the peak and its causes, by phase, and what is held at moments of it.
+
+    ``work`` is what each phase has to do at least, ``reserved`` what the allocator has taken by then; None
+    on the CPU, where nobody reserves.
+    """
+
+    peaks: Mapping[str, int]
+    causes: Mapping[str, MemoryCauses]
+    held: MemoryLevels | None
+    work: Mapping[str, Work]
+    reserved: int | None = None
+
+    @property
+    def peak(self) -> int:
+        """Of all phases."""
+        return max(self.peaks.values())
+
+
+Sizes = Generator[Size, int, None]
+"""Gives the size of the next steps' batches, and is sent the bytes that these steps need."""
+
+_UNLIKE_STEPS, _LEAST = 8, 2
+"""Where steps may differ: so many are looked at if there is time, and at least so many."""
+
+
+class _Look:
+    """Observers of one step, from its begin on."""
+
+    def __init__(self, world: FakeWorld, timeline: Timeline, trainer: Trainer) -> None:
+        world.live.perhaps, forward, self._timeline = 0, ForwardTraffic(), timeline
+        parties = lambda: (trainer.lightning_module, trainer.optimizers)  # noqa: E731
+        self._reader = MemoryReader(world.live, timeline, META, parties, forward)
+        self._reader.begin("memory")
+        self._flops = StepFlops(timeline, forward, on_shapes=True)
+        timeline.observers += (self._flops,)
+
+    def end(self) -> Mapping[str, Any]:
+        """What the step held and moved."""
+        self._reader.step_peaks()
+        self._reader.end("memory")
+        self._timeline.unobserve(self._flops)
+        self._flops.stop()
+        return self._reader.facts
+
+    def work(self) -> StepWork:
+        """What the step multiplied and moved; raises UncountableError."""
+        return StepWork(self._flops.flops(), self._flops.by_dtype(), self._reader.facts["traffic"])
+
+
+@dataclass(eq=False, kw_only=True)
+class Rehearsal(Callback):
+    """Has Lightning's loop run steps on fake tensors, after one that makes what lasts: gradients, optimizer states.
+
+    Args:
+        world: in which the module was made.
+    """
+
+    world: FakeWorld
+    failed: BaseException | None = None
+    """The first that was raised: Lightning then takes down what it had not set up yet, which may raise another."""
+    bucket_bytes: int | None = None
+    """Of DDP's buckets; None where there are none."""
+    _inside: ExitStack = field(default_factory=ExitStack)
+    _undo: ExitStack = field(default_factory=ExitStack)
+    _left: int = 1 << 20
+    """Steps; ``_steps`` ends before."""
+
+    def _steps(self) -> Iterator[None]:
+        """From step to step: it yields where one begins, and goes on where that one has ended."""
+        raise NotImplementedError
+
+    def _look(self) -> _Look:
+        return _Look(self.world, self._timeline, self._trainer)
+
+    def _loop_starts(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(trainer.strategy, FakeDevice)
+        self._strategy = trainer.strategy
+        self._trainer, self._timeline = trainer, Timeline()
+        self._course = self._steps()
+        self._phases = trainer.profiler = PhaseProfiler(  # type: ignore[attr-defined]
+            trainer, self._timeline, self._left, self._step_ended, lambda left: left, _nothing, True, _nothing, self
+        )
+        OptimizerMarks(self._timeline, self._undo).attach(trainer, pl_module)
+        endless(trainer)
+        pl_module.log = partial(_log, trainer)  # type: ignore[method-assign]
+        for metric in (part for part in pl_module.modules() if isinstance(part, Metric)):
+            metric.validate_args = False  # values are taken to be right
+        self.world.begin([*pl_module.parameters()], [*pl_module.buffers()])
+        if self._strategy.has_buckets:
+            with self.world.inside():
+                self._buckets = buckets(pl_module)
+                self.bucket_bytes = sum(each.nbytes for each in self._buckets)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Keep it."""
+        self.failed = self.failed or exception
+
+    def _step_ended(self) -> int:
+        self._left = 0 if next(self._course, _DONE) is _DONE else self._left - 1
+        return self._left
+
+    def _batch_starts(self, *_: Any) -> None:
+        self._inside.enter_context(self.world.inside())
+
+    def _batch_ends(self, *_: Any) -> None:
+        self._inside.close()
+        if not self._phases.is_sure:
+            self._phases.batch_ended()
+
+    on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
+    # Whatever they are told, they do not ask.
+    on_train_batch_start = on_validation_batch_start = _batch_starts  # type: ignore[assignment]
+    on_test_batch_start = on_predict_batch_start = _batch_starts  # type: ignore[assignment]
+    on_train_batch_end = on_validation_batch_end = _batch_ends  # type: ignore[assignment]
+    on_test_batch_end = on_predict_batch_end = _batch_ends  # type: ignore[assignment]
+
+
+@dataclass(eq=False, kw_only=True)
+class RehearsedSizes(Rehearsal):
+    """Rehearses steps of the sizes that ``sizes`` asks for.
+
+    Args:
+        sizes: what is rehearsed. Steps of the first are looked at part by part; of the others the peak is enough.
+        alike: whether all steps are known to do the same. Otherwise several are rehearsed, and the largest counts: a
+            module may do without a step now and then, or do more in every other one, and batches may differ.
+        enough_s: of CPU time for these; it stops in between.
+        clock: seconds of CPU time.
+    """
+
+    sizes: Sizes
+    alike: bool = False
+    enough_s: float = 1.0
+    clock: Callable[[], float] = time.process_time
+    seen: list[RehearsedStep] = field(default_factory=list)
+    """Those that were looked at."""
+    known: bool = False
+    """Whether all were that had to be."""
+
+    def _steps(self) -> Iterator[None]:
+        self._strategy.size = next(self.sizes)
+        until = self.clock() + self.enough_s
+        while self._wants_more(until):
+            look = self._look()
+            yield
+            self.seen.append(self._seen(look))
+        self.known = True
+        peaks = [step.peak for step in self.seen]
+        peak, times, live = max(peaks), 1 if len({*peaks}) == 1 else len(peaks), self.world.live
+        with suppress(StopIteration):
+            while True:
+                self._strategy.size, peak = self.sizes.send(needed(peak, live.peaks()[1])), 0
+                live.give_back_unused()
+                for _ in range(times):
+                    live.reset()
+                    yield
+                    peak = max(peak, live.peaks()[0] or 0)
+
+    def _wants_more(self, until: float) -> bool:
+        few = len(self.seen) < (1 if self.alike else _UNLIKE_STEPS)
+        return few and (len(self.seen) < _LEAST or self.clock() < until)
+
+    def _seen(self, look: _Look) -> RehearsedStep:
+        facts = look.end()
+        peaks = {phase: of[0] or 0 for phase, of in facts["part_peaks"].items()}
+        if self.world.gpu is None and self.world.live.perhaps > _SURE * max(peaks.values()):
+            raise Uncounted("what the CPU's kernels of convolutions hold amid their work, only they know")
+        work, reserved = self._worked(look, facts["traffic"]), self.world.live.peaks()[1]
+        return RehearsedStep(peaks, facts["causes"], facts["levels"], work, reserved)
+
+    def _worked(self, look: _Look, traffic: StepTraffic) -> dict[str, Work]:
+        work = None
+        with suppress(UncountableError):
+            work = replace(look.work(), traffic=None)
+        batch_bytes = self._strategy.batch_bytes * self._trainer.accumulate_grad_batches
+        return phase_work(self._trainer, work, traffic, batch_bytes)
+
+
+_SURE = 1.05
+"""By so much a peak may be off and still be told."""
+
+_DONE = object()
+
+
+def endless(trainer: Trainer) -> None:
+    """It runs until it is ended. Whatever asked until now, as schedules do, has been told what the run was given."""
+    trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = -1, -1
+    configs = trainer.strategy.lr_scheduler_configs  # one that waits for a figure would not find it
+    configs[:] = [config for config in configs if not config.reduce_on_plateau]
+
+
+def _log(trainer: Trainer, name: str, value: Any, *_: object, **__: object) -> None:
+    """In the place of a module's ``log``: its value is there to be asked for, and nobody else is told."""
+    if not isinstance(value, Metric):
+        kept = value.detach() if isinstance(value, torch.Tensor) else value
+        trainer.callback_metrics[name] = kept
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Nobody has to be told."""
+
+
+_NO_DATA = "its data is not allocated yet"
+"""What torch says where a kernel looks for values by itself."""
+
+_NOBODYS = (*(os.path.dirname(getfile(each)) for each in (FakeWorld, FakeDevice, PhaseProfiler, os)), "<frozen ")  # noqa: PTH120
+"""Where an error may come up without being made there: our fake tensors and loop, Python's own modules."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why a step cannot be rehearsed, and where in somebody's code."""
+    while isinstance(error.__cause__, Exception):  # around it the parser wraps accounts of its own
+        error = error.__cause__
+    files = [(f.f_code.co_filename, f.f_lineno) for f, _ in walk_tb(error.__traceback__)]
+    theirs = [(name, line) for name, line in files if not name.startswith(_NOBODYS) and "site-packages" not in name]
+    where = f" ({os.path.basename(theirs[-1][0])}, line {theirs[-1][1]})" if theirs else ""  # noqa: PTH119
+    depends = isinstance(error, (DependsOnValues, ASKED_VALUE.find_or(()), ASKED_SHAPE.find_or(())))
+    if depends or _NO_DATA in str(error):
+        return f"what it does depends on values, which are not known without running it{where}"
+    if isinstance(error, WouldChange):
+        return f"{error}{where}"
+    if isinstance(error, (NotStrided, SplitOverDevices, Uncounted)):
+        return str(error)
+    return f"{said(error)}{where}"

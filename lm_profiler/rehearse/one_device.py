@@ -1,0 +1,188 @@
+"""One device whose tensors are fake, and what of a run's Trainer a step on one device depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+from unittest.mock import MagicMock
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    DeepSpeedStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    StrategyRegistry,
+)
+
+from lm_profiler.callbacks.marks.batches import samples_in
+from lm_profiler.callbacks.phase_work import bytes_of_batch
+from lm_profiler.measure.fake.world import FakeWorld
+
+CPU = torch.device("cpu")
+
+SHARDED = (DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy)
+
+AS_WIDE = {"16-mixed": "bf16-mixed", "16": "bf16-mixed"}
+"""Precisions that Lightning refuses on the CPU, for float16's scaler of gradients, and what is rehearsed instead."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a batch: by what its rows and its columns are multiplied. Columns only where they are a context."""
+
+    batch: float = 1.0
+    context: float = 1.0
+
+    def __call__(self, shape: Sequence[int]) -> Sequence[int]:
+        """``shape``, resized."""
+        factors = (self.batch, self.context, *[1.0] * len(shape))
+        return [n and max(round(n * factor), 1) for n, factor in zip(shape, factors, strict=False)]
+
+
+class FakeDevice:
+    """What makes a strategy one device whose tensors are fake; with DDP's buckets it is one of several."""
+
+    def __init__(self, world: FakeWorld, has_buckets: bool = False) -> None:
+        super().__init__(device=CPU)  # type: ignore[call-arg]
+        self.has_buckets = has_buckets
+        self._world = world
+        self.size = Size()
+        self.rows = 1
+        """Of each one that is made, so many are rehearsed."""
+        self.samples: int | None = None
+        """Of a batch of the run; None where that is unknown."""
+        self.batch_bytes = 0
+        """Of the last batch."""
+
+    def model_to_device(self) -> None:
+        """It is where it is."""
+
+    def tensor_init_context(self, empty_init: bool | None = None) -> Any:
+        """Modules that the strategy sees made are fake too."""
+        stack = ExitStack()
+        stack.enter_context(super().tensor_init_context(empty_init))  # type: ignore[misc]
+        stack.enter_context(self._world.inside())
+        return stack
+
+    def teardown(self) -> None:
+        """Nothing was moved."""
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        made, whole = samples_in(batch, combined=False), replace(self.size, batch=self.size.batch * self.rows)
+        self.samples = None if made is None else made * self.rows
+        rehearsed = self._world.faked(batch, whole)
+        self.batch_bytes = bytes_of_batch(rehearsed)
+        return rehearsed
+
+
+class FakeStrategy(FakeDevice, SingleDeviceStrategy):
+    """Such a device, as a Trainer takes it."""
+
+
+_BUCKET = 25 << 20
+
+
+def buckets(module: torch.nn.Module) -> list[torch.Tensor]:
+    """What DDP reduces gradients in: tensors of as many elements as they have, of 25 MiB and the rest of a parameter.
+
+    ``bucket_cap_mb`` of torch.nn.parallel.DistributedDataParallel, without its smaller first one. Dense gradients alone
+    are in them.
+    """
+    sizes: dict[torch.dtype, list[int]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            of = sizes.setdefault(parameter.dtype, [0])
+            if of[-1] * parameter.itemsize >= _BUCKET:
+                of.append(0)
+            of[-1] += parameter.numel()
+    return [torch.empty(size, dtype=dtype) for dtype, of in sizes.items() for size in of]
+
+
+class BeforeSteps(Callback):
+    """What ``callback`` does before the first step, as freezing a part of the module; it sees no step."""
+
+    def __init__(self, callback: Callback, world: FakeWorld) -> None:
+        self._callback, self._world = callback, world
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        with self._world.inside():
+            self._callback.setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_fit_start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_train_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        with self._world.inside():
+            self._callback.on_train_epoch_start(trainer, pl_module)
+
+
+class SplitOverDevices(Exception):
+    """The module is split over devices: what one of them holds is not what the module holds."""
+
+
+def has_buckets(given: Mapping[str, Any]) -> bool:
+    """Whether the strategy of the Trainer's options is DDP, whose buckets hold all gradients once more.
+
+    With ``gradient_as_bucket_view`` they are the gradients.
+
+    Raises:
+        SplitOverDevices: it is one that splits the module.
+    """
+    strategy: Any = given.get("strategy") or "auto"
+    options: Mapping[str, Any] = {}
+    if not isinstance(strategy, str):
+        options = {**dict(strategy.get("init_args") or {}), **dict(strategy.get("dict_kwargs") or {})}
+        module, _, name = strategy["class_path"].rpartition(".")
+        kind = getattr(import_module(module), name)
+    elif strategy in StrategyRegistry:
+        kind, options = StrategyRegistry[strategy]["strategy"], StrategyRegistry[strategy]["init_params"]
+    else:
+        kind = DDPStrategy if strategy == "auto" and _devices(given) > 1 else SingleDeviceStrategy
+    if issubclass(kind, SHARDED):
+        raise SplitOverDevices(f"the module is split over devices ({kind.__name__})")
+    return issubclass(kind, DDPStrategy) and not options.get("gradient_as_bucket_view")
+
+
+def _devices(given: Mapping[str, Any]) -> int:
+    """Of all nodes; those that only the machine of the run knows count as one."""
+    devices = given.get("devices")
+    if isinstance(devices, str) and not devices.isdecimal():
+        devices = devices.split(",") if "," in devices else 1
+    several = len(devices) if isinstance(devices, (list, tuple)) else max(int(devices or 1), 1)
+    return several * int(given.get("num_nodes") or 1)
+
+
+class SilentLogger(Logger):
+    """In the place of anybody's logger: it takes whatever it is told, and keeps nothing."""
+
+    save_dir = log_dir = root_dir = "nowhere"
+    name = "silent"
+    version = 0
+
+    @property
+    def experiment(self) -> Any:
+        """Has every method, and so have its parts."""
+        return MagicMock()
+
+    def log_metrics(self, *_: Any, **__: Any) -> None:
+        """Nobody reads them."""
+
+    def log_hyperparams(self, *_: Any, **__: Any) -> None:
+        """Nobody reads them."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()

@@ -1,0 +1,187 @@
+"""The work of a step that another process sent: counted on one rehearsed step, or on two where batches accumulate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from itertools import repeat
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch.optim import Optimizer
+
+from lm_profiler.callbacks.instruments.sent_step import SentOptimizer, SentStep, shape_of
+from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+from lm_profiler.measure.counts.flops import WORK
+from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
+from lm_profiler.measure.fake.untouched import leave_files
+from lm_profiler.measure.fake.world import FakeWorld, prepare
+from lm_profiler.measure.memory.traffic import StepTraffic
+from lm_profiler.measure.module_copy import ModuleCopy
+from lm_profiler.record.run import Flops
+from lm_profiler.rehearse.loop import Rehearsal, reason_of
+from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger
+
+_SAME = ("bf16-mixed", "bf16-true", "16-true", "64-true")
+"""Precisions that are rehearsed as they are; of others the dtypes of weights and batch tell all."""
+
+_NOT_A_STEP = ("setup", "teardown", "prepare_data", "configure_model", "configure_callbacks")
+
+
+def count(sent: SentStep) -> StepWork | str:
+    """The work of the step on one rank, or why it is unknown. For a process of its own, which it leaves changed."""
+    leave_files()
+    prepare(None)
+    if not sent.on_cpu:  # where no fused kernel is chosen here, torch computes half precision in float32
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
+    try:
+        counted = _rehearsed(sent)
+    except UncountableError as error:
+        return str(error)
+    except Exception as error:
+        return f"on a copy without data the step fails: {reason_of(error)}"
+    if TAKEN_FOR_ONE:
+        return f"on a copy without data its work may depend on a value ({next(iter(TAKEN_FOR_ONE))})"
+    return counted
+
+
+def _rehearsed(sent: SentStep) -> StepWork:
+    world = _Shapes(None)
+    with world.inside():
+        fake = ModuleCopy(partial(shape_of, device=CPU), CPU)
+        module, batch, optimizers = fake((sent.module, sent.batch, sent.optimizers))
+    _keep_to_the_step(module, [_Motionless(each) for each in optimizers])
+    counting = _Counting(world=world, batches=sent.batches)
+    trainer = _trainer(sent, counting, lambda: batch)
+    given = {"train_dataloaders" if sent.verb == "fit" else "dataloaders": _SameBatch()}
+    kept = {"return_predictions": False} if sent.verb == "predict" else {}
+    try:
+        getattr(trainer, sent.verb)(module, **given, **kept)
+    except Exception as error:
+        first = counting.failed
+        raise (first if isinstance(first, Exception) else error) from None
+    if not counting.seen:
+        raise UncountableError("on a copy without data no step ends")
+    work = counting.work()
+    return work if sent.precision not in AS_WIDE else _renamed(work, "bfloat16", "float16")
+
+
+def _trainer(sent: SentStep, counting: Rehearsal, batch: Callable[[], Any]) -> Any:
+    """A Trainer of Lightning under the name by which the module knows it."""
+    names = {kind.__module__.partition(".")[0] for kind in type(sent.module).__mro__}
+    lightning = import_module("pytorch_lightning" if "pytorch_lightning" in names else "lightning.pytorch")
+    strategy = type("SentStrategy", (_SentBatches, lightning.strategies.SingleDeviceStrategy), {})
+    precision: Any = AS_WIDE.get(sent.precision, sent.precision if sent.precision in _SAME else "32-true")
+    off = ("enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        strategy=strategy(counting.world, batch),
+        precision=precision,
+        max_epochs=1,
+        logger=SilentLogger(),
+        limit_val_batches=0 if sent.verb == "fit" else None,
+        inference_mode=False,
+        callbacks=[counting],
+        **dict.fromkeys(off, False),
+    )
+    vars(trainer.precision_plugin)["convert_module"] = lambda module: module  # it was, before it was sent
+    return trainer
+
+
+class _Shapes(FakeWorld):
+    """Fake tensors whose bytes nobody counts: so no kernel is asked what it holds amid its work."""
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        with self.mode:
+            yield
+
+
+class _SentBatches(FakeDevice):
+    """Gives the step the batch that was sent, which came from the device."""
+
+    def __init__(self, world: FakeWorld, batch: Callable[[], Any]) -> None:
+        super().__init__(world)
+        self._batch = batch
+
+    def batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
+        return self._batch()
+
+
+class _SameBatch:
+    """A loader whose batches stand for the one that was sent."""
+
+    def __iter__(self) -> Iterator[None]:
+        return repeat(None)
+
+
+def _keep_to_the_step(module: LightningModule, optimizers: list[Optimizer]) -> None:
+    """Have ``module`` use ``optimizers``, and do nothing that belongs to no step: it was set up where it was sent."""
+    hooks = [name for name in dir(LightningModule) if name.startswith("on_") and "_model_" not in name]
+    vars(module).update(dict.fromkeys((*hooks, *_NOT_A_STEP), _nothing))
+    vars(module)["configure_optimizers"] = lambda: optimizers or None
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Nothing is to be done."""
+
+
+class _Motionless(Optimizer):
+    """Stands where an optimizer would, and steps without arithmetic."""
+
+    def __init__(self, sent: SentOptimizer) -> None:
+        super().__init__(sent.groups, {})
+        parameters = [each for group in sent.groups for each in group["params"]]
+        self.state.update(zip(parameters, sent.states, strict=True))
+
+    def step(self, closure: Callable[[], Any] | None = None, **_: Any) -> Any:
+        return None if closure is None else closure()
+
+
+@dataclass(eq=False, kw_only=True)
+class _Counting(Rehearsal):
+    """Counts a step of one batch, and where ``batches`` accumulate a step of two."""
+
+    batches: int
+    seen: list[StepWork] = field(default_factory=list)
+
+    def _steps(self) -> Iterator[None]:
+        for batches in range(1, min(self.batches, 2) + 1):
+            self._trainer.accumulate_grad_batches = batches
+            look = self._look()
+            yield
+            look.end()
+            self.seen.append(look.work())
+
+    def work(self) -> StepWork:
+        """That of all batches: all after the first are alike."""
+        first, last = self.seen[0], self.seen[-1]
+        return first if first is last else _with_more(first, last, self.batches)
+
+
+def _with_more(one: StepWork, two: StepWork, batches: int) -> StepWork:
+    """The work of a step of ``batches``, from those of one and of two."""
+
+    def further(first: Mapping[str, int], both: Mapping[str, int]) -> dict[str, int]:
+        return {key: first.get(key, 0) + (batches - 1) * (n - first.get(key, 0)) for key, n in both.items()}
+
+    assert one.traffic is not None
+    assert two.traffic is not None
+    by_dtype = {work: further(one.by_dtype.get(work, {}), of) for work, of in two.by_dtype.items()}
+    forward, backward, again = (sum(by_dtype.get(work, {}).values()) for work in WORK)
+    moved, more = one.traffic.by_phase, two.traffic.by_phase
+    known = {phase: n for phase, n in more.items() if n is not None and moved.get(phase, 0) is not None}
+    by_phase = further({phase: n or 0 for phase, n in moved.items()}, known)
+    read = None if one.traffic.forward_read is None else batches * one.traffic.forward_read
+    traffic = StepTraffic({**dict.fromkeys(more), **by_phase}, read)
+    return StepWork(Flops(forward=forward, backward=backward, recomputation=again), by_dtype, traffic)
+
+
+def _renamed(work: StepWork, dtype: str, to: str) -> StepWork:
+    by_dtype = {kind: {to if of == dtype else of: n for of, n in each.items()} for kind, each in work.by_dtype.items()}
+    return StepWork(work.flops, by_dtype, work.traffic)

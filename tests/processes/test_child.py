@@ -1,0 +1,140 @@
+"""Questions that a copy of this process answers, or does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import only_fresh
+import pytest
+import torch
+import warm
+
+from lm_profiler.processes import child
+from lm_profiler.processes.child import Child, NoAnswer
+
+
+def test_the_answer_is_another_processs_which_changes_nothing_here(capfd: pytest.CaptureFixture[str]) -> None:
+    def find() -> int:
+        os.write(1, b"not heard")
+        os.environ["CHANGED"] = "1"
+        return os.getpid()
+
+    assert Child(find, 60.0).answer() != os.getpid()
+    assert "CHANGED" not in os.environ
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_answer_says_whether_the_process_ended_or_took_too_long() -> None:
+    with pytest.raises(NoAnswer, match="ended: exit code 3"):
+        Child(partial(os._exit, 3), 60.0).answer()
+    with pytest.raises(NoAnswer, match="ended: SIGKILL"):
+        Child(lambda: os.kill(os.getpid(), signal.SIGKILL), 60.0).answer()
+    with pytest.raises(NoAnswer, match=r"took more than 0\.3 s$"):
+        Child(partial(time.sleep, 600.0), 0.1).answer()
+
+
+def test_cpu_time_is_what_it_may_take_however_busy_the_cores_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(child, "PATIENCE", 1e4)
+    with pytest.raises(NoAnswer, match=r"took more than 0\.1 s of CPU time$"):
+        Child(find, 0.1).answer()
+
+
+def test_where_a_copy_is_unfit_a_fresh_process_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(only_fresh, "FRESH", False)
+    assert Child(only_fresh.find, 120.0).answer() == "found"
+
+
+def test_a_copy_of_a_process_that_has_counted_its_gpus_is_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradScaler does, and ``torch.cuda.is_available``: backward would end the copy."""
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    assert Child(os.getppid, 60.0).answer() == os.getpid()  # there was no GPU to count
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert Child(os.getppid, 60.0)._heard()[0] == "unfit"
+
+
+def test_what_no_other_process_can_read_is_refused_before_one_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine:
+        pass
+
+    Mine.__module__, Mine.__qualname__ = "__main__", "Mine"
+    monkeypatch.setattr(child, "interpreter", lambda *_: pytest.fail("a process was started"))
+    reasons = {
+        r"^it cannot be sent to another process: \w+: .*lambda": lambda: 0,
+        "it is larger than 256 MiB": bytearray(300 << 20),
+        "^Mine is defined in the script itself": Mine(),
+    }
+    for reason, given in reasons.items():
+        with pytest.raises(NoAnswer, match=reason):
+            Child(partial(len, [given]), 60.0, fresh=True).answer()
+
+
+def test_a_fresh_interpreter_finds_what_this_one_imports_and_dies_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "interpreter", warm.INTERPRETER)
+    assert Child(os.getppid, 60.0, fresh=True).answer() == os.getpid()
+    assert Child(only_fresh.find, 60.0, fresh=True).answer() == "found"
+
+
+def test_memory_has_a_limit_and_what_is_raised_is_told() -> None:
+    with pytest.raises(NoAnswer, match=r"^MemoryError"):
+        Child(partial(bytearray, 8 << 30), 60.0, fresh=True, limit_bytes=4 << 30).answer()
+    with pytest.raises(NoAnswer, match=r"^ValueError: invalid literal"):
+        Child(partial(int, "one"), 60.0, fresh=True).answer()
+
+
+def test_it_has_no_ranks_no_device_and_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    given = child.surroundings()
+    assert not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} & given.keys()
+    assert (given["CUDA_VISIBLE_DEVICES"], given["TORCHDYNAMO_DISABLE"]) == ("", "1")
+
+
+def _is_gone(pid: str) -> bool:
+    """Also where whoever adopted it is slow."""
+    stat = Path("/proc", pid, "stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_nothing_of_the_process_is_left_that_was_asked(answers: bool, tmp_path: Path) -> None:
+    def find() -> None:
+        folder = tempfile.mkdtemp()
+        pids = [str(subprocess.Popen(["sleep", "600"]).pid)]
+        for kind in ("", "setsid "):  # which leaves the group; sh ends, so that their parent is another
+            pids.append(subprocess.check_output(["sh", "-c", f"{kind}sleep 600 >/dev/null & echo $!"], text=True))
+        (tmp_path / "written").write_text(f"{folder} {' '.join(pids)}")
+        (tmp_path / "written").rename(tmp_path / "told")
+        time.sleep(0.0 if answers else 600.0)
+
+    one = Child(find, 60.0)
+    while not (tmp_path / "told").exists():
+        time.sleep(0.01)
+    if answers:
+        one.answer()
+    one.end()
+    folder, *pids = (tmp_path / "told").read_text().split()
+    until = time.monotonic() + 60.0
+    while not all(map(_is_gone, pids)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert not Path(folder).parent.exists()
+
+
+def test_where_no_process_can_be_started_there_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(child, "interpreter", full)
+    one = Child(os.getpid, 60.0, fresh=True)
+    with pytest.raises(NoAnswer, match="no process can be started: No space left on device"):
+        one.answer()

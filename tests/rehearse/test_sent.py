@@ -1,0 +1,59 @@
+"""Steps that are sent to be rehearsed: only the step runs, as Lightning's loop runs it, and what it needs decides."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from known_loop import trainer_with
+from sent_steps import AsksForAFloat, DoesMore, Renamed
+from torch import nn
+from zoo import Accumulating, Closures, Contrastive, Kind, Metric
+
+from lm_profiler.callbacks.instruments.sent_step import without_data
+from lm_profiler.callbacks.instruments.work import StepWork, count_elsewhere
+from lm_profiler.measure.counts.flop_formulas import UncountableError
+
+
+def counted(module: Any, trainer: Any) -> StepWork:
+    """What is counted on the first batch, as if ``trainer`` had trained ``module``."""
+    trainer.strategy.connect(module)
+    trainer.strategy._lightning_module = module
+    trainer.strategy.optimizers = [module.configure_optimizers()]
+    return count_elsewhere(trainer, "fit", without_data(next(iter(module.train_dataloader()))))
+
+
+@pytest.mark.parametrize("kind", [Contrastive, Metric, Accumulating, DoesMore, Renamed], ids=lambda kind: kind.__name__)
+def test_a_step_has_the_work_that_paper_says(kind: type[Kind], tmp_path: Path) -> None:
+    module, batches = kind(), 3 if kind is Accumulating else 1
+    options = {"default_root_dir": tmp_path, "accelerator": "cpu", "logger": False, "accumulate_grad_batches": batches}
+    name = "pytorch_lightning" if kind is Renamed else "lightning.pytorch"
+    work = counted(module, import_module(name).Trainer(**options))
+    assert (work.flops.forward, work.flops.backward, work.flops.recomputation) == module.paper(1)
+    assert work.traffic is not None
+    assert work.traffic.by_phase["optimizer"] == 3 * 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
+
+
+def test_work_that_may_depend_on_a_value_is_unknown(tmp_path: Path) -> None:
+    with pytest.raises(UncountableError, match=r"may depend on a value \(sent_steps.py, line \d+\)"):
+        counted(AsksForAFloat(), trainer_with([], tmp_path))
+
+
+def test_what_cannot_be_counted_is_known_before_a_process_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lm_profiler.processes.child.interpreter", lambda *_: pytest.fail("a process was started"))
+    with pytest.raises(UncountableError, match="LBFGS runs a step several times"):
+        counted(Closures(), trainer_with([], tmp_path))
+    lazy = Contrastive()
+    lazy.later = nn.LazyLinear(2)
+    lazy.configure_optimizers = lambda: torch.optim.SGD([torch.zeros(1)], 0.1)  # type: ignore[method-assign]
+    with pytest.raises(UncountableError, match="no shape yet"):
+        counted(lazy, trainer_with([], tmp_path))
+    alone = Contrastive()
+    alone.choose = lambda x: x
+    with pytest.raises(UncountableError, match=r"cannot be sent to another process: .*lambda"):
+        counted(alone, trainer_with([], tmp_path))
