@@ -156,11 +156,9 @@ class TrainingProfiler(Callback):
             history_watch(trainer.strategy.root_device, Path())  # refuses a device that keeps none
         for hook in _NO_HOOKS:
             vars(self).pop(hook, None)
-        signals = SIGNALS.of_or(trainer)
-        if signals is not None and options.launch is not None and options.launch.kept:
-            # Lightning's own broadcasts inside of the handler, while the ranks are in the middle of other collectives.
-            setattr(signals, SIGTERM_HANDLER.name, _pass_over)
         run = Attachment(self, trainer, options, trainer.max_steps)
+        if options.launch is not None and options.launch.kept:
+            Guard("keeping Lightning's broadcast out of signal handlers", run.tell).run(_quiet_signals, trainer)
         run.part = Guard("the profiler", run.tell, run.leave)
         launch = options.launch or Launch()
         ending = run.ending = Ending(trainer, options, launch, run.part, self._take_out, run.tell, run.notes)
@@ -199,7 +197,13 @@ class TrainingProfiler(Callback):
     ) -> None:
         run = self._run
         if run is not None and run.phases is not None and not run.phases.is_sure:
-            run.phases.batch_ended()
+            try:
+                is_over = run.phases.batch_ended()
+            except BaseException as error:
+                run.part.failed(error)
+                is_over = False
+            if is_over:
+                raise StopIteration
         if run is None or (ending := run.ending).over or (session := ending.session) is None or run.part.out:
             return
         if run.tokens_in is not None:
@@ -252,6 +256,11 @@ class TrainingProfiler(Callback):
             self._run.detach()
         if not self._options.stages.stop_when_done:
             vars(self).update(_NO_HOOKS)
+
+
+def _quiet_signals(trainer: Trainer) -> None:
+    """Lightning's handler broadcasts, while the ranks are in the middle of other collectives."""
+    setattr(SIGNALS.of(trainer), SIGTERM_HANDLER.name, _pass_over)
 
 
 def _pass_over(signum: int, frame: object) -> None:

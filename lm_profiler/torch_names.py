@@ -115,19 +115,19 @@ def lightnings(name: PrivateName) -> PrivateName:
 def _find(path: str) -> Any:
     at, *rest = path.split(".")
     try:
-        found: Any = importlib.import_module(at)
+        value: Any = importlib.import_module(at)
     except ImportError:
         raise missing(path) from None
     for part in rest:
         at += f".{part}"
         try:
-            found = look_up(found, part, path)
+            value = look_up(value, part, path)
         except AttributeError:
             try:
-                found = importlib.import_module(at)
+                value = importlib.import_module(at)
             except ImportError:
                 raise missing(path) from None
-    return found
+    return value
 
 
 def _raising(path: str) -> Any:
@@ -301,9 +301,9 @@ def tree_leaves(tree: Any) -> list[Any]:
     leaves = TREE_LEAVES.find_or(None)
     if leaves is not None:
         return list(leaves(tree))
-    found: list[Any] = []
-    _map_plain(found.append, tree)
-    return found
+    value: list[Any] = []
+    _map_plain(value.append, tree)
+    return value
 
 
 def tree_map(change: Any, tree: Any) -> Any:

@@ -156,11 +156,12 @@ APART = [
         ("_get_current_dispatch_mode_stack", "_prepare_trace", "_data_fetcher"),
     ),
     (("GRAPH_TASK", "PROFILER_ENABLED", "COMBINED"), ("_current_graph_task_id", "_is_profiler_enabled", "_iterator")),
-    (("SCHEMA", "LOADER_ITERATOR", "LOGGING", "SIGTERM_FLAG"), ("OpOverload._schema",)),
+    (("SCHEMA", "LOADER_ITERATOR", "LOGGING"), ("OpOverload._schema",)),
     (("COMPILED_CALL",), ("_compiled_call_impl",)),
     (("FETCHED",), ("train_dataloader_next",)),
     (("STEPPED",), ("optimizer_step",)),
     (("EPOCH",), ()),
+    (("SIGNALS", "SIGTERM_FLAG"), ("_signal_connector",)),
 ]
 """Those that a run on the CPU asks for, and that take something out."""
 

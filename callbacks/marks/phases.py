@@ -120,8 +120,9 @@ class PhaseProfiler(Profiler):
         if not self.step_done:
             self._without_step += 1
             if self._without_step > _DRY * self._trainer.accumulate_grad_batches and self._is_endless():
+                self.cut = True
                 self._part.run(self._idle, f"{self._without_step:,} batches in a row")
-                self._cut()
+                raise StopIteration
         elif self._left > 0:
             # Written out, as Guard.run and close_step have it: three frames fewer a step.
             self.step_done = False
@@ -138,7 +139,10 @@ class PhaseProfiler(Profiler):
             if self._left <= 0:
                 self._done()
                 if self._stop:
-                    self._cut()
+                    self.cut = True  # the epoch, if it is one: see Epoch
+                    if self._fitting and not self._in_epoch:  # this Lightning names its epochs otherwise
+                        self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
+                    raise StopIteration
                 return
         try:
             timeline.note((at.DATA, timeline.clock()))
@@ -181,22 +185,20 @@ class PhaseProfiler(Profiler):
         else:
             self._timeline.go_outside()
 
-    def batch_ended(self) -> None:
+    def batch_ended(self) -> bool:
         """A batch is over, as Lightning's public hook says: give up where its actions do not come.
 
-        Without them no step would ever be counted, and the loop would not end.
-
-        Raises:
-            StopIteration: the loop was to end with the stages.
+        Without them no step would ever be counted, and the loop would not end. Returns whether it is to end now.
         """
         error = self._missing_action()
         if error is None or self._left <= 0:
-            return
+            return False
         self.is_sure, self._left = True, 0
         self._part.failed(error)
         self._done()
         if self._stop:
-            self._cut()
+            self._leave()
+        return self._stop
 
     def _missing_action(self) -> NameMissing | None:
         if not self._fetched:
@@ -206,16 +208,10 @@ class PhaseProfiler(Profiler):
             return missing(STEPPED.path)
         return None
 
-    def _cut(self) -> None:
-        """Leave the loop here.
-
-        Raises:
-            StopIteration: the loop takes it for the end of its data, and ``Epoch`` does the rest.
-        """
+    def _leave(self) -> None:
         self.cut = True
         if self._fitting and not self._in_epoch:  # this Lightning names its epochs otherwise
             self._trainer.fit_loop.epoch_loop.max_steps = self._trainer.global_step
-        raise StopIteration
 
     def enter_epoch(self) -> None:
         self._in_epoch = True

@@ -153,7 +153,7 @@ class Rehearsal(Callback):
     def _batch_ends(self, *_: Any) -> None:
         self._inside.close()
         if not self._phases.is_sure:
-            self._phases.batch_ended()
+            self._phases.batch_ended()  # raises where there are none
 
     on_train_start = on_validation_start = on_test_start = on_predict_start = _loop_starts
     # Whatever they are told, they do not ask.
