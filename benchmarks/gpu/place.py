@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
-from lm_profiler.record.collection import collect
-from lm_profiler.record.entry import Entry
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.sweep.server import how_ended
 

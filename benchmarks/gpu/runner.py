@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.gpu.card import watched
 from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
-from lm_profiler.record.exit_codes import OK
+from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
 from lm_profiler.sweep.server import CellEnded, CellServer, CellStarted, how_ended
 

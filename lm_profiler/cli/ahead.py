@@ -16,7 +16,7 @@ from lm_profiler.cli.workers.rehearse import Unplanned, ask, gpu_of, told
 from lm_profiler.cli.workers.stand_in import SHARDED
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.exit_codes import WRONG_CALL
+from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
 from lm_profiler.usage_error import UsageError

@@ -23,7 +23,7 @@ from lightning.fabric.strategies.launchers.subprocess_script import _ChildProces
 
 from lm_profiler.callbacks.outcome.roll import how_it_ended
 from lm_profiler.cli.attempt import Attempt
-from lm_profiler.record.exit_codes import FAILED
+from lm_profiler.record.calls import FAILED
 
 _LOOK_S = 0.5
 

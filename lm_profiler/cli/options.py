@@ -23,9 +23,9 @@ from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.line import MANY, options_in
 from lm_profiler.cli.prose import explain
 from lm_profiler.cli.usage import UnknownOption, nearest
-from lm_profiler.record.command import command_line
+from lm_profiler.record.calls import command_line
 from lm_profiler.record.secrets import masked_line
-from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
+from lm_profiler.record.text import YamlTextError, compose, text_of
 from lm_profiler.usage_error import UsageError
 
 _REST, _COMMAND = "options", "command"

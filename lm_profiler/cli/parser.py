@@ -13,7 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lm_profiler.cli.prose import explain
 from lm_profiler.cli.usage import either
-from lm_profiler.record.shipped_configs import by_name
+from lm_profiler.record.calls import by_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 

@@ -19,7 +19,7 @@ from lm_profiler.cli.attempt import Attempt
 from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.keeper import Keeper, kept
 from lm_profiler.cli.quiet import quiet
-from lm_profiler.record.exit_codes import INTERRUPTED
+from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 20.0

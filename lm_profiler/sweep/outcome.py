@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
+from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.exit_codes import INTERRUPTED
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, CellStatus
 from lm_profiler.sweep.server import how_ended

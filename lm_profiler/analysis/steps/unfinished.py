@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm_profiler.analysis.steps.summaries import mean_over_ranks, model_of, step_figures, world_of
-from lm_profiler.record.collection import Collection
-from lm_profiler.record.entry import UNFINISHED
+from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepTable

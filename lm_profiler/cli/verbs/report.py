@@ -12,9 +12,8 @@ from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
 from lm_profiler.cli.verbs.report_table import make_table
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.collection import Collection, collect
-from lm_profiler.record.entry import Entry
-from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.improve import improve_table

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from lm_profiler.record.collection import Collection
-from lm_profiler.record.extras import require
+from lm_profiler.record.calls import require
+from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables import formats

@@ -20,7 +20,7 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.spawned import leave_group
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.measure.boundary import try_or_note
-from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 
 _PATIENCE_S = 5.0
 

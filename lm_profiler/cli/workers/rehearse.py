@@ -34,7 +34,7 @@ from lm_profiler.measure.fake.live import Uncounted
 from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE, DependsOnValues
 from lm_profiler.measure.fake.untouched import WouldChange, leave_files
 from lm_profiler.measure.fake.world import FakeWorld, NotStrided, prepare
-from lm_profiler.record.precision import full_name
+from lm_profiler.record.parts import full_name
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 

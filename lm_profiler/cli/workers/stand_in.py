@@ -24,7 +24,7 @@ from lm_profiler.callbacks.silent import SilentLogger
 from lm_profiler.cli.checks import check_trainer_options, trainer_error
 from lm_profiler.cli.trainer_cli import OPTION_ERRORS, ProfilerCLI
 from lm_profiler.measure.fake.world import FakeWorld
-from lm_profiler.record.precision import full_name
+from lm_profiler.record.parts import full_name
 
 KEPT = ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "detect_anomaly")
 """What of the Trainer's options a step on one device depends on, beside its precision."""

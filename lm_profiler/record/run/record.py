@@ -1,7 +1,8 @@
-"""``run.json``: the record of one run, whole."""
+"""``run.json``: the record of one run, whole; and how each rank ended that did not end well."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,20 +11,32 @@ from pydantic import Field, field_validator
 from lm_profiler.record.figure import Place, figure, within
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
-from lm_profiler.record.run.floors import Floor
-from lm_profiler.record.run.loader import LoaderFacts
-from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
-from lm_profiler.record.run.memory_facts import MemoryFacts
-from lm_profiler.record.run.owners import BetweenSteps, OtherByOwner, PythonTime, ThreadUse
+from lm_profiler.record.run.machine import (
+    Contention,
+    Environment,
+    ModelFacts,
+    Rates,
+    Settings,
+    Sync,
+    Telemetry,
+    Utilisation,
+)
+from lm_profiler.record.run.memory_facts import Floor, MemoryFacts, PlannedMemory
 from lm_profiler.record.run.part import Newer, Part, read_as
-from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.ranks import Ranks
-from lm_profiler.record.run.rates import Rates
-from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
-from lm_profiler.record.run.slack import Slack
-from lm_profiler.record.run.slow_steps import OddStep, StepCounters
-from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
-from lm_profiler.record.run.waterfall import Waterfall
+from lm_profiler.record.run.timing import (
+    BetweenSteps,
+    LoaderFacts,
+    OddStep,
+    OtherByOwner,
+    PythonTime,
+    Steadiness,
+    StepCounters,
+    ThreadUse,
+    Throughput,
+    TimeSummary,
+)
+from lm_profiler.record.run.waterfall import Slack, Waterfall
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
@@ -185,3 +198,29 @@ def read_run(folder: Path) -> RunRecord:
         RecordError: there is none, or it is damaged, foreign or of a later version of the format.
     """
     return read_as(folder / "run.json", RunRecord, "a run record")
+
+
+class RankEnd(Part):
+    """``ended.rank<n>.json``: what a rank left when it ended, other than well.
+
+    ``at`` is in seconds since 1970, on the clock of its host. ``followed``: another rank's end brought it about, since
+    a collective failed, or nothing was left to wait for.
+    """
+
+    status: Annotated[Status, Newer]
+    failure: Failure
+    at: float
+    followed: bool = False
+
+
+def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The earliest that followed from no other; None where every one did.
+
+    Clocks of hosts differ by milliseconds, and what follows from an error comes later than that, or says what it is.
+    """
+    return min((end for end in ends if not end.followed), key=lambda end: end.at, default=None)
+
+
+def end_file(rank: int) -> str:
+    """The name of the rank's file in the run's folder."""
+    return f"ended.rank{rank}.json"
