@@ -88,11 +88,9 @@ class Flops(Part):
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
     recomputation: int = figure(
-        "recomputed work",
-        "GFLOP",
-        "FLOPs of a step that activation checkpointing repeats, all ranks",
+        "recomputed work", "GFLOP", "FLOPs of a step that activation checkpointing repeats, all ranks",
         "recomputation_flops",
-    )
+    )  # fmt: skip
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -115,14 +113,9 @@ class Utilisation(Part):
     """
 
     mfu: float | None = figure(
-        "MFU",
-        "%",
-        "model FLOPs of a step / (its time x the device's peak)",
-        goes_by_step=True,
-        place=Place.TABLE,
-        run_tag="mfu_percent",
-        tag="throughput/mfu",
-    )
+        "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
+        run_tag="mfu_percent", tag="throughput/mfu",
+    )  # fmt: skip
     hfu: float | None = figure(
         "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)", goes_by_step=True
     )
@@ -135,11 +128,9 @@ class Utilisation(Part):
         "measured matmul rate", "TFLOP/s", "FLOP/s of one device in a large matrix product, measured after the run"
     )
     of_ceiling: float | None = figure(
-        "of the measured matmul rate",
-        "%",
-        "executed FLOPs of a step / (its time x the device's measured matmul rate)",
+        "of the measured matmul rate", "%", "executed FLOPs of a step / (its time x the device's measured matmul rate)",
         goes_by_step=True,
-    )
+    )  # fmt: skip
     flops: Flops
 
 
@@ -261,21 +252,17 @@ class Rates(Part):
 
     flops: list[FlopRate] = Field(default_factory=list)
     bytes_per_s: float | None = figure(
-        "memory bandwidth",
-        "GB/s",
+        "memory bandwidth", "GB/s",
         "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
-        "bandwidth_bytes_per_s",
-        default=None,
-    )
+        "bandwidth_bytes_per_s", default=None,
+    )  # fmt: skip
     bytes_source: str | None = figure(
         "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source", default=None
     )
     copied_bytes_per_s: float | None = figure(
-        "measured copy rate",
-        "GB/s",
-        "bytes/s that a large copy on one device read and wrote, measured after the run",
+        "measured copy rate", "GB/s", "bytes/s that a large copy on one device read and wrote, measured after the run",
         default=None,
-    )
+    )  # fmt: skip
 
     def flops_per_s(self, dtype: str) -> float | None:
         """In products of ``dtype``, such as "bfloat16"."""

@@ -54,12 +54,9 @@ class AllocatorReading(Part):
         "allocated", "GiB", "most bytes held by tensors over the measured steps", "allocator_allocated_peak_bytes"
     )
     requested_peak: int | None = figure(
-        "requested",
-        "GiB",
-        "the same before the allocator rounds it up to its blocks",
-        "allocator_requested_peak_bytes",
-        default=None,
-    )
+        "requested", "GiB", "the same before the allocator rounds it up to its blocks",
+        "allocator_requested_peak_bytes", default=None,
+    )  # fmt: skip
     active_peak: int | None = figure(
         "in use", "GiB", "most bytes in use, blocks that wait for a stream included", "allocator_active_peak_bytes"
     )
@@ -67,23 +64,17 @@ class AllocatorReading(Part):
         "reserved", "GiB", "most bytes taken from the device", "allocator_reserved_peak_bytes"
     )
     inactive_split_peak: int | None = figure(
-        "inactive split",
-        "GiB",
-        "most bytes free in blocks that are partly in use",
+        "inactive split", "GiB", "most bytes free in blocks that are partly in use",
         "allocator_inactive_split_peak_bytes",
-    )
+    )  # fmt: skip
     fragmentation: int | None = figure(
-        "fragmentation",
-        "GiB",
-        "upper bound of what was reserved but unused at the peak of use",
+        "fragmentation", "GiB", "upper bound of what was reserved but unused at the peak of use",
         "allocator_fragmentation_bytes",
-    )
+    )  # fmt: skip
     driver_used: int | None = figure(
-        "used on the device",
-        "GiB",
-        "memory that all processes use, as the driver reports",
+        "used on the device", "GiB", "memory that all processes use, as the driver reports",
         "allocator_driver_used_bytes",
-    )
+    )  # fmt: skip
     alloc_retries: int | None = figure(
         "retries", "count", "how often the allocator had to free its cache, since the process began"
     )
@@ -159,13 +150,9 @@ class PlannedMemory(Part):
     """
 
     peaks: dict[str, int] = figure(
-        "{key}: planned",
-        "GiB",
-        "planned peak within {key}",
-        "{key}_planned_peak_bytes",
-        keys=PARTS,
+        "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
         default_factory=dict,
-    )
+    )  # fmt: skip
     at_peak: MemoryCauses | None = within(
         name="planned_{name}_bytes", title="planned {title}", meaning="of the planned peak", default=None
     )
@@ -174,19 +161,14 @@ class PlannedMemory(Part):
         instead={"source": Figure("source of planned levels", "text", HOW_HELD, "planned_held_source")}, default=None,
     )  # fmt: skip
     reserved: int | None = figure(
-        "planned reserved",
-        "GiB",
+        "planned reserved", "GiB",
         "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short",
-        "planned_reserved_bytes",
-        default=None,
-    )
+        "planned_reserved_bytes", default=None,
+    )  # fmt: skip
     available: int | None = figure(
-        "free before the run",
-        "GiB",
-        "what one replica could have had when the run began",
-        "available_bytes",
+        "free before the run", "GiB", "what one replica could have had when the run began", "available_bytes",
         default=None,
-    )
+    )  # fmt: skip
     compiled: bool = False
     unknown: str | None = figure(
         "not planned", "text", "why it could not be rehearsed", "planned_unknown", default=None
@@ -220,12 +202,9 @@ class Floor(Part):
         "bytes at least", "GiB", "bytes that PHASE has to move at least, one device", "floor_bytes", default=None
     )
     seconds: float | None = figure(
-        "floor (ms)",
-        "ms",
-        "least time of PHASE: its FLOPs at the peak or its bytes at the bandwidth",
-        "floor_s",
+        "floor (ms)", "ms", "least time of PHASE: its FLOPs at the peak or its bytes at the bandwidth", "floor_s",
         default=None,
-    )
+    )  # fmt: skip
     bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
         "floor is of", "text", "what the floor of PHASE is of: compute or memory", "floor_bound", default=None
     )

@@ -67,13 +67,9 @@ class RunRecord(Part):
     )
     """How many steps each stage finished."""
     steps_planned: dict[str, int] = figure(
-        "{word} steps planned",
-        "count",
-        "for the {word} stage",
-        "steps_planned_{key}",
-        keys=STAGES,
+        "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
-    )
+    )  # fmt: skip
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
     """The run's first step, compilation and lazy initialisation included."""
     between_steps_s: float | None = figure(
@@ -86,15 +82,9 @@ class RunRecord(Part):
     """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
-        "{word} share",
-        "%",
-        "share of {word} in the mean step",
-        "{key}_share",
-        keys=_SHARED,
-        place=Place.ASKED,
-        group="Shares of the typical step",
-        default_factory=dict,
-    )
+        "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
+        group="Shares of the typical step", default_factory=dict,
+    )  # fmt: skip
     """Of each part (and forward_backward) in the mean step. They add up to 1."""
     odd_steps: list[OddStep] = Field(default_factory=list)
     step_counters: list[StepCounters] = Field(default_factory=list)
@@ -112,13 +102,9 @@ class RunRecord(Part):
     rates: Rates | None = within(group="Use of the hardware", default=None)
     """What the figures are held against."""
     floors: dict[str, Floor] = within(
-        group="Floors",
-        keys=PHASES[1:],
-        name="{key}_{name}",
-        title="{key}: {title}",
-        place=Place.ASKED,
+        group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
-    )
+    )  # fmt: skip
     """Per phase that occurred in a step of the memory stage: the least it could take. Of rank 0's device."""
     telemetry: Telemetry | None = within(group="GPU", default=None)
     contention: Contention | None = within(group="What else used the machine", default=None)
@@ -127,14 +113,9 @@ class RunRecord(Part):
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     """None where no step was timed action by action."""
     thread_use: dict[str, ThreadUse] = within(
-        group="Use of the CPU",
-        keys=PARTS,
-        name="{key}_{name}",
-        title="{key} {title} (ms)",
-        meaning="in {key}, {meaning}",
-        place=Place.ASKED,
-        default_factory=dict,
-    )
+        group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
+        meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
     """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
     python_times: list[PythonTime] = Field(default_factory=list)
     """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
@@ -142,13 +123,9 @@ class RunRecord(Part):
     """None where the precision was not audited."""
     settings: Settings | None = None
     mean_counters: StepCounters | None = within(
-        group="Counters of the mean step",
-        name="mean_{name}",
-        title="{title}, on average",
-        place=Place.ASKED,
-        instead={"step": None, "rank": None},
-        default=None,
-    )
+        group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
+        instead={"step": None, "rank": None}, default=None,
+    )  # fmt: skip
     """Of the measured steps of rank 0, the mean of each figure."""
     findings: list[Finding] = Field(default_factory=list)
     """What takes time that could be saved, the most likely saving first."""

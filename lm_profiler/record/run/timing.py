@@ -38,14 +38,9 @@ class Throughput(Part):
     """
 
     tokens_per_s: float | None = figure(
-        "tokens/s",
-        "tokens/s",
-        "tokens of a step / its time; of an evaluation, the slowest rank's",
-        goes_by_step=True,
-        place=Place.HEADLINE,
-        run_tag="tokens_per_s",
-        tag="throughput/tokens_per_s",
-    )
+        "tokens/s", "tokens/s", "tokens of a step / its time; of an evaluation, the slowest rank's", goes_by_step=True,
+        place=Place.HEADLINE, run_tag="tokens_per_s", tag="throughput/tokens_per_s",
+    )  # fmt: skip
     tokens_per_step: int | None = figure("tokens/step", "count", "tokens of a step on all ranks, the mean")
     samples_per_s: float | None = figure(
         "samples/s", "samples/s", "samples of a step / its time", goes_by_step=True, default=None
@@ -93,12 +88,9 @@ class Steadiness(Part):
     word: Annotated[Literal["noisy", "steady", "slowing", "unsettled"] | None, Newer]
     also: Annotated[Literal["slowing", "unsettled"] | None, Newer] = None
     level_s: float | None = figure(
-        "level",
-        "ms",
-        "mean of the regular steps: neither odd nor slow by a pattern",
-        interval=("level_low_s", "level_high_s"),
-        default=None,
-    )
+        "level", "ms", "mean of the regular steps: neither odd nor slow by a pattern",
+        interval=("level_low_s", "level_high_s"), default=None,
+    )  # fmt: skip
     level_low_s: float | None = None
     level_high_s: float | None = None
     known_to: float | None = figure("level known to", "%", "half the 95 % interval of the level, over it", default=None)
@@ -308,10 +300,7 @@ class OtherByOwner(Part):
         "other, timed by action", "ms", "mean of other in those steps, on the host's clock", "owned_other_s"
     )
     measured_s: float | None = figure(
-        "other of rank 0",
-        "ms",
-        "mean of other in the measured steps of rank 0, on the host's clock",
-        "rank_0_other_s",
+        "other of rank 0", "ms", "mean of other in the measured steps of rank 0, on the host's clock", "rank_0_other_s",
         default=None,
-    )
+    )  # fmt: skip
     actions: list[OwnedTime]

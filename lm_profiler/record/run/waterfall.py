@@ -79,12 +79,9 @@ class Waterfall(Part):
     """
 
     step_s: float = figure(
-        "step taken apart",
-        "ms",
-        "mean step that the terms add up to",
-        "waterfall_step_s",
+        "step taken apart", "ms", "mean step that the terms add up to", "waterfall_step_s",
         interval=("ci_low", "ci_high"),
-    )
+    )  # fmt: skip
     ci_low: float | None
     ci_high: float | None
     step_phases: dict[str, float] = figure(
