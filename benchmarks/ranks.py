@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from benchmarks.report import record
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import ClockAlignment, RankFinding, Ranks, RankSpread, RankTimes, RunRecord
-from lm_profiler.record.step_files import read_rows, write_rows
+from lm_profiler.record.step_files import as_parquet, read_rows, write_rows
 from lm_profiler.record.steps import StepTable, write_steps
-from lm_profiler.record.steps_parquet import as_parquet
 
 RANKS, WARMUP, STEPS, ROUNDS, GPUS = (1024, 16384), 5, 50, 3, 8
 _SIMULATED = 1024

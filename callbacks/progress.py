@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import TextIO
 
 from lm_profiler.measure.boundary import put
+from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import counted
-from lm_profiler.record.stage_names import STAGE_NAMES
 
 _REDRAW_S = 0.5
 

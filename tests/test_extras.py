@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.record.extras import EXTRA_OF, MissingExtra, require
+from lm_profiler.record.calls import EXTRA_OF, MissingExtra, require
 
 PLAIN_MODULE = Path(__file__).resolve().parent.parent / "examples" / "plain_module.py"
 

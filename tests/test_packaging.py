@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from lm_profiler.record.extras import EXTRA_OF
+from lm_profiler.record.calls import EXTRA_OF
 
 if sys.version_info >= (3, 11):
     import tomllib

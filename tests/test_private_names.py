@@ -14,7 +14,7 @@ import warm
 from scripts import SUPPORT
 
 from lm_profiler import lightning_names, torch_names
-from lm_profiler.record.exit_codes import OK, WRONG_CALL
+from lm_profiler.record.calls import OK, WRONG_CALL
 from lm_profiler.record.run import read_run
 from lm_profiler.torch_names import NameMissing, PrivateName
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.gpu.registry import chosen
 from benchmarks.gpu.runner import run_parts
 from lm_profiler.cli.endings import handled, terminate
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 

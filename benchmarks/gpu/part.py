@@ -14,7 +14,7 @@ from benchmarks.gpu.place import Place
 from benchmarks.gpu.registry import UNFINISHED
 from lm_profiler.callbacks import collect
 from lm_profiler.cli.quiet import quiet_libraries
-from lm_profiler.record.exit_codes import OK
+from lm_profiler.record.calls import OK
 
 
 def main(name: str, folder: str, limit_s: str, accelerator: str) -> int:

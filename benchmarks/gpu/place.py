@@ -17,8 +17,7 @@ import torch
 from benchmarks.sweep import TINY
 from lm_profiler.cli.main import main
 from lm_profiler.processes.child import how_ended
-from lm_profiler.record.collection import collect
-from lm_profiler.record.entry import Entry
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.run import RecordError, RunRecord, read_run
 
 _SPARE_SHARE = 0.1

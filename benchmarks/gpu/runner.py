@@ -19,7 +19,7 @@ from benchmarks.gpu.registry import MACHINE, UNFINISHED, Part
 from benchmarks.gpu.summary import STATUS_FILE, write_summary
 from lm_profiler.processes.cells import CellEnded, CellServer, CellStarted
 from lm_profiler.processes.child import how_ended
-from lm_profiler.record.exit_codes import OK
+from lm_profiler.record.calls import OK
 from lm_profiler.record.files import write_whole
 
 _PROGRAM = (sys.executable, "-m", "lm_profiler.processes.fork_server", "benchmarks.gpu.part")

@@ -35,7 +35,7 @@ import torch
 from benchmarks.known_ranks.processes import on_ranks
 from benchmarks.known_ranks.trial import quiet_trainer, quieten
 from benchmarks.overhead import SKIP, interleaved
-from lm_profiler.analysis.steps.statistics import median_interval
+from lm_profiler.analysis.steps.statistics import mean_interval
 from lm_profiler.callbacks import ActionsOptions, MemoryOptions, StageOptions, TraceOptions, TrainingProfiler
 from lm_profiler.cli.cost import Toy, loader
 from lm_profiler.measure.device.environment import device_name
@@ -126,7 +126,7 @@ def in_turns(world: int, names: tuple[str, ...], rounds: int, steps: int) -> lis
 
 
 def costs(turns: Turns) -> Table:
-    """Of all contenders; the first of them is what the others add to, with the 95 % interval of the median."""
+    """Of all contenders; the first of them is what the others add to, with the 95 % interval of the mean."""
     bare, *others = turns
     rows = [[bare, *_added(turns[bare], None)], *([name, *_added(turns[name], turns[bare])] for name in others)]
     return text_table(("", "µs a step (median)", "added", "CPU µs a step and rank", "added"), rows)
@@ -138,9 +138,9 @@ def _added(turns: Sequence[Turn], bare: Sequence[Turn] | None) -> list[str]:
         taken = [getattr(turn, which) for turn in turns]
         cells.append(f"{statistics.median(taken):.0f}")
         more = [] if bare is None else [own - getattr(turn, which) for own, turn in zip(taken, bare, strict=True)]
-        within = median_interval(more)
-        told = "" if within is None else f" [{within[0]:+.0f}, {within[1]:+.0f}]"
-        cells.append(f"{statistics.median(more):+.0f}{told}" if more else "")
+        within = mean_interval(more) if more else None
+        told = "" if within is None else f" [{within.low:+.0f}, {within.high:+.0f}]"
+        cells.append(f"{statistics.fmean(more):+.0f}{told}" if more else "")
     return cells
 
 

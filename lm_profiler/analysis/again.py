@@ -13,8 +13,7 @@ import numpy as np
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence, read_evidence
 from lm_profiler.analysis.steps.summaries import world_of
-from lm_profiler.record.collection import Collection
-from lm_profiler.record.entry import UNFINISHED
+from lm_profiler.record.entry import UNFINISHED, Collection
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.steps import StepTable

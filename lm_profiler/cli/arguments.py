@@ -13,8 +13,8 @@ from typing import NamedTuple
 import yaml
 
 from lm_profiler.cli.errors import nearest
-from lm_profiler.record.shipped_configs import by_name, config_file
-from lm_profiler.record.yaml_text import YamlTextError, compose, read_text
+from lm_profiler.record.calls import by_name, config_file
+from lm_profiler.record.text import YamlTextError, compose, read_text
 from lm_profiler.usage_error import UsageError
 
 MANY = sys.maxsize

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from lm_profiler.cli.arguments import Option, is_text, options_in, read_config
-from lm_profiler.record.shipped_configs import config_file
-from lm_profiler.record.yaml_text import TooLarge, check_size, read_text, without
+from lm_profiler.record.calls import config_file
+from lm_profiler.record.text import TooLarge, check_size, read_text, without
 from lm_profiler.usage_error import UsageError
 
 OURS = {"model": "lm_profiler.training.LanguageModel", "data": "lm_profiler.training.FakeTokens"}

@@ -22,7 +22,7 @@ from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.lightning_names import LAUNCHED_BY, LAUNCHER, RUNS_RANK, START_METHOD
-from lm_profiler.record.exit_codes import INTERRUPTED
+from lm_profiler.record.calls import INTERRUPTED
 from lm_profiler.usage_error import UsageError
 
 _PATIENCE_S = 20.0

@@ -11,8 +11,7 @@ from lm_profiler.cli.endings import handled, terminate
 from lm_profiler.cli.errors import answer
 from lm_profiler.cli.surroundings import all_printed, check_surroundings, check_text, mute, open_standard_streams
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
-from lm_profiler.record.extras import MissingExtra
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, MissingExtra
 from lm_profiler.usage_error import UsageError
 
 VERBS = {

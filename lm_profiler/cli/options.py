@@ -21,9 +21,9 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 
 from lm_profiler.cli.arguments import MANY, options_in, read_config
 from lm_profiler.cli.errors import UnknownOption, explain, nearest
-from lm_profiler.record.command import command_line
+from lm_profiler.record.calls import command_line
 from lm_profiler.record.secrets import masked_line
-from lm_profiler.record.yaml_text import YamlTextError, compose, text_of
+from lm_profiler.record.text import YamlTextError, compose, text_of
 from lm_profiler.usage_error import UsageError
 
 _REST, _COMMAND = "options", "command"

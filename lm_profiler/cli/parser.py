@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lm_profiler.cli.errors import either, explain
-from lm_profiler.record.shipped_configs import by_name
+from lm_profiler.record.calls import by_name
 from lm_profiler.training import FakeTokens, LanguageModel
 from lm_profiler.usage_error import UsageError
 

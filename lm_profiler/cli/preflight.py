@@ -16,7 +16,7 @@ from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.lightning_names import START_METHOD
 from lm_profiler.measure.device.environment import environment
 from lm_profiler.measure.memory.peaks import available_bytes
-from lm_profiler.record.exit_codes import WRONG_CALL
+from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.quantities import CAUSES, bytes_text
 from lm_profiler.record.run import PlannedMemory
 from lm_profiler.rehearse.one_device import SHARDED

@@ -30,7 +30,7 @@ from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.untouched import leave_files
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.processes.child import Child, NoAnswer, Unfit
-from lm_profiler.record.precision import full_name
+from lm_profiler.record.parts import full_name
 from lm_profiler.rehearse.loop import RehearsedSizes, Sizes, reason_of
 from lm_profiler.rehearse.one_device import AS_WIDE, BeforeSteps, FakeStrategy, SilentLogger, Size, has_buckets
 from lm_profiler.training import AttentionAlone, FakeTokens, LanguageModel

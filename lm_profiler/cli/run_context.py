@@ -19,8 +19,8 @@ from lm_profiler.callbacks.launch import Launch
 from lm_profiler.callbacks.outcome.failures import status_of
 from lm_profiler.callbacks.outcome.rank_status import RANK_LOST
 from lm_profiler.measure.boundary import first_line, said, say, try_or_note
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, ModelFacts, RecordError, RunRecord, Status, Verb, read_run
 from lm_profiler.record.text import well_formed

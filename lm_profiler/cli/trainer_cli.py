@@ -32,7 +32,7 @@ from lm_profiler.cli.launcher import take_over
 from lm_profiler.cli.quiet import quiet
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.cli.trainer_options import INSTRUMENTS, OptionsCLI
-from lm_profiler.record.command import command_line
+from lm_profiler.record.calls import command_line
 from lm_profiler.record.secrets import masked, masked_line, masked_option
 from lm_profiler.training import LanguageModel
 from lm_profiler.usage_error import UsageError, expect

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from lm_profiler.callbacks.outcome.rank_status import how_it_ended
 from lm_profiler.cli.run_context import RunContext
 from lm_profiler.lightning_names import OBSERVED, OBSERVER
-from lm_profiler.record.exit_codes import FAILED
+from lm_profiler.record.calls import FAILED
 
 _LOOK_S = 0.5
 

@@ -17,7 +17,7 @@ from lm_profiler.improve.calls import NOT_REHEARSED, check_cell, look_cell, seed
 from lm_profiler.improve.ran import RanCell
 from lm_profiler.improve.shortage import MemorySeen
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.reading import RecordError
+from lm_profiler.record.files import RecordError
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.folder import SweepFolder, difference, is_done

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lm_profiler.record.exit_codes import WRONG_CALL
+from lm_profiler.record.calls import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome

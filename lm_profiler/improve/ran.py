@@ -11,7 +11,7 @@ from lm_profiler.analysis.compare.ratio import MARGIN
 from lm_profiler.analysis.improve.trials import Ran
 from lm_profiler.analysis.steps.made_ahead import lasting_step_s
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.reading import RecordError
+from lm_profiler.record.files import RecordError
 from lm_profiler.record.run import RunRecord
 from lm_profiler.record.step_files import read_rows
 from lm_profiler.record.sweep import CellOutcome

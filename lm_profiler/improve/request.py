@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.record.calls import config_file
 from lm_profiler.sweep.request import check_folder_name
 from lm_profiler.usage_error import UsageError
 

@@ -1,11 +1,17 @@
-"""Files that appear whole or not at all, and folders that no second run can take."""
+"""Writes whole files; reads plain ones only, and no figure that arithmetic cannot hold."""
 
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
+
+from pydantic_core import from_json
 
 
 def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
@@ -54,3 +60,75 @@ def from_here(path: Path) -> Path:
         return path.relative_to(Path.cwd())
     except (OSError, ValueError):  # the current folder is gone; or it lies elsewhere
         return path
+
+
+BEYOND = 1e30
+"""No time, count or size is as large (the FLOPs of the largest trainings are 1e26): what is, is damage, and its square
+or its sum with others would overflow."""
+
+_ANY_DIGIT = bytes.maketrans(b"123456789E", b"000000000e")
+_PERHAPS_BEYOND = (b"0" * 30, b"0e00", b"0e+00")
+"""How a number beyond it is written, any digit as 0; a regular expression takes longer than all else of reading."""
+
+_OPTIONS = ("config", "overrides")
+"""Parts of a record that hold a user's own numbers, of any size."""
+
+_ROOT: ContextVar[Path | None] = ContextVar("root", default=None)
+
+
+class RecordError(ValueError):
+    """A file that cannot be read as what it ought to be; the message names it."""
+
+
+@contextmanager
+def only_below(root: Path) -> Iterator[None]:
+    """Meanwhile nothing is read in this thread that does not lie below ``root``, whatever link or name leads to it."""
+    token = _ROOT.set(Path(os.path.realpath(root)))
+    try:
+        yield
+    finally:
+        _ROOT.reset(token)
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of ``path``, which a pipe or a device would make a reader wait for, perhaps for ever.
+
+    Raises:
+        RecordError: it cannot be read, is no plain file, or lies outside the folder of ``only_below``.
+    """
+    root, real = _ROOT.get(), Path(os.path.realpath(path))
+    if root is not None and not real.is_relative_to(root):
+        raise RecordError(f"{path}: cannot be read: it lies outside the folder")
+    try:
+        handle = os.open(real, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                return file.read()
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
+    raise RecordError(f"{path}: cannot be read: it is no plain file")
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in ``path``; of a user's options, numbers beyond ``BEYOND`` come as text.
+
+    Raises:
+        RecordError: as ``read_plain``.
+        ValueError: it is no JSON (UnicodeDecodeError: no text), or has another number beyond ``BEYOND``.
+    """
+    content = read_plain(path)
+    read = from_json(content.decode("utf-8"), allow_inf_nan=False)
+    digits = content.translate(_ANY_DIGIT)
+    return _checked(read, "") if any(number in digits for number in _PERHAPS_BEYOND) else read
+
+
+def _checked(value: Any, at: str) -> Any:
+    if isinstance(value, dict):
+        return {key: _checked(below, f"{at}.{key}".lstrip(".")) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_checked(below, at) for below in value]
+    if not isinstance(value, (int, float)) or abs(value) < BEYOND:
+        return value
+    if at.partition(".")[0] in _OPTIONS:
+        return str(value)
+    raise ValueError(f"{at}: expected a number below {BEYOND:g}")

@@ -35,11 +35,9 @@ class Numerics(Part):
     """
 
     loss: float | None = figure(
-        "loss off by",
-        "error",
-        "how far the mean loss of the first steps is from that without the change, as a share",
+        "loss off by", "error", "how far the mean loss of the first steps is from that without the change, as a share",
         "loss_off",
-    )
+    )  # fmt: skip
     gradients: float | None = figure(
         "gradients off by", "error", "norm of the gradients' difference to float32, over its norm", "gradients_off"
     )
@@ -76,11 +74,9 @@ class Tried(Part):
     low_s: float | None = figure("saved, low", "ms", "an end of that interval", default=None)
     high_s: float | None = figure("saved, high", "ms", "an end of that interval", default=None)
     a_bytes: int | None = figure(
-        "memory without",
-        "bytes",
-        "peak without the change: of the device's tensors, on the CPU of the process",
+        "memory without", "bytes", "peak without the change: of the device's tensors, on the CPU of the process",
         default=None,
-    )
+    )  # fmt: skip
     b_bytes: int | None = figure(
         "memory with", "bytes", "peak with the change: of the device's tensors, on the CPU of the process", default=None
     )
@@ -102,11 +98,9 @@ class Final(Part):
 
     pairs: int = figure("last pairs", "count", "of processes that nothing was chosen by", "final_pairs")
     first_s: Positive = figure(
-        "first step",
-        "ms",
-        "step of the first setting: the geometric mean of the processes' mean steps",
+        "first step", "ms", "step of the first setting: the geometric mean of the processes' mean steps",
         "final_first_s",
-    )
+    )  # fmt: skip
     final_s: Positive = figure(
         "final step", "ms", "step of the final setting: the geometric mean of the processes' mean steps"
     )
@@ -114,18 +108,13 @@ class Final(Part):
     low: float = figure("times as fast, low", "x", "an end of that interval", "final_ratio_low")
     high: float = figure("times as fast, high", "x", "an end of that interval", "final_ratio_high")
     first_bytes: int | None = figure(
-        "first memory",
-        "bytes",
-        "peak with the first setting: of the device's tensors, on the CPU of the process",
-        "final_first_bytes",
-        default=None,
-    )
+        "first memory", "bytes", "peak with the first setting: of the device's tensors, on the CPU of the process",
+        "final_first_bytes", default=None,
+    )  # fmt: skip
     final_bytes: int | None = figure(
-        "final memory",
-        "bytes",
-        "peak with the final setting: of the device's tensors, on the CPU of the process",
+        "final memory", "bytes", "peak with the final setting: of the device's tensors, on the CPU of the process",
         default=None,
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""What a step is cut into, and what each part means."""
+"""What a step is cut into, what each part means, the stages of a run, and what Lightning calls the precisions."""
+
+from __future__ import annotations
 
 PHASES = ("data", "transfer", "forward", "zero_grad", "backward", "clip", "optimizer")
 PARTS = (*PHASES, "other")
@@ -33,3 +35,24 @@ STAGES = {
     "trace": "trace",
 }
 """What people call the stages of a run, in their order."""
+
+
+STAGE_NAMES = {
+    "warmup": "warm-up",
+    "measure": "measuring",
+    "collectives": "timing collectives",
+    "whatif": "delaying places",
+    "actions": "timing actions",
+    "memory": "reading memory",
+    "trace": "tracing",
+}
+"""In their order."""
+
+
+_ALIASES = {"64": "64-true", "32": "32-true", "None": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+"""Lightning's shorter names (lightning/fabric/connector.py, _convert_precision_to_unified_args)."""
+
+
+def full_name(precision: object) -> str:
+    """The whole name of a precision as a config may give it: None and ``32`` are ``32-true``."""
+    return _ALIASES.get(str(precision), str(precision))

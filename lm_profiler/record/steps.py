@@ -16,9 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.record.columns import Counts, PackedArray, Reals, Words
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import BEYOND, RecordError, read_plain, write_whole
 from lm_profiler.record.quantities import MEMORY, STEP_COLUMNS, TIMED
-from lm_profiler.record.reading import BEYOND, RecordError, read_plain
 
 Peaks = tuple[int | None, ...]
 """A value in bytes for each of ``MEMORY`` (allocated, reserved, resident); None where this machine cannot say."""

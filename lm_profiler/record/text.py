@@ -1,8 +1,11 @@
-"""Text of a record or of a folder's name, made safe for a terminal."""
+"""Text and YAML of people, written and read so that nothing in it is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
@@ -36,3 +39,118 @@ def ranks_text(ranks: Iterable[int]) -> str:
             runs.append([rank])
     said = ", ".join("–".join(map(str, run)) for run in runs)
     return f"ranks {said}" if len(runs) > 1 or len(runs[:1] and runs[0]) > 1 else f"rank {said}"
+
+
+MOST_BYTES = 1 << 20
+MOST_NODES = 100_000
+DEEPEST = 50
+"""Levels. The parsers call themselves a few times for each, and Python allows 1000 calls in each other."""
+
+_NULL = "tag:yaml.org,2002:null"
+"""Of ``null``, ``~`` and nothing at all, where no quotes stand around it."""
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_ERRORS = (yaml.YAMLError, ValueError, OverflowError, RecursionError)
+"""A date such as 2001-99-99 and a number of 5000 digits are ValueErrors."""
+
+
+class YamlTextError(ValueError):
+    """It is not to be read as YAML; the message says why, after a name of what it is: "is not YAML at line 2: …"."""
+
+
+class TooLarge(YamlTextError):
+    """It has more values or levels than anybody writes, contains itself, or has a character that no call can have."""
+
+
+def read_text(path: Path) -> str:
+    """The text of ``path``, which may be a pipe and is read once.
+
+    Raises:
+        OSError: it cannot be read.
+        YamlTextError: it is too long, or not text.
+    """
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)  # /dev/zero has no end
+    if len(content) > MOST_BYTES:
+        raise YamlTextError(f"is longer than {MOST_BYTES >> 20} MiB")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise YamlTextError("is not text") from None
+
+
+def compose(text: str) -> yaml.Node | None:
+    """The nodes of ``text``, whose scalars stay text; None where there are none.
+
+    Raises:
+        YamlTextError: it is not YAML, contains itself, or becomes too large.
+    """
+    try:
+        check_size(text)
+        node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+        yaml.safe_load(text)  # that values can be had
+        return node
+    except YamlTextError:
+        raise
+    except _ERRORS as error:
+        raise YamlTextError(_why(error)) from None
+
+
+def text_of(node: yaml.Node) -> str:
+    """A value as it stands on a command line: a scalar as written, anything else in one line of YAML."""
+    if isinstance(node, yaml.ScalarNode):
+        return "null" if node.tag == _NULL else str(node.value)
+    return str(yaml.serialize(_flow(node), width=10**6)).strip()
+
+
+def _flow(node: yaml.Node) -> yaml.Node:
+    if isinstance(node, yaml.CollectionNode):
+        node.flow_style = True
+        for child in node.value:
+            for part in child if isinstance(child, tuple) else (child,):
+                _flow(part)
+    return node
+
+
+def without(node: yaml.Node, keys: set[str]) -> str:
+    """The text of the mapping ``node`` without some of its keys, whose other scalars stay as they were written."""
+    kept = [(key, value) for key, value in node.value if key.value not in keys]
+    return str(yaml.serialize(yaml.MappingNode(node.tag, kept)))
+
+
+def _why(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f" at line {mark.line + 1}" if mark is not None else ""
+    why = getattr(error, "problem", None) or getattr(error, "reason", None)
+    return f"is not YAML{where}: {why or (str(error).splitlines() or ['it cannot be read'])[0][:200]}"
+
+
+def check_size(text: str) -> None:
+    """Before a few lines of aliases become millions of values, or never end.
+
+    Raises:
+        TooLarge: it is not to be read for its size alone.
+        yaml.YAMLError: it is not YAML.
+    """
+    sizes: dict[str, int] = {}
+    within: list[tuple[str | None, int]] = []
+    total = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = within.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in within):
+                raise TooLarge(f"contains itself, at *{event.anchor}")
+            total += sizes.get(event.anchor or "", 1)
+        elif isinstance(event, yaml.NodeEvent):
+            if isinstance(event, yaml.CollectionStartEvent):
+                within.append((event.anchor, total))
+            total += 1
+        if isinstance(event, yaml.ScalarEvent) and "\0" in event.value:
+            raise TooLarge("has a value with the character 0 in it")
+        if len(within) > DEEPEST:
+            raise TooLarge(f"has more than {DEEPEST} levels")
+        if total > MOST_NODES:
+            raise TooLarge(f"has more than {MOST_NODES:,} values")

@@ -12,8 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from lm_profiler.record.parts import STAGE_NAMES
 from lm_profiler.record.quantities import duration_text
-from lm_profiler.record.stage_names import STAGE_NAMES
 from lm_profiler.record.sweep import Cell, CellOutcome
 from lm_profiler.record.text import printable
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell

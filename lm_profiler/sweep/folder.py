@@ -11,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lm_profiler.processes.cells import ENDED_FILE
-from lm_profiler.record.files import write_whole
-from lm_profiler.record.reading import read_json
+from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan

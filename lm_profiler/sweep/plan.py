@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from lm_profiler.models.config import PRESETS
-from lm_profiler.record.command import command_line
-from lm_profiler.record.shipped_configs import config_file
+from lm_profiler.record.calls import command_line, config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.sweep.request import Request
 from lm_profiler.usage_error import UsageError

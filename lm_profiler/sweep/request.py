@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from lm_profiler.record.calls import config_file
 from lm_profiler.record.run import Verb
-from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.usage_error import UsageError, expect
 
 _OPTION = re.compile(r"[A-Za-z_][\w.+-]*")

@@ -23,7 +23,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, 
 from tab import MARKUP, Alone, OpenTab, Tab
 
 from lm_profiler.analysis.again import with_unfinished
-from lm_profiler.record.collection import collect
+from lm_profiler.record.entry import collect
 from lm_profiler.report.page.page import write_page
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from matplotlib.image import imread
 from playwright.sync_api import Locator, expect
 from tab import MARKUP, Alone, OpenTab, Tab
 
-from lm_profiler.record.collection import collect
+from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan

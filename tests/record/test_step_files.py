@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lm_profiler.record.files import RecordError
 from lm_profiler.record.quantities import STEP_COLUMNS, TIMED
-from lm_profiler.record.reading import RecordError
 from lm_profiler.record.step_files import FEW_RANKS, FEW_ROWS, begin_rows, rank_file, read_rows, write_rows
 from lm_profiler.record.steps import UNKNOWN, StepRow, StepTable, append_steps, write_steps
 

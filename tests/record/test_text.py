@@ -1,10 +1,20 @@
-"""What a terminal would obey is spelled out."""
+"""Text and YAML of people come back as they were written."""
 
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from lm_profiler.record.text import printable, ranks_text
+from lm_profiler.record.text import (
+    MOST_NODES,
+    TooLarge,
+    YamlTextError,
+    check_size,
+    compose,
+    printable,
+    ranks_text,
+    without,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +39,24 @@ def test_controls_are_spelled_out_and_letters_stay(given: str, shown: str) -> No
 )
 def test_many_ranks_are_named_in_a_few_words(ranks: list[int], said: str) -> None:
     assert ranks_text(ranks) == said
+
+
+def test_aliases_count_as_often_as_they_repeat_a_value() -> None:
+    thousand = f"a: &a [{'1, ' * 999}1]\n"
+    lines = [f"k{i}: *a\n" for i in range(MOST_NODES // 1000)]
+    check_size(thousand + "".join(lines[:50]))
+    with pytest.raises(TooLarge, match=r"^has more than 100,000 values$"):
+        check_size(thousand + "".join(lines))
+
+
+def test_keys_are_taken_out_and_other_values_stay_as_they_were_written() -> None:
+    node = compose("a: 1\nb: {c: 010, d: on, e: 1e-3, f: '1'}\n")
+    assert isinstance(node, yaml.MappingNode)
+    assert without(node, {"a"}) == "b: {c: 010, d: on, e: 1e-3, f: '1'}\n"
+
+
+def test_what_is_no_yaml_is_not_too_large() -> None:
+    with pytest.raises(yaml.YAMLError):
+        check_size("[1")
+    with pytest.raises(YamlTextError, match=r"^is not YAML at line 2: "):
+        compose("[1")

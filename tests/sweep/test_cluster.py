@@ -11,7 +11,7 @@ import pytest
 from told import Told
 
 from lm_profiler.cli.verbs.sweep import SPAWNING
-from lm_profiler.record.extras import MissingExtra
+from lm_profiler.record.calls import MissingExtra
 from lm_profiler.record.sweep import Cell, CellOutcome, read_outcomes
 from lm_profiler.sweep.cluster import Jobs, run_job
 from lm_profiler.sweep.outcome import Ended, record_outcome

@@ -12,9 +12,8 @@ from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.cli.verbs.report_options import write_text
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.collection import collect
-from lm_profiler.record.entry import Entry
-from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line

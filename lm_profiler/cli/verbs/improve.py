@@ -33,12 +33,11 @@ from lm_profiler.improve.search import search
 from lm_profiler.improve.told import Account
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.cells import CellServer, ServerError
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRecord, read_improve
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
-from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve import improve_table
 from lm_profiler.report.tables.terminal import terminal

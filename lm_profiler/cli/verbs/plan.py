@@ -17,7 +17,7 @@ from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK
 from lm_profiler.report.run.plan import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal

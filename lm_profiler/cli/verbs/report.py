@@ -10,9 +10,8 @@ from lm_profiler.analysis.again import concluded_again, with_unfinished
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options, writable, write
 from lm_profiler.measure.boundary import say
-from lm_profiler.record.collection import Collection, collect
-from lm_profiler.record.entry import Entry
-from lm_profiler.record.exit_codes import FAILED, OK
+from lm_profiler.record.calls import FAILED, OK
+from lm_profiler.record.entry import Collection, Entry, collect
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lm_profiler.cli.errors import either
-from lm_profiler.record.collection import Collection
-from lm_profiler.record.extras import require
+from lm_profiler.record.calls import require
+from lm_profiler.record.entry import Collection
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.text import printable
 from lm_profiler.report.pictures.plots import KINDS, WAY_DOWN

@@ -19,9 +19,8 @@ from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.cells import CellEnded, CellServer, ServerError
-from lm_profiler.record.collection import collect
-from lm_profiler.record.command import command_line
-from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK
+from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
+from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.tables.merged import repeats_together

@@ -15,7 +15,7 @@ from lm_profiler.cli.run_context import local_rank
 from lm_profiler.cli.trainer_cli import ProfilerCLI
 from lm_profiler.cli.watchdog import Watchdog, watched
 from lm_profiler.measure.boundary import try_or_note
-from lm_profiler.record.exit_codes import FAILED, OK, WRONG_CALL
+from lm_profiler.record.calls import FAILED, OK, WRONG_CALL
 from lm_profiler.torch_names import NameMissing
 
 

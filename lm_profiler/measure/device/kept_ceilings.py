@@ -16,9 +16,8 @@ from lm_profiler.measure.device.ceiling import matmul_ceiling
 from lm_profiler.measure.device.copy_rate import copy_rate
 from lm_profiler.measure.device.environment import cpu_name, device_name
 from lm_profiler.measure.device.precision import float32_matmul_precision
-from lm_profiler.record.files import write_whole
+from lm_profiler.record.files import read_json, write_whole
 from lm_profiler.record.process_spread import cache_folder
-from lm_profiler.record.reading import read_json
 
 AGREE = 0.8
 """A reading of less than this share of the kept one, or one that beats it by as much, is of another state of things."""

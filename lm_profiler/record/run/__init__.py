@@ -3,7 +3,7 @@
 May use pydantic. Never ``quantities``, which say how these are shown, and never a file that is not ours.
 """
 
-from lm_profiler.record.reading import RecordError
+from lm_profiler.record.files import RecordError
 from lm_profiler.record.run.findings import (
     Bound,
     Failure,
@@ -14,14 +14,30 @@ from lm_profiler.record.run.findings import (
     OutOfMemory,
     Verdict,
 )
-from lm_profiler.record.run.floors import Floor
-from lm_profiler.record.run.loader import LoaderFacts
-from lm_profiler.record.run.machine_use import SHARED, Contention, Flops, GpuSharing, Sync, Telemetry, Utilisation
-from lm_profiler.record.run.memory_facts import AllocatorReading, MemoryCauses, MemoryFacts, MemoryLevels, MemoryReading
-from lm_profiler.record.run.owners import LIGHTNING, OURS, BetweenSteps, OtherByOwner, OwnedTime, PythonTime, ThreadUse
+from lm_profiler.record.run.machine import (
+    SHARED,
+    Contention,
+    Environment,
+    FlopRate,
+    Flops,
+    GpuSharing,
+    ModelFacts,
+    Rates,
+    Settings,
+    Sync,
+    Telemetry,
+    Utilisation,
+)
+from lm_profiler.record.run.memory_facts import (
+    AllocatorReading,
+    Floor,
+    MemoryCauses,
+    MemoryFacts,
+    MemoryLevels,
+    MemoryReading,
+    PlannedMemory,
+)
 from lm_profiler.record.run.part import SCHEMA_VERSION, Newer, Part, json_of, read_as
-from lm_profiler.record.run.planned import PlannedMemory
-from lm_profiler.record.run.rank_ends import RankEnd, cause_of, end_file
 from lm_profiler.record.run.ranks import (
     RANK_PARTS,
     ClockAlignment,
@@ -33,13 +49,35 @@ from lm_profiler.record.run.ranks import (
     RankTimes,
     SlowRank,
 )
-from lm_profiler.record.run.rates import FlopRate, Rates
-from lm_profiler.record.run.record import RunRecord, Status, Verb, read_run
-from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
-from lm_profiler.record.run.slack import PlaceName, PlaceSlack, Saving, Slack
-from lm_profiler.record.run.slow_steps import OddStep, StepCounters, worst_first
-from lm_profiler.record.run.step_times import Steadiness, StepLevel, StepPattern, Throughput, TimeSummary
-from lm_profiler.record.run.waterfall import Contributor, Term, TermName, Waterfall
+from lm_profiler.record.run.record import RankEnd, RunRecord, Status, Verb, cause_of, end_file, read_run
+from lm_profiler.record.run.timing import (
+    LIGHTNING,
+    OURS,
+    BetweenSteps,
+    LoaderFacts,
+    OddStep,
+    OtherByOwner,
+    OwnedTime,
+    PythonTime,
+    Steadiness,
+    StepCounters,
+    StepLevel,
+    StepPattern,
+    ThreadUse,
+    Throughput,
+    TimeSummary,
+    worst_first,
+)
+from lm_profiler.record.run.waterfall import (
+    Contributor,
+    PlaceName,
+    PlaceSlack,
+    Saving,
+    Slack,
+    Term,
+    TermName,
+    Waterfall,
+)
 
 __all__ = [
     "LIGHTNING", "OURS", "RANK_PARTS", "SCHEMA_VERSION", "SHARED", "AllocatorReading", "BetweenSteps", "Bound",

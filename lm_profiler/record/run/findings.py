@@ -117,12 +117,9 @@ class Verdict(Part):
 
     bound_by: Annotated[Bound | None, Newer]
     share: float | None = figure(
-        "share of the bottleneck",
-        "%",
-        "share of the step that the bottleneck takes",
-        "bound_share",
+        "share of the bottleneck", "%", "share of the step that the bottleneck takes", "bound_share",
         interval=("share_low", "share_high"),
-    )
+    )  # fmt: skip
     share_low: float | None = None
     share_high: float | None = None
     or_bound_by: Annotated[Bound | None, Newer] = None

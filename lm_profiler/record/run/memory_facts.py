@@ -1,4 +1,4 @@
-"""What memory a run took, when, and for what."""
+"""What memory a run took, when and for what; what it was planned to need, and the least time of each phase."""
 
 from __future__ import annotations
 
@@ -54,12 +54,9 @@ class AllocatorReading(Part):
         "allocated", "GiB", "most bytes held by tensors over the measured steps", "allocator_allocated_peak_bytes"
     )
     requested_peak: int | None = figure(
-        "requested",
-        "GiB",
-        "the same before the allocator rounds it up to its blocks",
-        "allocator_requested_peak_bytes",
-        default=None,
-    )
+        "requested", "GiB", "the same before the allocator rounds it up to its blocks",
+        "allocator_requested_peak_bytes", default=None,
+    )  # fmt: skip
     active_peak: int | None = figure(
         "in use", "GiB", "most bytes in use, blocks that wait for a stream included", "allocator_active_peak_bytes"
     )
@@ -67,23 +64,17 @@ class AllocatorReading(Part):
         "reserved", "GiB", "most bytes taken from the device", "allocator_reserved_peak_bytes"
     )
     inactive_split_peak: int | None = figure(
-        "inactive split",
-        "GiB",
-        "most bytes free in blocks that are partly in use",
+        "inactive split", "GiB", "most bytes free in blocks that are partly in use",
         "allocator_inactive_split_peak_bytes",
-    )
+    )  # fmt: skip
     fragmentation: int | None = figure(
-        "fragmentation",
-        "GiB",
-        "upper bound of what was reserved but unused at the peak of use",
+        "fragmentation", "GiB", "upper bound of what was reserved but unused at the peak of use",
         "allocator_fragmentation_bytes",
-    )
+    )  # fmt: skip
     driver_used: int | None = figure(
-        "used on the device",
-        "GiB",
-        "memory that all processes use, as the driver reports",
+        "used on the device", "GiB", "memory that all processes use, as the driver reports",
         "allocator_driver_used_bytes",
-    )
+    )  # fmt: skip
     alloc_retries: int | None = figure(
         "retries", "count", "how often the allocator had to free its cache, since the process began"
     )
@@ -142,3 +133,79 @@ ADDED = Figure("added by backward", "GiB", "what backward added: gradients, less
 
 def _less(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
+
+
+PEAK = Figure("planned peak", "GiB", "most bytes at one time, rehearsed", "planned_peak_bytes", place=Place.TABLE)
+PHASE = Figure("phase of the planned peak", "text", "where the peak would be", "planned_phase")
+
+
+class PlannedMemory(Part):
+    """Bytes of a step on one device, as it was rehearsed on tensors without data; none of them where that is unknown.
+
+    ``peaks`` are the most at one time, by phase, ``at_peak`` what the largest of them consists of, ``held`` what is
+    held at moments of the step. ``available`` is what a replica could have had when the run began, in the device's
+    memory or its part of the machine's; None where the device does not say. ``reserved`` is what the allocator of a GPU
+    would take of it, if that is not short; None on the CPU, where nobody reserves. Of a run that is ``compiled`` the
+    step was rehearsed without.
+    """
+
+    peaks: dict[str, int] = figure(
+        "{key}: planned", "GiB", "planned peak within {key}", "{key}_planned_peak_bytes", keys=PARTS,
+        default_factory=dict,
+    )  # fmt: skip
+    at_peak: MemoryCauses | None = within(
+        name="planned_{name}_bytes", title="planned {title}", meaning="of the planned peak", default=None
+    )
+    held: MemoryLevels | None = within(
+        name="planned_{name}_held_bytes", title="planned: {title}", meaning="bytes that would be held when {title}",
+        instead={"source": Figure("source of planned levels", "text", HOW_HELD, "planned_held_source")}, default=None,
+    )  # fmt: skip
+    reserved: int | None = figure(
+        "planned reserved", "GiB",
+        "what the allocator of a GPU would take of it, gaps between blocks included, if that is not short",
+        "planned_reserved_bytes", default=None,
+    )  # fmt: skip
+    available: int | None = figure(
+        "free before the run", "GiB", "what one replica could have had when the run began", "available_bytes",
+        default=None,
+    )  # fmt: skip
+    compiled: bool = False
+    unknown: str | None = figure(
+        "not planned", "text", "why it could not be rehearsed", "planned_unknown", default=None
+    )
+
+    @property
+    def phase(self) -> Annotated[str | None, PHASE]:
+        """The one with the largest peak."""
+        return max(self.peaks, key=lambda phase: self.peaks[phase], default=None)
+
+    @property
+    def peak(self) -> Annotated[int | None, PEAK]:
+        """Of the step."""
+        return max(self.peaks.values(), default=None)
+
+
+class Floor(Part):
+    """What a phase of a step has to do at least on one device, and how long that takes at best. None is unknown.
+
+    ``flops`` are of its products, by dtype of the factors; ``bytes`` have to move between the device and its memory (of
+    ``transfer``: over the bus). ``seconds`` is the longer of what the FLOPs take at the peak and the bytes at the full
+    bandwidth (``RunRecord.rates``), ``bound`` which of the two it is, and ``times`` how many times that the phase took:
+    the mean of the measured steps over it.
+    """
+
+    flops: dict[str, int] = figure(
+        "in {key}", "GFLOP", "FLOPs of PHASE whose factors are {key}, one device", "{key}_flops",
+        keys=("float32", "bfloat16", "float16", "float64"), default_factory=dict,
+    )  # fmt: skip
+    bytes: int | None = figure(
+        "bytes at least", "GiB", "bytes that PHASE has to move at least, one device", "floor_bytes", default=None
+    )
+    seconds: float | None = figure(
+        "floor (ms)", "ms", "least time of PHASE: its FLOPs at the peak or its bytes at the bandwidth", "floor_s",
+        default=None,
+    )  # fmt: skip
+    bound: Annotated[Literal["compute", "memory"] | None, Newer] = figure(
+        "floor is of", "text", "what the floor of PHASE is of: compute or memory", "floor_bound", default=None
+    )
+    times: float | None = figure("x floor", "x", "mean time of PHASE over its floor", "times_floor", default=None)

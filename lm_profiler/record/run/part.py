@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFun
 from pydantic_core import PydanticSerializationError
 
 from lm_profiler.record.figure import figure
-from lm_profiler.record.files import write_whole
-from lm_profiler.record.reading import RecordError, read_json
+from lm_profiler.record.files import RecordError, read_json, write_whole
 
 if sys.version_info >= (3, 11):
     from typing import dataclass_transform

@@ -103,13 +103,10 @@ class RankFinding(Part):
         "longer by", "ms", "how much longer that takes than the others", "slow_by_s", default=None
     )
     saves_s: float | None = figure(
-        "mending it saves",
-        "ms",
+        "mending it saves", "ms",
         "by how much a step would be shorter if that took what the others take, with its 95 % interval",
-        "mending_saves_s",
-        interval=("low_s", "high_s"),
-        default=None,
-    )
+        "mending_saves_s", interval=("low_s", "high_s"), default=None,
+    )  # fmt: skip
     low_s: float | None = figure(
         "mending saves, low", "ms", "an end of that interval", "mending_saves_low_s", default=None
     )

@@ -1,7 +1,8 @@
-"""``run.json``: the record of one run, whole."""
+"""``run.json``: the record of one run, whole; and how each rank ended that did not end well."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,20 +11,32 @@ from pydantic import Field, field_validator
 from lm_profiler.record.figure import Place, figure, within
 from lm_profiler.record.parts import MEANINGS, PARTS, PHASES, STAGES, WORDS
 from lm_profiler.record.run.findings import Failure, Finding, NumericsFacts, Verdict
-from lm_profiler.record.run.floors import Floor
-from lm_profiler.record.run.loader import LoaderFacts
-from lm_profiler.record.run.machine_use import Contention, Sync, Telemetry, Utilisation
-from lm_profiler.record.run.memory_facts import MemoryFacts
-from lm_profiler.record.run.owners import BetweenSteps, OtherByOwner, PythonTime, ThreadUse
+from lm_profiler.record.run.machine import (
+    Contention,
+    Environment,
+    ModelFacts,
+    Rates,
+    Settings,
+    Sync,
+    Telemetry,
+    Utilisation,
+)
+from lm_profiler.record.run.memory_facts import Floor, MemoryFacts, PlannedMemory
 from lm_profiler.record.run.part import Newer, Part, read_as
-from lm_profiler.record.run.planned import PlannedMemory
 from lm_profiler.record.run.ranks import Ranks
-from lm_profiler.record.run.rates import Rates
-from lm_profiler.record.run.setting import Environment, ModelFacts, Settings
-from lm_profiler.record.run.slack import Slack
-from lm_profiler.record.run.slow_steps import OddStep, StepCounters
-from lm_profiler.record.run.step_times import Steadiness, Throughput, TimeSummary
-from lm_profiler.record.run.waterfall import Waterfall
+from lm_profiler.record.run.timing import (
+    BetweenSteps,
+    LoaderFacts,
+    OddStep,
+    OtherByOwner,
+    PythonTime,
+    Steadiness,
+    StepCounters,
+    ThreadUse,
+    Throughput,
+    TimeSummary,
+)
+from lm_profiler.record.run.waterfall import Slack, Waterfall
 
 _SHARED = {part: word for part, word in WORDS.items() if part != "step"}
 
@@ -54,13 +67,9 @@ class RunRecord(Part):
     )
     """How many steps each stage finished."""
     steps_planned: dict[str, int] = figure(
-        "{word} steps planned",
-        "count",
-        "for the {word} stage",
-        "steps_planned_{key}",
-        keys=STAGES,
+        "{word} steps planned", "count", "for the {word} stage", "steps_planned_{key}", keys=STAGES,
         default_factory=dict,
-    )
+    )  # fmt: skip
     first_step_s: float | None = figure("first step", "ms", "the run's first step, compilation included", default=None)
     """The run's first step, compilation and lazy initialisation included."""
     between_steps_s: float | None = figure(
@@ -73,15 +82,9 @@ class RunRecord(Part):
     """Per part, step and forward_backward, each or none: on the device's stream, or the host where there is none."""
     host_time: dict[str, TimeSummary] = Field(default_factory=dict)
     shares: dict[str, float] = figure(
-        "{word} share",
-        "%",
-        "share of {word} in the mean step",
-        "{key}_share",
-        keys=_SHARED,
-        place=Place.ASKED,
-        group="Shares of the typical step",
-        default_factory=dict,
-    )
+        "{word} share", "%", "share of {word} in the mean step", "{key}_share", keys=_SHARED, place=Place.ASKED,
+        group="Shares of the typical step", default_factory=dict,
+    )  # fmt: skip
     """Of each part (and forward_backward) in the mean step. They add up to 1."""
     odd_steps: list[OddStep] = Field(default_factory=list)
     step_counters: list[StepCounters] = Field(default_factory=list)
@@ -99,13 +102,9 @@ class RunRecord(Part):
     rates: Rates | None = within(group="Use of the hardware", default=None)
     """What the figures are held against."""
     floors: dict[str, Floor] = within(
-        group="Floors",
-        keys=PHASES[1:],
-        name="{key}_{name}",
-        title="{key}: {title}",
-        place=Place.ASKED,
+        group="Floors", keys=PHASES[1:], name="{key}_{name}", title="{key}: {title}", place=Place.ASKED,
         default_factory=dict,
-    )
+    )  # fmt: skip
     """Per phase that occurred in a step of the memory stage: the least it could take. Of rank 0's device."""
     telemetry: Telemetry | None = within(group="GPU", default=None)
     contention: Contention | None = within(group="What else used the machine", default=None)
@@ -114,14 +113,9 @@ class RunRecord(Part):
     other_by_owner: OtherByOwner | None = within(group="Other, by its owner", default=None)
     """None where no step was timed action by action."""
     thread_use: dict[str, ThreadUse] = within(
-        group="Use of the CPU",
-        keys=PARTS,
-        name="{key}_{name}",
-        title="{key} {title} (ms)",
-        meaning="in {key}, {meaning}",
-        place=Place.ASKED,
-        default_factory=dict,
-    )
+        group="Use of the CPU", keys=PARTS, name="{key}_{name}", title="{key} {title} (ms)",
+        meaning="in {key}, {meaning}", place=Place.ASKED, default_factory=dict,
+    )  # fmt: skip
     """What rank 0's training thread did in each phase of those steps; empty where the system does not say."""
     python_times: list[PythonTime] = Field(default_factory=list)
     """The lines of the program with most of the time that is not torch's, in one step of rank 0."""
@@ -129,13 +123,9 @@ class RunRecord(Part):
     """None where the precision was not audited."""
     settings: Settings | None = None
     mean_counters: StepCounters | None = within(
-        group="Counters of the mean step",
-        name="mean_{name}",
-        title="{title}, on average",
-        place=Place.ASKED,
-        instead={"step": None, "rank": None},
-        default=None,
-    )
+        group="Counters of the mean step", name="mean_{name}", title="{title}, on average", place=Place.ASKED,
+        instead={"step": None, "rank": None}, default=None,
+    )  # fmt: skip
     """Of the measured steps of rank 0, the mean of each figure."""
     findings: list[Finding] = Field(default_factory=list)
     """What takes time that could be saved, the most likely saving first."""
@@ -185,3 +175,29 @@ def read_run(folder: Path) -> RunRecord:
         RecordError: there is none, or it is damaged, foreign or of a later version of the format.
     """
     return read_as(folder / "run.json", RunRecord, "a run record")
+
+
+class RankEnd(Part):
+    """``ended.rank<n>.json``: what a rank left when it ended, other than well.
+
+    ``at`` is in seconds since 1970, on the clock of its host. ``followed``: another rank's end brought it about, since
+    a collective failed, or nothing was left to wait for.
+    """
+
+    status: Annotated[Status, Newer]
+    failure: Failure
+    at: float
+    followed: bool = False
+
+
+def cause_of(ends: Sequence[RankEnd]) -> RankEnd | None:
+    """The earliest that followed from no other; None where every one did.
+
+    Clocks of hosts differ by milliseconds, and what follows from an error comes later than that, or says what it is.
+    """
+    return min((end for end in ends if not end.followed), key=lambda end: end.at, default=None)
+
+
+def end_file(rank: int) -> str:
+    """The name of the rank's file in the run's folder."""
+    return f"ended.rank{rank}.json"

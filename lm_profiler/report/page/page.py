@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.record.collection import Collection
-from lm_profiler.record.entry import Entry
+from lm_profiler.record.entry import Collection, Entry
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.report.page import answers

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_profiler.record.calls import require
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.extras import require
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.text import shortened

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_profiler.models.config import PRESETS, TransformerConfig, preset
 from lm_profiler.record.entry import Entry
-from lm_profiler.record.precision import full_name
+from lm_profiler.record.parts import full_name
 from lm_profiler.record.quantities import MEMORY, QUANTITIES, Place, Quantity
 from lm_profiler.record.run import Environment, RunRecord
 

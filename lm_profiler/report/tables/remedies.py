@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from lm_profiler.record.command import command_line
+from lm_profiler.record.calls import command_line
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.secrets import masked_line
 

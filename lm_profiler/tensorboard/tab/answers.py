@@ -14,8 +14,7 @@ from tensorboard.errors import NotFoundError
 
 from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.record.collection import collect
-from lm_profiler.record.entry import Entry
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page import answers

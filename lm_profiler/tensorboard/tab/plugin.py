@@ -12,8 +12,8 @@ from tensorboard.errors import InvalidArgumentError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request, Response
 
-from lm_profiler.record.extras import MissingExtra
-from lm_profiler.record.reading import only_below
+from lm_profiler.record.calls import MissingExtra
+from lm_profiler.record.files import only_below
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page.answers import COLOURS
 from lm_profiler.report.page.page import STATIC

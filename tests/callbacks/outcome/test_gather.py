@@ -29,7 +29,7 @@ from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.gather import Exchange, merge
 from lm_profiler.callbacks.outcome.messages import packed, unpacked
-from lm_profiler.record.collection import collect
+from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import Telemetry, read_run
 from lm_profiler.record.steps import StepRow, StepTable, read_steps

@@ -16,7 +16,7 @@ from page_reader import Page
 from served import get_from
 from whole_record import WHOLE
 
-from lm_profiler.record.collection import Collection, collect
+from lm_profiler.record.entry import Collection, collect
 from lm_profiler.record.steps import write_steps
 from lm_profiler.report.page import page as page_module
 from lm_profiler.report.page.page import write_page

@@ -10,7 +10,7 @@ import pytest
 from made_runs import made_entry
 from served import Get, get_from, write_trace
 
-from lm_profiler.record.reading import only_below
+from lm_profiler.record.files import only_below
 from lm_profiler.record.run import RecordError, read_run
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.tensorboard.tab import files

@@ -1,4 +1,4 @@
-"""What a run made of its machine, and what else used that."""
+"""What was run and on what, what the run made of its machine, and what else used that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,71 @@ from pydantic import Field
 
 from lm_profiler.record.figure import Place, figure
 from lm_profiler.record.run.part import Newer, Part
+
+
+class Environment(Part):
+    """What the figures were measured on."""
+
+    versions: dict[str, str]
+    platform: str
+    cpu: str
+    cpu_count: int = figure("CPU cores", "count", "cores of the machine")
+    threads: int = figure("threads", "count", "threads that torch uses within an operator")
+    device_type: str
+    device_name: str
+    device_bytes: int | None = figure("device memory", "GiB", "memory of the device")
+    driver: str | None
+    world_size: int = figure("ranks", "count", "processes of the run", group="Ranks")
+    flags: dict[str, str | bool]
+    git_commit: str | None
+
+
+class Settings(Part):
+    """What a run has switched on, and what its machine has; None is unknown, and nothing is advised about it.
+
+    ``precision`` is Lightning's, or the half precision that most is multiplied in. ``tf32``: whether float32 products
+    may use it (None also where the device has none). ``half_precision`` is the mixed precision that the device has
+    matrix units for; None where it has none. ``cores`` are those that this process may use for its loader.
+    ``fused_optimizer`` is None also where there is no fused kernel. ``memory_free_share`` is what the peak leaves of
+    the device's memory; None on the CPU. ``anomalies``: autograd looks for them. ``profiler`` is the Trainer's own.
+    """
+
+    precision: str | None = None
+    tf32: bool | None = None
+    half_precision: str | None = None
+    compiled: bool | None = None
+    num_workers: int | None = None
+    cores: int | None = None
+    pin_memory: bool | None = None
+    fused_optimizer: bool | None = None
+    checkpointing: bool | None = None
+    tokens_per_batch: int | None = None
+    samples_per_batch: int | None = None
+    memory_free_share: float | None = None
+    anomalies: bool = False
+    profiler: str | None = None
+
+    @property
+    def full_precision(self) -> bool:
+        """Known to run in float32."""
+        return self.precision is not None and str(self.precision).split("-")[0] == "32"
+
+
+class ModelFacts(Part):
+    """Of the module that was profiled. ``bytes`` counts parameters and buffers; ``compiled``: any part of it is."""
+
+    class_path: str
+    parameters: int = figure("parameters", "count", "parameters of the module")
+    parameters_without_embedding: int | None = figure(
+        "parameters without embedding", "count", "all but those of the token embedding"
+    )
+    trainable_parameters: int = figure("trainable parameters", "count", "parameters that get gradients")
+    bytes: int = figure("parameters and buffers", "GiB", "bytes of parameters and buffers", "model_bytes")
+    precision: str
+    optimizers: list[str]
+    accumulate_grad_batches: int = figure("batches a step", "count", "batches whose gradients are accumulated")
+    compiled: bool | None = None
+
 
 SHARED = 0.05
 """Of the wanted CPU time, or of the GPU's: less of it that something else had is not seen in the times."""
@@ -22,11 +87,9 @@ class Flops(Part):
     forward: int = figure("forward work", "GFLOP", "FLOPs of a step's forward, all ranks", "forward_flops")
     backward: int = figure("backward work", "GFLOP", "FLOPs of a step's backward, all ranks", "backward_flops")
     recomputation: int = figure(
-        "recomputed work",
-        "GFLOP",
-        "FLOPs of a step that activation checkpointing repeats, all ranks",
+        "recomputed work", "GFLOP", "FLOPs of a step that activation checkpointing repeats, all ranks",
         "recomputation_flops",
-    )
+    )  # fmt: skip
     causal_attention: Annotated[Literal["full"], Newer] = "full"
 
     @property
@@ -54,14 +117,9 @@ class Utilisation(Part):
     """
 
     mfu: float | None = figure(
-        "MFU",
-        "%",
-        "model FLOPs of a step / (its time x the device's peak)",
-        goes_by_step=True,
-        place=Place.TABLE,
-        run_tag="mfu_percent",
-        tag="throughput/mfu",
-    )
+        "MFU", "%", "model FLOPs of a step / (its time x the device's peak)", goes_by_step=True, place=Place.TABLE,
+        run_tag="mfu_percent", tag="throughput/mfu",
+    )  # fmt: skip
     hfu: float | None = figure(
         "HFU", "%", "all executed FLOPs of a step / (its time x the device's peak)", goes_by_step=True
     )
@@ -74,11 +132,9 @@ class Utilisation(Part):
         "measured matmul rate", "TFLOP/s", "FLOP/s of one device in a large matrix product, measured after the run"
     )
     of_ceiling: float | None = figure(
-        "of the measured matmul rate",
-        "%",
-        "executed FLOPs of a step / (its time x the device's measured matmul rate)",
+        "of the measured matmul rate", "%", "executed FLOPs of a step / (its time x the device's measured matmul rate)",
         goes_by_step=True,
-    )
+    )  # fmt: skip
     flops: Flops
 
 
@@ -180,3 +236,38 @@ class Sync(Part):
     function: str = figure("function", "text", "what it is in")
     count: int = figure("times", "count", "how often it made the host wait")
     call: str = figure("call", "text", "what waits")
+
+
+class FlopRate(Part):
+    """FLOP/s of one device in matrix products of ``dtype``, as torch names that, and where the figure is from."""
+
+    dtype: str = figure("dtype", "text", "of the factors of matrix products")
+    flops_per_s: float = figure("FLOP rate", "TFLOP/s", "FLOP/s of one device that its products are held against")
+    source: str = figure("source", "text", "where that figure is from")
+
+
+class Rates(Part):
+    """Of one device: the datasheet's figures, else the machine's own, measured after the run. None is unknown.
+
+    ``flops`` has the dtypes of the run's products; where float32 products run in TF32, theirs is that rate.
+    ``bytes_per_s`` is of the device's memory, reading and writing together; ``copied_bytes_per_s`` is what a large copy
+    reached on this machine, read and written bytes counted.
+    """
+
+    flops: list[FlopRate] = Field(default_factory=list)
+    bytes_per_s: float | None = figure(
+        "memory bandwidth", "GB/s",
+        "bytes/s that the memory of one device can read and write, on its datasheet or else copying",
+        "bandwidth_bytes_per_s", default=None,
+    )  # fmt: skip
+    bytes_source: str | None = figure(
+        "source of the bandwidth", "text", "where the memory bandwidth is from", "bandwidth_source", default=None
+    )
+    copied_bytes_per_s: float | None = figure(
+        "measured copy rate", "GB/s", "bytes/s that a large copy on one device read and wrote, measured after the run",
+        default=None,
+    )  # fmt: skip
+
+    def flops_per_s(self, dtype: str) -> float | None:
+        """In products of ``dtype``, such as "bfloat16"."""
+        return next((rate.flops_per_s for rate in self.flops if rate.dtype == dtype), None)

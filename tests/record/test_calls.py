@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from lm_profiler.cli.main import main
-from lm_profiler.record.shipped_configs import by_name, config_file
+from lm_profiler.record.calls import by_name, config_file
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

