@@ -21,7 +21,7 @@ WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test setup lint format type imports docs unit test-python
+.PHONY: help demo test setup lint format type imports docs unit renew test-python
 .PHONY: test-lowest test-newest test-simulated-gpu test-browser wheel bench gpu
 
 help:  ## list the targets
@@ -58,6 +58,10 @@ docs: $(INSTALLED_DEV)  ## build the documentation into docs/_build, warnings as
 # Side by side, each process with a thread of its own: the tests mostly wait for processes that start.
 unit: $(INSTALLED_DEV)  ## pytest; it builds and inspects the wheel as well (PYTEST_ARGS="-k phases")
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+# In one process, since tests share some of the files.
+renew: $(INSTALLED_DEV)  ## write the stored texts (tests/stored/texts) anew, and show what has changed
+	RENEW=1 $(BIN)/python -m pytest -q $(PYTEST_ARGS) $$(grep -rlE 'assert_(refused_as_)?stored' tests --include='test_*.py')
 
 test-python:  ## pytest under another Python, in an environment of its own (PYTHON=python3.12)
 	$(MAKE) unit VENV=.venv-$(notdir $(PYTHON))

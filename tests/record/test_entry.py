@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from stored_texts import assert_stored
 from tabled import write, write_sweep
 
 from lm_profiler.analysis.again import with_unfinished
@@ -54,22 +55,17 @@ def test_a_damaged_record_is_a_problem_that_names_its_file(tmp_path: Path, conte
 def test_a_record_of_a_later_version_is_a_problem(tmp_path: Path):
     path = write(tmp_path / "run", STEPS) / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-    [problem] = collect([tmp_path]).problems
-    assert str(path) in problem
-    assert "given version 99, which a later lm_profiler wrote" in problem
+    assert_stored("record/problems: later version", {"of version 99": collect([tmp_path]).problems}, logs=tmp_path)
 
 
-def test_a_run_without_a_record_is_a_problem(tmp_path: Path):
-    (write(tmp_path / "run", STEPS) / "run.json").unlink()
-    assert collect([tmp_path]).problems == [f"{tmp_path / 'run'}: no run.json: the run was killed, or is still running"]
-
-
-def test_a_record_that_is_a_dangling_link_is_a_problem(tmp_path: Path):
-    path = write(tmp_path / "run", STEPS) / "run.json"
-    path.unlink()
-    path.symlink_to(tmp_path / "nowhere")
-    [problem] = collect([tmp_path]).problems
-    assert problem == f"{path}: cannot be read: No such file or directory"
+def test_a_run_without_a_record_is_a_problem_as_stored(tmp_path: Path):
+    for name in ("gone", "dangling"):
+        (write(tmp_path / name, STEPS) / "run.json").unlink()
+    (tmp_path / "dangling" / "run.json").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder" / "run.json").mkdir(parents=True)
+    said = {name: collect([tmp_path / name]).problems for name in ("gone", "dangling", "folder")}
+    assert all(len(problems) == 1 for problems in said.values())
+    assert_stored("record/problems: no record", said, logs=tmp_path)
 
 
 def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silently(tmp_path: Path):
@@ -80,10 +76,7 @@ def test_links_are_no_runs_of_their_own_and_nothing_behind_one_is_missing_silent
     (logs / "gone").symlink_to(tmp_path / "nowhere")
     found = collect([logs])
     assert [entry.folder for entry in found.entries] == [run]
-    assert sorted(found.problems) == [
-        f"{logs / 'away'}: is a link, and links are not followed; give {elsewhere} itself",
-        f"{logs / 'gone'}: is a link to {tmp_path / 'nowhere'}, which does not exist",
-    ]
+    assert_stored("record/problems: links", {"away, and to nowhere": sorted(found.problems)}, logs=logs, here=tmp_path)
 
 
 def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -96,7 +89,7 @@ def test_a_folder_that_cannot_be_read_is_a_problem(tmp_path: Path, monkeypatch: 
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    assert collect([tmp_path]).problems == [f"{locked}: cannot be read: Permission denied"]
+    assert_stored("record/problems: locked", {"a folder": collect([tmp_path]).problems}, logs=tmp_path)
 
 
 def test_damaged_steps_are_told_when_they_are_asked_for(tmp_path: Path):
@@ -161,11 +154,6 @@ def test_a_damaged_outcome_is_a_problem(tmp_path: Path):
     assert str(tmp_path / "cell0" / "outcome.json") in found.problems[0]
 
 
-def test_a_folder_in_the_place_of_a_record_is_told(tmp_path: Path):
-    (tmp_path / "run" / "run.json").mkdir(parents=True)
-    assert collect([tmp_path]).problems == [f"{tmp_path / 'run' / 'run.json'}: cannot be read: Is a directory"]
-
-
 @pytest.fixture
 def unfinished(tmp_path: Path) -> Path:
     """A run that was killed while it wrote its fifth row, as it leaves its folder."""
@@ -182,7 +170,8 @@ def test_an_unfinished_run_has_the_figures_of_the_steps_that_it_finished(unfinis
     found = with_unfinished(collect([unfinished]))
     [entry] = found.entries
     assert found.problems == []
-    assert (entry.status, entry.reason) == ("unfinished", "it is still running, or its process was killed")
+    assert entry.status == "unfinished"
+    assert_stored("record/problems: unfinished", {"reason": entry.reason})
     assert entry.record is not None
     assert entry.record.steps == {"warmup": 1, "measure": 3}
     assert QUANTITIES["duration_s"].get(entry.record) is None  # its record is of the moment at which the loop began
@@ -196,4 +185,4 @@ def test_an_unfinished_run_without_a_step_is_there_all_the_same(unfinished: Path
     (unfinished / "steps.csv").write_text("")
     found = with_unfinished(collect([unfinished]))
     assert [entry.status for entry in found.entries] == ["unfinished"]
-    assert found.problems == [f"{unfinished / 'steps.csv'}: expected the columns of steps.csv, found nothing"]
+    assert_stored("record/problems: no steps", {"an empty file": found.problems}, run=unfinished)

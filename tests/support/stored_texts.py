@@ -1,8 +1,7 @@
 """What is printed, held whole against ``tests/stored/texts/<name>.txt``.
 
-``RENEW=1 make unit PYTEST_ARGS="-k stored"`` (or ``RENEW=1`` before any call of pytest) writes the files anew and shows
-what has changed; without it a file that is missing fails its test. A test of a figure asserts its field; a sentence
-stands in a stored text.
+``make renew`` (``RENEW=1`` with pytest, in one process) writes the files anew and shows what has changed; without it a
+file that is missing fails its test. A test of a figure asserts its field; a sentence stands in a stored text.
 """
 
 from __future__ import annotations
@@ -35,24 +34,45 @@ def masked(text: str, **folders: Path | str) -> str:
         text = text.replace(str(folder), name.upper())
     for pattern, word in _VOLATILE:
         text = pattern.sub(word, text)
-    return text
+    return text.encode(errors="backslashreplace").decode()
 
 
 def assert_stored(name: str, cases: Mapping[str, str | Iterable[str]], **folders: Path | str) -> None:
-    """Hold what is printed in each case, by the case's name, against the file; ``folders`` as for ``masked``."""
-    printed = "\n".join(f"== {case}\n{_text(said)}" for case, said in cases.items())
-    text, path = masked(printed, **folders).encode(errors="backslashreplace").decode(), TEXTS / f"{name}.txt"
-    stored = path.read_text(encoding="utf-8") if path.exists() else None
-    if os.environ.get("RENEW") == "1" and text != stored:
-        before, after = (stored or "").splitlines(), text.splitlines()
-        CHANGES.append(
-            "\n".join(difflib.unified_diff(before, after, f"{name} before", f"{name} now", lineterm="", n=1))
-        )
+    """Hold what is printed in each case, by the case's name, against the file; ``folders`` as for ``masked``.
+
+    Args:
+        name: Of the file, without its suffix: ``room/surface``. Of ``room/surface: part`` it is the cases of that part
+            alone, so that several tests share a file.
+    """
+    file, _, part = name.partition(": ")
+    printed = {f"{part}: {case}" if part else case: _text(said) for case, said in cases.items()}
+    printed = {masked(case): masked(said, **folders) for case, said in printed.items()}
+    path = TEXTS / f"{file}.txt"
+    stored = _cases(path)
+    mine = {case: said for case, said in stored.items() if not part or case.startswith(f"{part}: ")}
+    if os.environ.get("RENEW") == "1" and printed != mine:
+        others = {case: said for case, said in stored.items() if case not in mine}
+        CHANGES.append("\n".join(_changes(name, mine, printed)))
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(_file(dict(sorted({**others, **printed}.items())) if part else printed), encoding="utf-8")
         return
-    assert stored is not None, f"{path} is missing: RENEW=1 writes it"
-    assert text.splitlines() == stored.splitlines(), "if this is meant: RENEW=1 writes the file anew and shows the diff"
+    assert path.exists(), f"{path} is missing: RENEW=1 writes it"
+    assert printed == mine, "if this is meant: RENEW=1 writes the file anew and shows the diff"
+
+
+def _cases(path: Path) -> dict[str, str]:
+    """What the file holds, by case."""
+    found = re.split(r"^== (.*)\n", path.read_text(encoding="utf-8") if path.exists() else "", flags=re.MULTILINE)
+    return {case: f"{said.rstrip()}\n" for case, said in zip(found[1::2], found[2::2], strict=True)}
+
+
+def _file(cases: Mapping[str, str]) -> str:
+    return "\n".join(f"== {case}\n{said}" for case, said in cases.items())
+
+
+def _changes(name: str, before: Mapping[str, str], now: Mapping[str, str]) -> Iterable[str]:
+    texts = (_file(cases).splitlines() for cases in (before, now))
+    return difflib.unified_diff(*texts, f"{name} before", f"{name} now", lineterm="", n=1)
 
 
 def _text(said: str | Iterable[str]) -> str:

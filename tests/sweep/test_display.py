@@ -45,7 +45,7 @@ def test_elsewhere_than_on_a_terminal_each_cell_is_a_line() -> None:
         display.ended(CELLS[0], outcome("a[b]", "ok", 12.34))
         display.began(CELLS[1], None)
         display.ended(CELLS[1], outcome("b", "failed", 75.0, "RuntimeError: [red]boom[/red]"))
-    assert_stored("sweep/lines", {"two of five cells, after one": file.getvalue()})
+    assert_stored("sweep/display: lines", {"two of five cells, after one": file.getvalue()})
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -71,7 +71,7 @@ def test_time_left_is_told_from_the_cells_that_have_ended() -> None:
     clock.now = 14.0
     # Three are left, of 10 s each; b has spent all of its 10 s, c 4 s of them; two run side by side.
     said["one has ended, and two run side by side"] = display.progress()
-    assert_stored("sweep/progress", said)
+    assert_stored("sweep/display: progress", said)
     unknown = display_of(CELLS, slots=None, console=Console(file=io.StringIO()), clock=clock)
     unknown.ended(CELLS[0], outcome("a[b]", "ok", 10.0))
     assert "left" not in unknown.progress()

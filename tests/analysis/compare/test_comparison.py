@@ -201,14 +201,14 @@ def test_doubts_about_a_run_are_said() -> None:
         [one("a0", steadiness=slowing), *(one(f"a{i}", environment=moved) for i in (1, 2))],
         [one("b", status="oom", failure=oom)],
     )
-    assert_stored("compare/doubts", {"of two sides": found.notes})
+    assert_stored("compare/notes: doubts", {"of two sides": found.notes})
 
 
 def test_a_run_that_measured_nothing_is_left_out_and_named() -> None:
     empty = entry("a1", rows({}, warmup_s=[0.01]), status="failed")
     found = compare([one("a0"), empty, Entry(one("a2").folder, None)], [one("b")])
     assert found.a == ["a0"]
-    assert_stored("compare/left_out", {"two of three runs": found.notes})
+    assert_stored("compare/notes: left out", {"two of three runs": found.notes})
     with pytest.raises(UsageError, match=r"A: a1: it has no measured step \(failed\)"):
         compare([empty], [one("b")])
 
@@ -225,7 +225,7 @@ def test_how_far_so_many_runs_carry_is_said_as_stored() -> None:
         f"{a} against {b}": compare([one(f"a{i}") for i in range(a)], [one(f"b{i}") for i in range(b)]).notes
         for a, b in ((1, 3), (2, 3), (3, 3))
     }
-    assert_stored("compare/so_many_runs", said)
+    assert_stored("compare/notes: so many runs", said)
 
 
 def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
@@ -248,7 +248,7 @@ def test_twenty_two_runs_a_side_have_one_note_of_each_kind() -> None:
 
     notes = compare(side("a"), side("b")).notes
     assert [note.split(" ", 2)[:2] for note in notes] == [[f"{x}:", f"{x.lower()}{i}"] for x in "AB" for i in (0, 0, 7)]
-    assert_stored("compare/many_runs", {"22 runs a side": notes})
+    assert_stored("compare/notes: many runs", {"22 runs a side": notes})
 
 
 # --- an interval that says nothing
@@ -281,7 +281,7 @@ def test_what_a_selftest_has_shown_takes_the_place_of_what_is_assumed() -> None:
     assert compare(a, b).step.verdict == "UNCLEAR"
     shown = compare(a, b, ProcessSpread(0.01, 4))
     assert shown.step.verdict == "SLOWER"
-    assert_stored("compare/selftest", {"assumed": compare(a, b).notes, "shown": shown.notes})
+    assert_stored("compare/notes: selftest", {"assumed": compare(a, b).notes, "shown": shown.notes})
 
 
 def test_a_mean_step_that_is_slower_by_every_fifth_is_slower() -> None:
@@ -363,7 +363,7 @@ def test_sides_that_ran_one_after_the_other_are_said_to_have() -> None:
         return [one(f"{side}{m}", 1 + m / 100, started=f"2026-01-01T00:0{m}:00+00:00") for m in minutes]
 
     said = compare(runs("a", 4, 5, 6), runs("b", 1, 2, 3)).notes
-    assert_stored("compare/one_after_the_other", {"all of B before A": said})
+    assert_stored("compare/notes: one after the other", {"all of B before A": said})
     assert compare(runs("a", 1, 3, 5), runs("b", 2, 4, 6)).notes == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from simulated_ranks import simulate, usual
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.ranks.summary import ranks_of
 from lm_profiler.analysis.ranks.timeline import ClockOffset
@@ -63,7 +64,7 @@ def test_the_steps_that_count() -> None:
 
 def test_ranks_that_did_not_say_are_named() -> None:
     of = said(2, world=4)
-    assert of.notes == ["2 of 4 ranks did not say when they came: nobody is seen to wait for them"]
+    assert_stored("analysis/notes: silent ranks", {"two of four": of.notes})
     assert of.world == 4
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from stored_texts import assert_stored
 from tabled import run, step_rows
 
 from lm_profiler.analysis.steps.cuts import cut_anew, readable, steps_after
@@ -39,7 +40,7 @@ def test_runs_without_steps_are_named():
     died = run("died", failed=("oom", "no memory left"))
     good, problems = readable([run("a", MEASURED), died])
     assert [str(entry.folder) for entry in good] == ["a"]
-    assert problems == ["died: no steps to cut (oom)"]
+    assert_stored("analysis/notes: no steps to cut", {"one that died": problems})
 
 
 def test_all_that_is_said_of_the_steps_is_of_the_cut():

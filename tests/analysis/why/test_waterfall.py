@@ -9,6 +9,7 @@ import planted as plant
 import pytest
 from cuda_trace import MAIN, Trace, cuda_step
 from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
+from stored_texts import assert_stored
 
 from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
@@ -116,7 +117,7 @@ def test_what_is_beyond_the_bandwidth_is_told_by_phase_and_unknown_bytes_are_sai
     assert term(fall, "beyond_bandwidth").phases == pytest.approx(
         {"forward": (800 - 600) * US, "optimizer": (1000 - 600 + 150) * US}
     )
-    assert fall.notes == ["of what is beyond the bandwidth, 0.15 ms are kernels whose bytes are unknown"]
+    assert_stored("analysis/notes: unknown bytes", {"notes": fall.notes})
 
 
 def test_a_gap_is_told_what_the_host_waited_for(fall: Waterfall) -> None:
@@ -145,7 +146,7 @@ def test_products_that_beat_the_peak_leave_nothing_slow_and_that_is_said(traced:
     told = terms(fall)
     assert (told["ideal"], told["clock"], told["slow_products"]) == pytest.approx((products, 0.0, 0.0))
     assert told["unexplained"] == pytest.approx(0.0, abs=1e-6)
-    assert "FLOPs take 3.06 ms at the peak, but its products took 3 ms" in fall.notes[0]
+    assert_stored("analysis/notes: beat the peak", {"notes": fall.notes})
 
 
 def test_a_clock_above_the_sheets_takes_nothing(traced: Traced) -> None:
@@ -156,17 +157,14 @@ def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) ->
     fall = waterfall(step(rates=rates(bandwidth=None)), traced)
     assert terms(fall)["bandwidth"] == 0.0
     assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
-    assert "bandwidth of this device is unknown" in fall.notes[0]
+    assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
 
 
 def test_memory_traffic_that_beat_the_bandwidth_is_said(traced: Traced) -> None:
     """At half of it the additions should take 1.2 ms each, and took 1 and 0.8."""
     fall = waterfall(step(rates=rates(bandwidth=BANDWIDTH / 2)), traced)
     assert terms(fall)["bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN)
-    assert fall.notes[-1] == (
-        "of memory traffic, 1.8 ms are kernels that took no longer than their bytes take at the bandwidth, 500 GB/s: "
-        "they lie in caches, or that rate is too low"
-    )
+    assert_stored("analysis/notes: beat the bandwidth", {"notes": fall.notes})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from known_loop import instruments, trainer_with
 from lightning.pytorch import LightningModule
 from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.trainer.states import RunningStage
+from stored_texts import assert_stored
 from torch.utils.data import DataLoader
 
 from lm_profiler.analysis.why.slack import LEVELS, held_in, slack
@@ -117,8 +119,7 @@ def test_too_few_steps_are_refused_in_a_line_and_nothing_is_delayed() -> None:
     whatif.begin("whatif")
     assert [loop.step() for _ in range(3)] == pytest.approx([0.01] * 3)
     whatif.end("whatif")
-    expected = "whatif left out: expected 168 steps or more with a loader without workers, given 167"
-    assert loop.told == [expected]
+    assert_stored("callbacks/whatif: too few steps", {"without workers": loop.told})
     assert "experiment" not in whatif.facts
 
 
@@ -129,7 +130,7 @@ def test_a_loader_that_cannot_be_delayed_is_named_and_the_host_is_delayed() -> N
     for _ in range(200):
         loop.step()
     whatif.end("whatif")
-    assert loop.told == ["whatif: the loader is not delayed: it is strange"]
+    assert_stored("callbacks/whatif: strange loader", {"notes": loop.told})
     assert {of.place for of in whatif.facts["experiment"].blocks} == {None, "forward", "backward", "optimizer"}
 
 
@@ -144,7 +145,7 @@ def test_what_fails_is_taken_out_and_the_loop_goes_on() -> None:
     whatif.begin("whatif")
     times = [loop.step() for _ in range(30)]
     assert times == pytest.approx([0.01] * 30)
-    assert loop.told == ["whatif failed and was taken out: RuntimeError: no sleep"]
+    assert_stored("callbacks/whatif: failed", {"notes": loop.told})
     assert loop.timeline.observers == ()
     assert loop.loader.restored
 
@@ -237,8 +238,8 @@ def test_of_a_loader_that_cannot_be_delayed_the_host_still_is(data: Any, kind: s
     assert record.status == "ok"
     assert record.slack is not None
     assert [of.place for of in record.slack.places] == ["forward", "backward", "optimizer"]
-    expected = f"expected one DataLoader of torch whose workers start with the run, given a {kind}"
-    assert record.notes == [f"whatif: the loader is not delayed: {expected}"]
+    (note,) = record.notes
+    assert note.endswith(kind)
 
 
 def test_a_timeout_that_the_delays_would_exceed_leaves_the_loader_out() -> None:
@@ -251,7 +252,7 @@ def test_a_timeout_that_the_delays_would_exceed_leaves_the_loader_out() -> None:
     assert delayed.delays is not None
     assert delayed.ahead == 2
     assert delayed.why_not(4.9) is None
-    assert delayed.why_not(5.1) == "expected a timeout of 10.2 s or more, or none, given 10 s"
+    assert_stored("callbacks/whatif: timeout", {"beyond it": delayed.why_not(5.1) or ""})
     delayed.restore()
     assert given.collate_fn is collate
 
@@ -262,10 +263,8 @@ def test_steps_that_are_too_few_are_not_run(workers: int, least: int, tmp_path: 
     record = read_run(profiler.folder)
     assert record.status == "ok"
     assert record.slack is None
-    of = f"{workers} workers" if workers else "a loader without workers"
     (note,) = record.notes
-    assert note.startswith(f"whatif left out: expected {least} steps or more with ")
-    assert note.endswith(f"{of}, given {least - 1}")
+    assert [int(number) for number in re.findall(r"\d+", note) if int(number) > 9] == [least, least - 1]
     assert [row.stage for row in read_steps(profiler.folder / "steps.csv")] == ["warmup"] + ["measure"] * 3
     assert "whatif" not in record.steps_planned
 
@@ -305,8 +304,6 @@ def test_a_run_that_is_cut_says_that_there_were_too_few(tmp_path: Path) -> None:
     data = loader(1)
     record = read_run(fit(data, tmp_path, 252, max_steps=50).folder)
     assert record.slack is None
-    assert record.notes == [
-        "the loop ended in stage whatif, after 46 of its 252 steps",
-        "slack unknown: the run ended before two whole rounds of delays",
-    ]
+    assert record.steps["whatif"] == 46
+    assert_stored("callbacks/whatif: cut", {"notes": record.notes})
     assert data.collate_fn is collate

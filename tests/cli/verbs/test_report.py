@@ -14,6 +14,7 @@ import pytest
 from made_improve import made_improve, made_search, nothing_helped
 from page_reader import Page
 from refused import assert_refused_as_stored
+from stored_texts import assert_stored
 from tabled import write, write_sweep
 
 from lm_profiler.cli.main import main
@@ -222,11 +223,13 @@ def test_a_run_with_fewer_steps_than_asked_for_is_left_out_and_told(
     assert report(logs / "alone", *layout, "--warmup", 0, 99, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    assert f"warning: {alone}: expected any steps after 99 warm-up steps, found 0" in err
+    too_late = err
     assert report(logs / "alone", *layout, "--warmup", 0, 1, "--steps", 6, "--format", "csv") == 0
     out, err = capsys.readouterr()
     assert {row["warmup_steps"] for row in csv.DictReader(out.splitlines())} == {"0"}
-    assert f"warning: {alone}: expected 6 steps after 1 warm-up step, found 5" in err
+    assert_stored(
+        "cli/report_problems: too few steps", {"--warmup 0 99": too_late, "--warmup 1 --steps 6": err}, run=alone
+    )
     assert report(logs / "alone", *layout, "--warmup", 99) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -272,7 +275,7 @@ def test_a_wrong_call_is_told_as_stored(logs: Path, capsys: pytest.CaptureFixtur
 
 def test_an_empty_folder_is_a_wrong_call(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert report(tmp_path) == 2
-    assert "found none below" in capsys.readouterr().err
+    assert_stored("cli/report_problems: empty", {"an empty folder": capsys.readouterr().err}, here=tmp_path)
 
 
 def test_parquet_without_pyarrow_names_the_extra(
@@ -313,13 +316,14 @@ def test_a_way_down_is_drawn_of_one_search_that_kept_something(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert report(logs, "--plot", "improve", "--output", tmp_path / "way.svg") == 2
-    assert "expected one folder of `lm_profiler improve`, given none; name one" in capsys.readouterr().err
+    said = {"no search": capsys.readouterr().err}
     made_search(logs / "search", nothing_helped())
     assert report(logs, "--plot", "improve", "--output", tmp_path / "way.svg") == 2
-    assert "expected a search that kept a change, given small_improve: nothing helped" in capsys.readouterr().err
+    said["nothing was kept"] = capsys.readouterr().err
     (logs / "search" / "improve.json").write_text("{}")
     assert report(logs) == 0
-    assert "improve.json: not a record of improve of version 1: name: Field required" in capsys.readouterr().err
+    said["an empty record"] = capsys.readouterr().err
+    assert_stored("cli/report_problems: no way", said, logs=logs)
 
 
 def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
@@ -336,7 +340,7 @@ def test_kernels_are_printed_or_written_and_a_run_without_a_trace_is_named(
     assert report(logs / "alone", "--kernels") == 0
     out = capsys.readouterr().out
     assert "300.000" in out  # milliseconds of one of the two steps
-    assert "largest in forward: mm: 300.000 ms, 60.0% of it, 4 calls" in out
+    assert_stored("cli/report_kernels", {"alone": out}, logs=logs)
     assert report(logs, "--kernels", "--format", "csv") == 0
     out, err = capsys.readouterr()
     [found] = csv.DictReader(io.StringIO(out))

@@ -63,7 +63,7 @@ def test_repeats_of_a_cell_share_a_row_of_the_median_of_their_medians():
     assert (row["step_s"], row["step_s_low"], row["step_s_high"], row["n"]) == pytest.approx((0.032, 0.030, 0.050, 3))
     assert row["status"] == "3 ok, 1 failed"
     shown = terminal(rows(repeats_together([*entries, failed])))
-    assert_stored("report/repeats", {"three repeats, and one that failed": shown})
+    assert_stored("report/tables: repeats", {"three repeats, and one that failed": shown})
 
 
 def test_runs_without_a_sweep_are_a_row_each_though_their_names_are_the_same():
@@ -115,7 +115,7 @@ def test_a_pivot_says_in_a_word_why_a_cell_has_no_figure_and_leaves_empty_what_n
         run("d", failed=("refused", "too large"), size="2.7B", precision="bf16-mixed"),
     ]
     table = pivot(entries, [column("size")], [column("precision")], column("step_s"))
-    assert_stored("report/pivot", {"sizes by precisions": terminal(table)})
+    assert_stored("report/tables: pivot", {"sizes by precisions": terminal(table)})
     assert table.records()[1] == {
         "size": "xl",
         "32-true": None,
@@ -173,7 +173,7 @@ def test_an_option_that_one_run_leaves_open_is_not_in_all_rows():
     assert [row[1].text for row in table.rows] == ["1.0", "", ""]
     assert "gradient_clip_val" not in table.above[0]
     said = {"one that knows nothing": terminal(table), "the others, in one row": terminal(rows([entries[:2]]))}
-    assert_stored("report/left_open", said)
+    assert_stored("report/tables: left open", said)
     assert [group.values for group in grouped(entries[:2])] == [(1.0,), (None,)]
 
 
