@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.record.run import RANK_PARTS, Contention, RankFinding, StepCounters
 

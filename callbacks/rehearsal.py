@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torchmetrics import Metric
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork

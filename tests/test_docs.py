@@ -18,7 +18,7 @@ from lm_profiler.analysis.plan.floors import planned_floors
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
 from lm_profiler.cli.workers.rehearse import ask, told
-from lm_profiler.report.run.plan import plan_table
+from lm_profiler.report.run.plan_table import plan_table
 from lm_profiler.report.tables.terminal import terminal
 
 ROOT = Path(__file__).resolve().parent.parent

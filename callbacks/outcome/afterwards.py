@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.analysis.hardware.peaks import Dtype
+from lm_profiler.analysis.hardware.rates import Dtype
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.steps.batch_counts import mean_counts
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.callbacks.instruments.numerics import numerics_facts, on_host

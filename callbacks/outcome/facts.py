@@ -7,7 +7,7 @@ from statistics import fmean
 
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.steps.made_ahead import lasting_step_s
+from lm_profiler.analysis.steps.batch_counts import lasting_step_s
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.analysis.why.slack import held_in, slack
 from lm_profiler.callbacks.instruments.whatif import HOST_PLACES

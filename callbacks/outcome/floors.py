@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
+from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic

@@ -14,8 +14,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.findings import findings_of
-from lm_profiler.analysis.hardware.peaks import matmul_dtype
-from lm_profiler.analysis.hardware.rates import rates_of
+from lm_profiler.analysis.hardware.rates import matmul_dtype, rates_of
 from lm_profiler.analysis.steps.batch_counts import changed_batches_note, mean_counts
 from lm_profiler.analysis.steps.causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness

@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.analysis.ranks.exposed import exposed_communication
-from lm_profiler.analysis.ranks.summary import ranks_of
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.record.run import Contention, Ranks

@@ -13,7 +13,7 @@ from lm_profiler.record.exit_codes import WRONG_CALL
 from lm_profiler.record.improve import ImproveRecord, Tried
 from lm_profiler.record.quantities import counted, duration_text
 from lm_profiler.record.sweep import Cell, CellOutcome
-from lm_profiler.report.run.improve import improve_table, saved_text, verdict_text
+from lm_profiler.report.run.improve_table import improve_table, saved_text, verdict_text
 from lm_profiler.report.tables.table import Table
 from lm_profiler.sweep.display import LiveDisplay, stage_of
 from lm_profiler.sweep.outcome import OUTPUT_FILE

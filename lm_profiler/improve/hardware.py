@@ -7,7 +7,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from lm_profiler.analysis.hardware.peaks import Dtype, peak
+from lm_profiler.analysis.hardware.rates import Dtype, peak
 from lm_profiler.improve.changes import Hardware
 from lm_profiler.record.run import Environment
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tabled import write, write_sweep
 
-from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.analysis.steps.cuts import with_unfinished
 from lm_profiler.record.collection import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import Failure, RecordError, read_run

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lm_profiler.analysis.hardware.floors import floor_of
-from lm_profiler.analysis.hardware.peaks import matmul_dtype
-from lm_profiler.analysis.hardware.rates import rates_of
+from lm_profiler.analysis.hardware.rates import matmul_dtype, rates_of
+from lm_profiler.analysis.hardware.roofline import floor_of
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.record.run import Floor, Rates
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.record.run import MemoryCauses, MemoryLevels, ModelFacts
 
 ROOM = 0.9

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lm_profiler.record.columns import Codes, Counts
+from lm_profiler.record.parts import PARTS
 
 Instants = Counts
+Seconds = NDArray[np.float64]
 
 
 class Collective(NamedTuple):
@@ -85,3 +89,70 @@ class RankTimeline:
         if not isinstance(other, RankTimeline):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
+
+
+OUTSIDE = len(PARTS)
+"""The code of what lies in no step."""
+
+BACKWARD = PARTS.index("backward")
+
+
+@dataclass(frozen=True)
+class Track:
+    """Marks of the steps that all ranks have, on rank 0's clock. Codes of what is outside of them are ``OUTSIDE``.
+
+    ``step`` is the index of the step that each mark lies in; ``first`` where each begins, and the count of marks.
+    """
+
+    marks_ns: Instants
+    codes: NDArray[np.uint8]
+    step: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @staticmethod
+    def of(timeline: RankTimeline, steps: Instants) -> Track:
+        """Of ``steps``, which ``timeline`` has."""
+        counts = np.diff(timeline.first)
+        kept = np.isin(timeline.steps, steps)
+        of_step = np.repeat(kept, counts)
+        codes = timeline.codes.copy()
+        codes[timeline.first[1:] - 1] = OUTSIDE  # a step's last mark ends it
+        first = np.concatenate([[0], np.cumsum(counts[kept])])
+        marks_ns = timeline.clock.on_first(timeline.host_ns[of_step])
+        return Track(marks_ns, codes[of_step], np.repeat(np.arange(len(steps)), counts[kept]), first)
+
+    @property
+    def begin_ns(self) -> Instants:
+        """Of each step."""
+        return self.marks_ns[self.first[:-1]]
+
+    @property
+    def end_ns(self) -> Instants:
+        """Of each step."""
+        return self.marks_ns[self.first[1:] - 1]
+
+    def at(self, instants: Instants) -> NDArray[np.int64]:
+        """The last mark at or before each instant; the first mark for what is earlier."""
+        return np.maximum(np.searchsorted(self.marks_ns, instants, "right") - 1, 0)
+
+    def spent_ns(self) -> NDArray[np.float64]:
+        """[step, part]: how long each took."""
+        cells = self.step[:-1] * (OUTSIDE + 1) + self.codes[:-1]
+        spent = np.bincount(cells, np.diff(self.marks_ns), len(self.begin_ns) * (OUTSIDE + 1))
+        return np.asarray(spent.reshape(-1, OUTSIDE + 1)[:, :OUTSIDE], dtype=np.float64)
+
+    def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:
+        """How long it was in a part up to each instant, from its first mark on."""
+        lasted = np.diff(self.marks_ns) * (self.codes[:-1] == code)
+        # Relative to the first mark: instants since boot have no room for nanoseconds in a float.
+        zero = self.marks_ns[0]
+        until = np.concatenate([[0.0], np.cumsum(lasted)])
+        return np.asarray(np.interp(instants - zero, self.marks_ns - zero, until))
+
+
+@dataclass(frozen=True)
+class ReducerTimes:
+    """Seconds of each backward's communication that no computing of ``rank`` hid, by the backward's number."""
+
+    rank: int
+    exposed_s: Mapping[int, float]

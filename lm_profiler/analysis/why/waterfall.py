@@ -7,16 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lm_profiler.analysis.hardware.floors import IN_CACHES
+from lm_profiler.analysis.hardware.roofline import IN_CACHES
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES, Piece
 from lm_profiler.analysis.why.contributors import by_phase, contributors, ms, waits
-from lm_profiler.analysis.why.floors import floored
-from lm_profiler.analysis.why.gaps import Gap
-from lm_profiler.analysis.why.inputs import UNKNOWN_LISTS, Lists, is_cut
-from lm_profiler.analysis.why.moved import least_bytes
-from lm_profiler.analysis.why.products import product_of
-from lm_profiler.analysis.why.tiles import quantization
-from lm_profiler.analysis.why.traced import Traced, Weighed
+from lm_profiler.analysis.why.matmuls import product_of, quantization
+from lm_profiler.analysis.why.moved import UNKNOWN_LISTS, Lists, is_cut, least_bytes
+from lm_profiler.analysis.why.traced import Gap, Traced, Weighed, floored
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Rates, Term, TermName, Waterfall
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from lm_profiler.analysis.compare.comparison import compare
-from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.analysis.steps.cuts import with_unfinished
 from lm_profiler.cli.verbs.report_output import write_text
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.collection import collect
@@ -17,7 +17,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.comparison import as_json, comparison_table, verdict_line
+from lm_profiler.report.run.comparison_table import as_json, comparison_table, verdict_line
 from lm_profiler.report.tables.formats import render
 from lm_profiler.usage_error import UsageError
 

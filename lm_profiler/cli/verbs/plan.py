@@ -17,7 +17,7 @@ from lm_profiler.analysis.plan.planned import Planned, fits
 from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK
-from lm_profiler.report.run.plan import plan_table, remedy_table
+from lm_profiler.report.run.plan_table import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.analysis.steps.cuts import with_unfinished
 from lm_profiler.cli.verbs.report_kernels import readable_kernels, table_of_all, tables_of_each
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.cli.verbs.report_output import writable, write
@@ -17,9 +17,9 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.exit_codes import FAILED, OK
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
-from lm_profiler.report.run.improve import improve_table
-from lm_profiler.report.run.terminal import run_page
-from lm_profiler.report.tables.options import every_column
+from lm_profiler.report.run.improve_table import improve_table
+from lm_profiler.report.run.run_page import run_page
+from lm_profiler.report.tables.columns import every_column
 from lm_profiler.report.tables.remedies import remedies
 from lm_profiler.report.tables.table import Table
 from lm_profiler.usage_error import UsageError

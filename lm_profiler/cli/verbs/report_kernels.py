@@ -8,7 +8,7 @@ from dataclasses import replace
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.run.kernels import kernel_rows, kernel_tables
+from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 
-from lm_profiler.analysis.steps.unfinished import with_unfinished
+from lm_profiler.analysis.steps.cuts import with_unfinished
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.usage import TOLD_IN, answered

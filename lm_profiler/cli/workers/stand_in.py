@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import (
     StrategyRegistry,
 )
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.rehearsal import FakeStrategy
 from lm_profiler.callbacks.silent import SilentLogger
 from lm_profiler.cli.checks import check_trainer_options, trainer_error

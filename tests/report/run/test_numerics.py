@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lm_profiler.record.run import NumericsFacts, NumericsKind, RunRecord
-from lm_profiler.report.run.terminal import end_tables, numerics_headline
+from lm_profiler.report.run.run_page import end_tables, numerics_headline
 from lm_profiler.report.tables.formats import render
 
 FACTS = NumericsFacts(
