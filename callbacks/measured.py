@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lm_profiler.analysis.ranks.timeline import RankTimeline, ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.instruments.work import SeenFlops

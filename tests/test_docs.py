@@ -14,8 +14,7 @@ import pytest
 from warm import run
 
 from lm_profiler.analysis.plan.capacities import capacity
-from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.cli.main import OTHER_VERBS, TRAINER_VERBS
 from lm_profiler.cli.workers.rehearse import ask, told
 from lm_profiler.report.run.plan_table import plan_table

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.hardware.rates import Dtype
+from lm_profiler.analysis.hardware.device_rates import Dtype
 from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.steps.batch_counts import mean_counts
 from lm_profiler.analysis.why.traced import Traced, traced_of

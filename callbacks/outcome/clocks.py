@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lm_profiler.analysis.ranks.on_stream import with_waits
-from lm_profiler.analysis.ranks.timeline import ClockOffset, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
 from lm_profiler.measure.collectives.alignment import ClockComparison
 
 

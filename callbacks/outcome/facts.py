@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.steps.batch_counts import lasting_step_s
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.analysis.why.slack import held_in, slack
+from lm_profiler.analysis.why.slack_model import held_in, slack
 from lm_profiler.callbacks.instruments.whatif import HOST_PLACES
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.measure.counts.recompiles import is_compiled_in

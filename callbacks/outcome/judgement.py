@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from lm_profiler.analysis.hardware.rates import GIVEN, Dtype, matmul_dtype, peak, share_of_peak
+from lm_profiler.analysis.hardware.device_rates import GIVEN, Dtype, matmul_dtype, peak, share_of_peak
 from lm_profiler.callbacks.namespaces import is_a
 from lm_profiler.measure.counts.recompiles import is_compiled_in
 from lm_profiler.measure.device.environment import cpu_cores, matrix_units

@@ -14,9 +14,9 @@ from lightning.pytorch import Trainer
 
 from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.findings import findings_of
-from lm_profiler.analysis.hardware.rates import matmul_dtype, rates_of
+from lm_profiler.analysis.hardware.device_rates import matmul_dtype, rates_of
 from lm_profiler.analysis.steps.batch_counts import changed_batches_note, mean_counts
-from lm_profiler.analysis.steps.causes import mean_counters, with_causes
+from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.step_model import StepModel, plain
 from lm_profiler.analysis.steps.summaries import (

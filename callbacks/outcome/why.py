@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT, sheet_clock_hz
+from lm_profiler.analysis.hardware.device_rates import GIVEN, MEASURED_PRODUCT, sheet_clock_hz
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
 from lm_profiler.analysis.why.moved import Lists
 from lm_profiler.analysis.why.traced import Traced
-from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, Rates, RunRecord, Telemetry, Waterfall
 

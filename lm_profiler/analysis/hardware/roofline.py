@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lm_profiler.analysis.hardware.rates import MEASURED_COPY
+from lm_profiler.analysis.hardware.device_rates import MEASURED_COPY
 from lm_profiler.record.quantities import with_prefix
 from lm_profiler.record.run import Floor, Rates
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import NamedTuple
 
-from lm_profiler.analysis.ranks.timeline import ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import ReducerTimes
 from lm_profiler.analysis.why.traced import Traced
 from lm_profiler.record.quantities import counted
 

@@ -10,9 +10,9 @@ from statistics import fmean
 
 import numpy as np
 
+from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.ranks.replay import RanksWork, Replay
 from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
-from lm_profiler.analysis.ranks.timeline import Seconds
 from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
 _MOST = 0.5

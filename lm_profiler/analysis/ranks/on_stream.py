@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.timeline import Collective, Instants, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import Collective, Instants, RankTimeline
 
 
 def with_waits(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:

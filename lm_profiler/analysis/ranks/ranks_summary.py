@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.course import course_of
 from lm_profiler.analysis.ranks.finding import HeardRanks, contended, finding
+from lm_profiler.analysis.ranks.rank_timeline import Instants, RankTimeline, Seconds
 from lm_profiler.analysis.ranks.replay import RanksWork, Replay, work_of
-from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline, Seconds
 from lm_profiler.record.parts import PARTS
 from lm_profiler.record.run import ClockAlignment, Contention, Ranks, RankSpread, RankTimes, StepCounters
 

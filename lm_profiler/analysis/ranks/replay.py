@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lm_profiler.analysis.ranks.course import MEETING, OPEN, Course, tree_exits
+from lm_profiler.analysis.ranks.rank_timeline import OUTSIDE, Instants, Seconds
 from lm_profiler.analysis.ranks.slowness import Slow
-from lm_profiler.analysis.ranks.timeline import OUTSIDE, Instants, Seconds
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_profiler.analysis.steps.causes import EXPLAINED
+from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, step_figures, summaries, world_of
 from lm_profiler.record.collection import Collection
 from lm_profiler.record.entry import UNFINISHED, Cut, Entry

@@ -126,7 +126,7 @@ Weighed = tuple[Piece, float]
 
 @dataclass(frozen=True)
 class Traced:
-    """``own`` of all pieces and ``ns`` of all gaps add up to ``window_ns``, the length of ``steps`` steps together.
+    """``own`` of all pieces and ``ns`` of all gaps add up to the length of ``steps`` steps together.
 
     ``scatter`` is half the 95 % interval of the mean step's time in products or memory, a share of it, as these differ
     from step to step; None of one step.
@@ -135,7 +135,6 @@ class Traced:
     pieces: list[Weighed]
     gaps: list[Gap]
     steps: int
-    window_ns: int
     on_device: bool
     scatter: float | None = None
 
@@ -161,7 +160,6 @@ def traced_of(work: TracedWork) -> Traced:
         pieces=[(piece, ns) for piece, ns in weighed if piece.use != "dispatch"],
         gaps=list(gaps_of(work, weighed, list(zip(*(side.tolist() for side in idle), strict=True)))),
         steps=len(work.steps),
-        window_ns=end - begin,
         on_device=work.on_device,
         scatter=_scatter(weighed, [of.start for of in work.steps]),
     )

@@ -13,24 +13,22 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
-from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.hardware.contention_lines import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.configs import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.calls import look_cell, timed_cell
-from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
+from lm_profiler.improve.cell_calls import look_cell, timed_cell
 from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
 from lm_profiler.improve.changes import WITHOUT_CLIPPING
-from lm_profiler.improve.display import ImproveDisplay
-from lm_profiler.improve.hardware import hardware
+from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.improve.ran import NoSteps, RanCell
-from lm_profiler.improve.request import ImproveRequest
-from lm_profiler.improve.runner import Runner
-from lm_profiler.improve.search import search
-from lm_profiler.improve.told import Account
+from lm_profiler.improve.report_builder import Account
+from lm_profiler.improve.runner import ImproveDisplay, Runner
+from lm_profiler.improve.searching import search
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, INTERRUPTED, OK, WRONG_CALL
 from lm_profiler.record.files import write_whole
@@ -41,9 +39,9 @@ from lm_profiler.record.shipped_configs import config_file
 from lm_profiler.record.sweep import Cell, SweepPlan
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.sweep.folder import SweepFolder, is_done
-from lm_profiler.sweep.plan import CONFIGS
 from lm_profiler.sweep.server import CellServer, ServerError
+from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
+from lm_profiler.sweep.sweep_plan import CONFIGS
 from lm_profiler.usage_error import UsageError
 
 Options = ImproveRequest

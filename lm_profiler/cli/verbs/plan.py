@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
-from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned, fits
+from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
 from lm_profiler.analysis.plan.remedies import Remedy, remedies, together
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.exit_codes import FAILED, OK

@@ -19,9 +19,9 @@ from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.run.run_page import run_page
-from lm_profiler.report.tables.columns import every_column
 from lm_profiler.report.tables.remedies import remedies
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.table_columns import every_column
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from lm_profiler.analysis.steps.cuts import WARMUPS, cut_anew, long_enough, readable
 from lm_profiler.cli.verbs.report_options import Options
 from lm_profiler.record.entry import Entry
-from lm_profiler.report.tables.columns import Column, columns_named
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
 from lm_profiler.report.tables.layouts import devices, pivot, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
 from lm_profiler.report.tables.rows import raw_rows, rows
 from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.table_columns import Column, columns_named
 from lm_profiler.usage_error import UsageError
 
 

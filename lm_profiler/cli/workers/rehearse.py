@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from lm_profiler.analysis.plan.capacities import ANY_GPU
-from lm_profiler.analysis.plan.largest import largest_that_fits
+from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.outcome.facts import model_facts
 from lm_profiler.callbacks.rehearsal import FakeStrategy, Rehearsal, Size, Sizes

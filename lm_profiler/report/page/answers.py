@@ -20,8 +20,8 @@ from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_t
 from lm_profiler.report.run.sections import sections
 from lm_profiler.report.run.slack_lines import known_slack, middle_savings, slack_text
 from lm_profiler.report.run.verdict import odd_text, verdict_lines
-from lm_profiler.report.tables.columns import COLUMNS, COMPARED, FACTS, Column, column, figures
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, column, figures
 
 
 def slack_answer(record: RunRecord) -> dict[str, Any] | None:

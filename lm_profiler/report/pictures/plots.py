@@ -27,9 +27,9 @@ from lm_profiler.report.pictures.drawing import (
 from lm_profiler.report.pictures.groups import Group, grouped, lines, places, stack, trouble
 from lm_profiler.report.pictures.steps_plot import steps
 from lm_profiler.report.pictures.waterfall_plot import waterfalls, way_down
-from lm_profiler.report.tables.columns import COLUMNS, Column, peak_memory
 from lm_profiler.report.tables.merged import Estimate, estimated
 from lm_profiler.report.tables.table import fact_text
+from lm_profiler.report.tables.table_columns import COLUMNS, Column, peak_memory
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
 from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS, legend, new_figure, wrapped
 from lm_profiler.report.pictures.groups import Group, trouble
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

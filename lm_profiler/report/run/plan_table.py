@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_profiler.analysis.plan.capacities import Capacity
-from lm_profiler.analysis.plan.floors import PlannedFloors
-from lm_profiler.analysis.plan.planned import Planned, fits
+from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
 from lm_profiler.analysis.plan.remedies import Remedy
 from lm_profiler.record.quantities import (
     FLOOR,

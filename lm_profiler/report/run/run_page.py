@@ -26,8 +26,8 @@ from lm_profiler.report.run.sections import list_table, sections, shown
 from lm_profiler.report.run.slack_lines import slack_lines
 from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
 from lm_profiler.report.run.waterfall_text import why_lines
-from lm_profiler.report.tables.columns import device_of
 from lm_profiler.report.tables.table import Table, ms_text, text_table
+from lm_profiler.report.tables.table_columns import device_of
 
 _WAITS_SHOWN = 2
 _SAID = 0.05

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import TIMES
-from lm_profiler.report.tables.columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, by_facts, distinct, fact, how_many, status
 from lm_profiler.report.tables.rows import apart_by, called, cell, fact_cell, heading, naming, notes, same_in_all, told
 from lm_profiler.report.tables.table import Heading, Table, TableCell, fact_text
+from lm_profiler.report.tables.table_columns import COLUMNS, DIMENSIONS, Column, parameters, preset_of
 
 
 def pivot(entries: Sequence[Entry], down: Sequence[Column], across: Sequence[Column], value: Column) -> Table:

@@ -10,11 +10,11 @@ from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import TimeSummary
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables.columns import COLUMNS
 from lm_profiler.report.tables.layouts import names, six_figures
 from lm_profiler.report.tables.merged import WORDS, distinct, rank
 from lm_profiler.report.tables.rows import fact_cell, heading, naming, same_in_all, told
 from lm_profiler.report.tables.table import Heading, Table, TableCell, figure
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 _PASSES = {"forward": "Forward pass", "forward_backward": "Forward + Backward pass"}
 _SUMMARY = ("Model", "Params", "Forward (s)", "Backward (s)")

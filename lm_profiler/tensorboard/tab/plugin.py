@@ -18,7 +18,7 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.page.answers import COLOURS
 from lm_profiler.report.page.page import STATIC
 from lm_profiler.tensorboard.tab import tab_answers as answers
-from lm_profiler.tensorboard.tab.files import send, send_perfetto, wheel_folder
+from lm_profiler.tensorboard.tab.sending import send, send_perfetto, wheel_folder
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]

@@ -21,7 +21,7 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.page import answers, views
 from lm_profiler.report.page.answers import TRACE_SUFFIX, Json
 from lm_profiler.report.run import comparison_table as compare_output
-from lm_profiler.tensorboard.tab.files import has_perfetto, inside
+from lm_profiler.tensorboard.tab.sending import has_perfetto, inside
 
 
 def listing(logdir: Path) -> Json:

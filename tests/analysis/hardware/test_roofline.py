@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.analysis.hardware.rates import MEASURED_COPY, rates_of
+from lm_profiler.analysis.hardware.device_rates import MEASURED_COPY, rates_of
 from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
 from lm_profiler.models.config import PRESETS
 from lm_profiler.record.run import Floor, FlopRate, Rates

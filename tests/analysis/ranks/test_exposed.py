@@ -7,7 +7,7 @@ import pytest
 from cuda_trace import cuda_step
 
 from lm_profiler.analysis.ranks.exposed import backward_communication, exposed_communication
-from lm_profiler.analysis.ranks.timeline import ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import ReducerTimes
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.traced import Traced, traced_of

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from simulated_ranks import ACCUMULATED, BASE_S, DDP, SHARDED, simulate, usual
 
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.ranks.timeline import RankTimeline
 from lm_profiler.record.run import Contention, RankFinding, Ranks, StepCounters
 
 

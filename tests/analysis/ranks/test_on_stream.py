@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from lm_profiler.analysis.ranks.on_stream import comes_ns, with_waits
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.record.parts import PARTS
 
 

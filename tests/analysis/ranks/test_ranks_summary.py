@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from simulated_ranks import simulate, usual
 
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset
 from lm_profiler.analysis.ranks.ranks_summary import ranks_of
-from lm_profiler.analysis.ranks.timeline import ClockOffset
 from lm_profiler.record.run import Ranks
 
 

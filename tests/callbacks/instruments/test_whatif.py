@@ -17,7 +17,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader
 
-from lm_profiler.analysis.why.slack import LEVELS, held_in, slack
+from lm_profiler.analysis.why.slack_model import LEVELS, held_in, slack
 from lm_profiler.callbacks import TrainingProfiler, WhatIfOptions
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.whatif import Experiment, WhatIf

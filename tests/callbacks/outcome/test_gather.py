@@ -22,7 +22,7 @@ from warm import run, run_ranks
 from benchmarks.free_port import free_port
 from lm_profiler.analysis.steps.batch_counts import BatchCount
 from lm_profiler.analysis.steps.summaries import mean_over_ranks
-from lm_profiler.analysis.why.slack import plan
+from lm_profiler.analysis.why.slack_model import plan
 from lm_profiler.callbacks.instruments.whatif import Experiment
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages

@@ -27,7 +27,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 HALF_OF_THE_CEILING = LateFacts(FLOPS, {"float32": 72_000.0})
 """Of steps of 10 ms."""

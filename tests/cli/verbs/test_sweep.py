@@ -22,7 +22,7 @@ import yaml
 from lm_profiler.cli.main import main
 from lm_profiler.record.run import read_run
 from lm_profiler.record.sweep import CellOutcome, read_outcomes
-from lm_profiler.sweep.folder import SweepFolder
+from lm_profiler.sweep.sweep_folder import SweepFolder
 
 ROOT = Path(__file__).parents[3]
 BASE = {

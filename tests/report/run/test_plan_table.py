@@ -1,8 +1,7 @@
 import pytest
 
 from lm_profiler.analysis.plan.capacities import Capacity
-from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.record.quantities import bytes_text
 from lm_profiler.report.run.plan_table import plan_table
 

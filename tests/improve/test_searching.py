@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from lm_profiler.analysis.improve.trials import Candidate
-from lm_profiler.improve.calls import look_cell
+from lm_profiler.improve.cell_calls import look_cell
 from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
-from lm_profiler.improve.request import ImproveRequest
-from lm_profiler.improve.search import search
-from lm_profiler.improve.told import Account
+from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.report_builder import Account
+from lm_profiler.improve.searching import search
 from lm_profiler.record.improve import ImproveRecord, read_improve
 from lm_profiler.record.run import NumericsFacts
 from lm_profiler.record.sweep import Cell, CellOutcome, read_plan
-from lm_profiler.sweep.folder import SweepFolder, clear
+from lm_profiler.sweep.sweep_folder import SweepFolder, clear
 from tests.support.made_runs import made_record
 
 GAIN = {"data.num_workers": 0.7, "trainer.precision": 0.8, "data.batch_size": 1.9, "model.wrong": 0.5}

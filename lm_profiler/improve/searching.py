@@ -10,9 +10,9 @@ from lm_profiler.analysis.improve.search import improve
 from lm_profiler.analysis.improve.trials import Candidate, Check, Checked, Improvement, Question, Ran
 from lm_profiler.improve.cells import Cells, Interrupted
 from lm_profiler.improve.changes import OF_ONES_OWN
-from lm_profiler.improve.numerics import SEEDS, distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.improve.ran import NoSteps, RanCell, other_step, ran
-from lm_profiler.improve.told import Account
+from lm_profiler.improve.report_builder import Account
+from lm_profiler.improve.tolerance import SEEDS, distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.record.improve import IMPROVE_FILE, Ended, ImproveRecord
 from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RunRecord

@@ -14,7 +14,7 @@ from lm_profiler.analysis.trace.pieces import Piece, traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.analysis.why.contributors import contributors, ms
 from lm_profiler.analysis.why.traced import Traced, traced_of
-from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
 
 US = 1e-6

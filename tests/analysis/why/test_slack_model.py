@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from pipeline import Pipeline, held
 
-from lm_profiler.analysis.why.slack import LEVELS, Held, held_in, plan, slack, steps_needed
+from lm_profiler.analysis.why.slack_model import LEVELS, Held, held_in, plan, slack, steps_needed
 from lm_profiler.record.run import Slack
 
 HOST = {"forward": 0.35, "backward": 0.6, "optimizer": 0.05}

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from lm_profiler.sweep.plan import plan_of, run_order, shell_line
 from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.sweep_plan import plan_of, run_order, shell_line
 
 
 def ids(request: Request) -> list[str]:

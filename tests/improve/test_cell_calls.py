@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.improve.calls import timed_cell, warm_up
+from lm_profiler.improve.cell_calls import timed_cell, warm_up
 from lm_profiler.record.run import LoaderFacts
 from tests.improve.test_ran import MODEL
 from tests.support.made_runs import made_record

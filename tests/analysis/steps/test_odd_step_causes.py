@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.analysis.steps.causes import with_causes
+from lm_profiler.analysis.steps.odd_step_causes import with_causes
 from lm_profiler.analysis.steps.summaries import model_of, odd_steps
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import OddStep, StepCounters

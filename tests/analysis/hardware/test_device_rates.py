@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_profiler.analysis.hardware.peak_table import ROWS
-from lm_profiler.analysis.hardware.rates import (
+from lm_profiler.analysis.hardware.device_rates import (
     MEASURED_COPY,
     MEASURED_PRODUCT,
     bandwidth,
@@ -16,6 +15,7 @@ from lm_profiler.analysis.hardware.rates import (
     share_of_peak,
     sheet_clock_hz,
 )
+from lm_profiler.analysis.hardware.peak_table import ROWS
 
 # (name as torch.cuda.get_device_name gives it, dtype, dense TFLOP/s), from the datasheets by hand
 KNOWN = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lm_profiler.improve.display import ImproveDisplay
+from lm_profiler.improve.runner import ImproveDisplay
 from lm_profiler.record.sweep import Cell
 from lm_profiler.sweep.outcome import OUTPUT_FILE
 from tests.support.made_improve import TRIED, made_improve

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_profiler.improve.changes import OTHER_BATCH, WITHOUT_CLIPPING
-from lm_profiler.improve.numerics import distances, judge, loss_tolerance, trains_the_same
+from lm_profiler.improve.tolerance import distances, judge, loss_tolerance, trains_the_same
 from lm_profiler.record.run import ModelFacts, NumericsFacts, RunRecord
 from tests.support.made_runs import made_record
 

@@ -16,8 +16,8 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.record.secrets import holds_secret
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan, read_outcome, read_plan
 from lm_profiler.sweep.outcome import ENDED_FILE, Ended, record_outcome
-from lm_profiler.sweep.part import SweepPart
-from lm_profiler.sweep.plan import CONFIGS, run_order
+from lm_profiler.sweep.request import SweepPart
+from lm_profiler.sweep.sweep_plan import CONFIGS, run_order
 from lm_profiler.usage_error import UsageError
 
 LOCK_FILE = ".lock"

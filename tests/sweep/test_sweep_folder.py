@@ -11,11 +11,11 @@ import pytest
 from by_hand import leave_record, plan
 
 from lm_profiler.record.sweep import PLAN_FILE, read_outcome
-from lm_profiler.sweep import folder as folder_module
-from lm_profiler.sweep.folder import SweepFolder, clear
+from lm_profiler.sweep import sweep_folder as folder_module
 from lm_profiler.sweep.outcome import Ended, record_outcome
-from lm_profiler.sweep.plan import plan_of
 from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.sweep_folder import SweepFolder, clear
+from lm_profiler.sweep.sweep_plan import plan_of
 from lm_profiler.usage_error import UsageError
 
 

@@ -3,8 +3,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from lm_profiler.improve import hardware as module
-from lm_profiler.improve.hardware import hardware
+from lm_profiler.improve import candidates as module
+from lm_profiler.improve.candidates import hardware
 from tests.support.compared import ENVIRONMENT
 
 GPU = ENVIRONMENT.model_copy(update={"device_type": "cuda", "device_name": "NVIDIA H100 80GB HBM3"})

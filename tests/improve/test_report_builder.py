@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lm_profiler.analysis.improve.trials import Improvement
-from lm_profiler.improve.request import ImproveRequest
-from lm_profiler.improve.told import Account
+from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.report_builder import Account
 
 
 @pytest.mark.parametrize("shared, notes", [(0, []), (3, ["3 of 5 runs shared the machine with something else"])])

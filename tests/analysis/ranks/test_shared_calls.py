@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from simulated_ranks import ALL, FLAG, NOBODY, simulate, usual
 
-from lm_profiler.analysis.ranks.calls import BESIDE, told_apart
 from lm_profiler.analysis.ranks.course import course_of
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, RankTimeline
 from lm_profiler.analysis.ranks.replay import work_of
-from lm_profiler.analysis.ranks.timeline import BACKWARD, RankTimeline
+from lm_profiler.analysis.ranks.shared_calls import BESIDE, told_apart
 from lm_profiler.record.parts import PARTS
 
 REDUCE = "gloo:all_reduce"

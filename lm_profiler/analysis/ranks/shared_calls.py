@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count, groupby
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.timeline import BACKWARD, Instants, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Instants, RankTimeline
 
 BESIDE = ", beside DDP's buckets"
 """Ends the name of a call amid backward that is none of them: all ranks wait in it."""
@@ -97,38 +98,21 @@ def in_order(came: Instants, members: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _merged(came: Instants, members: NDArray[np.bool_], last: Instants) -> NDArray[np.int64]:
-    """Take what is next on all of its ranks; where nothing is, what all came to first."""
-    queues = []
+    """Each rank's own order, and of what may come next the earliest; by ``last`` alone where ranks contradict."""
+    sorter = TopologicalSorter[int](dict.fromkeys(range(len(came)), ()))
     for rank in range(came.shape[1]):
         mine = np.flatnonzero(members[:, rank])
-        queues.append(deque(mine[np.argsort(came[mine, rank], kind="stable")].tolist()))
-    missing = members.sum(axis=1)
-    ready: list[int] = []
+        for before, event in pairwise(mine[np.argsort(came[mine, rank], kind="stable")].tolist()):
+            sorter.add(event, before)
+    try:
+        sorter.prepare()
+    except CycleError:
+        return np.argsort(last, kind="stable")
+    ready: list[tuple[int, int]] = []
     order: list[int] = []
-    done = np.zeros(len(came), dtype=bool)
-
-    def show(rank: int) -> None:
-        queue = queues[rank]
-        while queue and done[queue[0]]:
-            queue.popleft()
-        if queue:
-            missing[queue[0]] -= 1
-            if missing[queue[0]] == 0:
-                ready.append(queue[0])
-
-    for rank in range(came.shape[1]):
-        show(rank)
-    for _ in count():
-        if not ready:
-            heads = [queue[0] for queue in queues if queue]
-            if not heads:
-                break
-            ready.append(min(heads, key=lambda event: int(last[event])))
-        event = ready.pop()
-        order.append(event)
-        done[event] = True
-        for rank in np.flatnonzero(members[event]).tolist():
-            if queues[rank] and queues[rank][0] == event:
-                queues[rank].popleft()
-                show(rank)
+    while sorter.is_active():
+        for event in sorter.get_ready():
+            heappush(ready, (int(last[event]), event))
+        order.append(heappop(ready)[1])
+        sorter.done(order[-1])
     return np.array(order, dtype=np.int64)

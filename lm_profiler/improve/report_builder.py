@@ -10,7 +10,7 @@ from typing import Any
 
 from lm_profiler.analysis.improve.trials import Candidate, Checked, Compared, Improvement, Ran
 from lm_profiler.improve.candidates import Refused
-from lm_profiler.improve.request import ImproveRequest
+from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.record.improve import Ended, Final, ImproveRecord, Numerics, Tried
 
 _SHARED = "{} of {} runs shared the machine with something else, which makes them differ: try again while it is quiet"
