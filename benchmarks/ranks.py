@@ -50,10 +50,10 @@ READERS = {
         "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['report', A, '--warmup', '0', '5']; main()"
     ),
     "compare": "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['compare', A, B]; main()",
-    "tab: all runs": "from lm_profiler.tensorboard.tab import tab_answers; tab_answers.listing(TOP)",
-    "tab: a run": "from lm_profiler.tensorboard.tab import tab_answers; tab_answers.run(TOP, 'a')",
-    "tab: its ranks": "from lm_profiler.tensorboard.tab import tab_answers; tab_answers.ranks(TOP, 'a')",
-    "tab: compare": "from lm_profiler.tensorboard.tab import tab_answers; tab_answers.comparison(TOP, ['a'], ['b'])",
+    "tab: all runs": "from lm_profiler.tensorboard.tab import plugin; plugin.listing(TOP)",
+    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.run(TOP, 'a')",
+    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.ranks(TOP, 'a')",
+    "tab: compare": "from lm_profiler.tensorboard.tab import plugin; plugin.comparison(TOP, ['a'], ['b'])",
 }
 
 

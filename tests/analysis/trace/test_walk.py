@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_profiler.analysis.trace.events import trace_events
+from lm_profiler.analysis.trace.walk import trace_events
 
 
 def event(number: int) -> dict[str, object]:
