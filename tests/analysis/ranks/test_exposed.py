@@ -62,7 +62,7 @@ def test_ddps_own_timings_have_no_waiting_in_them_and_go_first() -> None:
 
 
 def test_the_trace_of_the_host_says_nothing() -> None:
-    fall = Traced([], [], 2, 1000, on_device=False)
+    fall = Traced([], [], 2, on_device=False)
     assert exposed_communication([], fall) == ({}, None)
     assert exposed_communication(REDUCERS, fall).source == DDPS
     assert exposed_communication([], None) == ({}, None)
