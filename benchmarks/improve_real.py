@@ -26,7 +26,7 @@ from lm_profiler.analysis.compare.ratio import repeats_interval
 from lm_profiler.measure.device.environment import device_name
 from lm_profiler.record.improve import IMPROVED_CONFIG, read_improve
 from lm_profiler.record.run import read_run
-from lm_profiler.report.run.improve import headline, improve_table
+from lm_profiler.report.run.improve_table import headline, improve_table
 from lm_profiler.report.tables.formats import markdown
 from lm_profiler.report.tables.table import text_table
 

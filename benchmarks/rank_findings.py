@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.summary import ranks_of
-from lm_profiler.analysis.ranks.timeline import RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.run import RANK_PARTS, Contention, RankFinding, StepCounters
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))

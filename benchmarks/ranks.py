@@ -49,10 +49,10 @@ READERS = {
         "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['report', A, '--warmup', '0', '5']; main()"
     ),
     "compare": "from lm_profiler.cli.main import main; import sys; sys.argv[1:] = ['compare', A, B]; main()",
-    "tab: all runs": "from lm_profiler.tensorboard.tab import answers; answers.listing(TOP)",
-    "tab: a run": "from lm_profiler.tensorboard.tab import answers; answers.run(TOP, 'a')",
-    "tab: its ranks": "from lm_profiler.tensorboard.tab import answers; answers.ranks(TOP, 'a')",
-    "tab: compare": "from lm_profiler.tensorboard.tab import answers; answers.comparison(TOP, ['a'], ['b'])",
+    "tab: all runs": "from lm_profiler.tensorboard.tab import plugin; plugin.listing(TOP)",
+    "tab: a run": "from lm_profiler.tensorboard.tab import plugin; plugin.run(TOP, 'a')",
+    "tab: its ranks": "from lm_profiler.tensorboard.tab import plugin; plugin.ranks(TOP, 'a')",
+    "tab: compare": "from lm_profiler.tensorboard.tab import plugin; plugin.comparison(TOP, ['a'], ['b'])",
 }
 
 
@@ -229,7 +229,7 @@ def waiting(ranks: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
     from simulated_ranks import simulate, usual
 
-    from lm_profiler.analysis.ranks.summary import ranks_of
+    from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 
     sent = [pickle.dumps(timeline) for timeline in simulate(usual(ranks, STEPS, noise=0.05)).timelines]
     began = time.process_time()

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.callbacks.instruments.work import StepWork
 from lm_profiler.callbacks.namespaces import WHOLE, nearest, overrides
 from lm_profiler.measure.memory.traffic import StepTraffic

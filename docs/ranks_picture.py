@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from lm_profiler.report.pictures.colours import PALE, PART_COLOURS
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS
 
 OWN_MS = [
     {"data": 5.0, "forward": 20.0, "backward": 30.0, "optimizer": 10.0},

@@ -127,6 +127,82 @@ def test_no_two_classes_have_one_name() -> None:
     assert {name: places for name, places in at.items() if len(places) > 1} == {}
 
 
+CIRCLES = {
+    frozenset({"callbacks", "callbacks.instruments", "callbacks.marks", "callbacks.outcome"}),
+    frozenset({"cli", "cli.verbs", "cli.workers"}),
+    frozenset({"record", "record.quantities", "record.run"}),
+}
+"""Folders that still lead back to each other: no other may. A list that only shrinks."""
+
+
+def folder_of(module: str, packages: set[str]) -> str:
+    """The package that ``module`` stands in; a package's own ``__init__`` stands in it."""
+    return (module if module in packages else module.rpartition(".")[0]).removeprefix("lm_profiler.")
+
+
+def test_no_folder_leads_back_to_itself(graph: grimp.ImportGraph) -> None:
+    """Also not by way of the files at a room's root, which import-linter's layers do not see."""
+    packages = {f"lm_profiler.{path.relative_to(ROOT).as_posix().replace('/', '.')}" for path in PACKAGES}
+    packages = {name.replace("lm_profiler.lm_profiler", "lm_profiler") for name in packages}
+    asked: dict[str, set[str]] = {}
+    for module in graph.modules:
+        for imported in graph.find_modules_directly_imported_by(module):
+            here, there = folder_of(module, packages), folder_of(imported, packages)
+            if here != there and imported.startswith("lm_profiler.") and "lm_profiler" not in (here, there):
+                asked.setdefault(here, set()).add(there)
+    assert [circle for circle in circles(asked) if not any(circle <= known for known in CIRCLES)] == []
+
+
+def circles(asked: dict[str, set[str]]) -> set[frozenset[str]]:
+    """The largest sets of names that all lead to each other."""
+
+    def reached(name: str) -> set[str]:
+        seen, waiting = set[str](), [name]
+        while waiting:
+            waiting += (new := asked.get(waiting.pop(), set()) - seen)
+            seen |= new
+        return seen
+
+    ahead = {name: reached(name) for name in asked}
+    together = {frozenset(other for other in ahead[name] if name in ahead.get(other, ())) for name in asked}
+    return together - {frozenset[str]()}
+
+
+def test_circles_are_seen() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == {frozenset("bc")}
+
+
+TWICE = {
+    "actions.py",
+    "findings.py",
+    "floors.py",
+    "improve.py",
+    "levels.py",
+    "loader.py",
+    "numerics.py",
+    "owners.py",
+    "plan.py",
+    "planned.py",
+    "precision.py",
+    "ranks.py",
+    "recorder.py",
+    "remedies.py",
+    "slack.py",
+    "slow_steps.py",
+    "step_counters.py",
+    "steps.py",
+    "sweep.py",
+    "traffic.py",
+    "waterfall.py",
+}
+"""Names of files that rooms still share: a list that only shrinks."""
+
+
+def test_no_two_files_have_one_name() -> None:
+    names = [path.name for path in TREES if path.name != "__init__.py"]
+    assert {name for name in names if names.count(name) > 1} <= TWICE
+
+
 def test_a_result_says_what_it_is_and_not_that_it_was_found() -> None:
     names = {
         f"{path.relative_to(ROOT)}:{node.lineno}"

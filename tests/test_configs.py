@@ -18,8 +18,8 @@ from lm_profiler.models.config import PRESETS
 from lm_profiler.models.transformer import Transformer
 from lm_profiler.record.run import MemoryLevels, read_run
 from lm_profiler.record.sweep import Cell
-from lm_profiler.sweep.plan import plan_of
 from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.sweep_plan import plan_of
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.glob("*.yaml"))

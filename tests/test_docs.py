@@ -14,11 +14,10 @@ import pytest
 from warm import run
 
 from lm_profiler.analysis.plan.capacities import capacity
-from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned
+from lm_profiler.analysis.plan.planned import Planned, planned_floors
 from lm_profiler.cli.main import TRAINER_VERBS, VERBS
 from lm_profiler.cli.rehearse import ask, told
-from lm_profiler.report.run.plan import plan_table
+from lm_profiler.report.run.plan_table import plan_table
 from lm_profiler.report.tables.terminal import terminal
 
 ROOT = Path(__file__).resolve().parent.parent

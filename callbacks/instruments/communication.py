@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from lm_profiler.analysis.ranks.reducer import ReducerTimes
+from lm_profiler.analysis.ranks.rank_timeline import ReducerTimes
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline
 from lm_profiler.measure.collectives.reducer import ReducerTimer

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.buckets import told_apart
-from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.shared_calls import told_apart
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.steps import StepMarks
 from lm_profiler.measure.collectives.recorder import Arrivals

@@ -11,8 +11,7 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from lm_profiler.analysis.ranks.on_stream import comes_ns
-from lm_profiler.analysis.ranks.timeline import RankTimeline
-from lm_profiler.analysis.ranks.track import BACKWARD
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, RankTimeline
 from lm_profiler.callbacks.instruments.communication import STEPS
 from lm_profiler.callbacks.instruments.ranks import RanksWatch, timeline_of
 from lm_profiler.measure.clocks.steps import StepMarks

@@ -16,10 +16,9 @@ from torch import nn
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from lm_profiler.analysis.trace.events import trace_events
-from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import TracedWork, traced_work
-from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.trace.walk import Packed, trace_events
 from lm_profiler.callbacks.instruments.module_ranges import ModuleRanges
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks.timeline import Timeline

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from lm_profiler.analysis.why.slack import LEVELS, DelayBlock, Experiment, plan, steps_needed
+from lm_profiler.analysis.why.slack_model import LEVELS, DelayBlock, Experiment, plan, steps_needed
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.measure.boundary import UNGUARDED, Guard
 from lm_profiler.measure.clocks import timeline as at

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lm_profiler.analysis.ranks.durations import with_waits
-from lm_profiler.analysis.ranks.timeline import ClockOffset, RankTimeline
+from lm_profiler.analysis.ranks.on_stream import with_waits
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, RankTimeline
 from lm_profiler.measure.collectives.alignment import ClockComparison
 
 

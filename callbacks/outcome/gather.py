@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch.distributed
 
-from lm_profiler.analysis.why.slack import Experiment
+from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.callbacks.instruments.work import of_all_ranks
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome.clocks import with_clocks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,9 +105,6 @@ def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
     open_ = verdict.or_bound_by is not None
     unsure = few or open_ or (distorted and (seen.known.contended or noisy))
     return verdict.model_copy(update={"certain": not unsure})
-
-
-Ask = Callable[[RunFacts], Verdict | None]
 
 
 def _straggler(seen: RunFacts) -> Verdict | None:

@@ -17,23 +17,28 @@ import numpy as np
 from lm_profiler.analysis.binding import binding
 from lm_profiler.analysis.evidence import Evidence, rows_of
 from lm_profiler.analysis.findings import findings_of
-from lm_profiler.analysis.hardware.clocks import sheet_clock_hz
-from lm_profiler.analysis.hardware.floors import Work, beaten_floors, floor_of
-from lm_profiler.analysis.hardware.peaks import Dtype, matmul_dtype, peak
-from lm_profiler.analysis.hardware.rates import GIVEN, MEASURED_PRODUCT, rates_of
-from lm_profiler.analysis.hardware.utilisation import share_of_peak
+from lm_profiler.analysis.hardware.device_rates import (
+    GIVEN,
+    MEASURED_PRODUCT,
+    Dtype,
+    matmul_dtype,
+    peak,
+    rates_of,
+    share_of_peak,
+    sheet_clock_hz,
+)
+from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
 from lm_profiler.analysis.ranks.exposed import exposed_communication
-from lm_profiler.analysis.ranks.summary import ranks_of
-from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, mean_counts
-from lm_profiler.analysis.steps.causes import mean_counters, with_causes
-from lm_profiler.analysis.steps.made_ahead import lasting_step_s
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
+from lm_profiler.analysis.steps.batch_counts import MeanCounts, changed_batches_note, lasting_step_s, mean_counts
+from lm_profiler.analysis.steps.odd_step_causes import mean_counters, with_causes
 from lm_profiler.analysis.steps.steadiness import steadiness
 from lm_profiler.analysis.steps.step_model import StepModel
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, rank_medians, step_figures
 from lm_profiler.analysis.trace.pieces import INPUT_PHASES
-from lm_profiler.analysis.why.inputs import Lists
-from lm_profiler.analysis.why.slack import HOST_PLACES, held_in, slack
-from lm_profiler.analysis.why.waterfall import Step, waterfall
+from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.slack_model import HOST_PLACES, held_in, slack
+from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
 from lm_profiler.record.quantities import MEMORY, PARTS, duration_text
 from lm_profiler.record.run import (
     Environment,

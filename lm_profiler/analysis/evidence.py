@@ -15,16 +15,14 @@ from typing import Annotated, Any
 
 from pydantic import SkipValidation, TypeAdapter, ValidationError
 
-from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.analysis.ranks.reducer import ReducerTimes
-from lm_profiler.analysis.ranks.timeline import RankTimeline
+from lm_profiler.analysis.hardware.roofline import Work
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline, ReducerTimes
 from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.analysis.trace.events import trace_events
-from lm_profiler.analysis.trace.kernels import kernel_table
+from lm_profiler.analysis.trace.kernel_sums import kernel_table
 from lm_profiler.analysis.trace.pieces import traced_work
-from lm_profiler.analysis.trace.walk import Packed
-from lm_profiler.analysis.why.inputs import Lists
-from lm_profiler.analysis.why.slack import Experiment
+from lm_profiler.analysis.trace.walk import Packed, trace_events
+from lm_profiler.analysis.why.moved import Lists
+from lm_profiler.analysis.why.slack_model import Experiment
 from lm_profiler.analysis.why.traced import Traced, traced_of
 from lm_profiler.record.files import write_whole
 from lm_profiler.record.kernels import KernelTable

@@ -14,9 +14,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning
 
-from lm_profiler.analysis.hardware.floors import Work
-from lm_profiler.analysis.plan.capacities import ANY_GPU
-from lm_profiler.analysis.plan.largest import largest_that_fits
+from lm_profiler.analysis.hardware.roofline import Work
+from lm_profiler.analysis.plan.capacities import ANY_GPU, largest_that_fits
 from lm_profiler.analysis.plan.planned import SETTINGS, Planned
 from lm_profiler.callbacks.collect import model_facts
 from lm_profiler.cli.call import Call

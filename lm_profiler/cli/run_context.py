@@ -24,7 +24,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import claim_run_dir, from_here, write_whole
 from lm_profiler.record.run import Environment, Failure, ModelFacts, RecordError, RunRecord, Status, Verb, read_run
 from lm_profiler.record.text import well_formed
-from lm_profiler.report.run.terminal import failure_lines
+from lm_profiler.report.run.run_page import failure_lines
 from lm_profiler.tensorboard.summary import write_hparams
 from lm_profiler.usage_error import UsageError
 

@@ -13,14 +13,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lm_profiler.improve.calls import NOT_REHEARSED, check_cell, look_cell, seed_cell, setting_of, timed_cell, warm_up
-from lm_profiler.improve.ran import RanCell
-from lm_profiler.improve.shortage import MemorySeen
+from lm_profiler.improve.cell_calls import (
+    NOT_REHEARSED,
+    check_cell,
+    look_cell,
+    seed_cell,
+    setting_of,
+    timed_cell,
+    warm_up,
+)
+from lm_profiler.improve.ran import MemorySeen, RanCell
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.files import RecordError
 from lm_profiler.record.run import RunRecord, read_run
 from lm_profiler.record.sweep import Cell, CellOutcome, SweepPlan, read_outcome, read_plan
-from lm_profiler.sweep.folder import SweepFolder, difference, is_done
+from lm_profiler.sweep.sweep_folder import SweepFolder, difference, is_done
 from lm_profiler.usage_error import UsageError
 
 PAUSES_S = (5.0, 15.0)

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torchmetrics import Metric
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import needed
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.work import StepWork

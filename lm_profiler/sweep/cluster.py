@@ -15,10 +15,10 @@ from typing import Any
 from lm_profiler.processes.cells import CellServer
 from lm_profiler.record.calls import require
 from lm_profiler.record.sweep import OUTCOME_FILE, Cell, CellOutcome, read_outcome
-from lm_profiler.sweep.folder import is_done
 from lm_profiler.sweep.outcome import Ended, record_outcome
 from lm_profiler.sweep.request import Request
 from lm_profiler.sweep.schedule import GRACE_S, Schedule, Watcher
+from lm_profiler.sweep.sweep_folder import is_done
 from lm_profiler.usage_error import UsageError
 
 _FOLDER = "submitit"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lm_profiler.processes.cells import CellEnded, CellServer
 from lm_profiler.record.sweep import Cell, CellOutcome
-from lm_profiler.sweep.folder import clear
 from lm_profiler.sweep.outcome import OUTPUT_FILE, Ended, memory_kills, record_outcome
+from lm_profiler.sweep.sweep_folder import clear
 
 GRACE_S = 10.0
 """From asking a cell to end, which lets it write its record, to killing it."""

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import Tensor, nn
 
-from lm_profiler.models.attention import ATTENTION, AttentionFunction
 from lm_profiler.models.config import AttentionName
+from lm_profiler.models.transformer import ATTENTION, AttentionFunction
 from lm_profiler.training.fake_tokens import ENDLESS
 from lm_profiler.usage_error import UsageError, expect, expect_one_of
 

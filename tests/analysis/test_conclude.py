@@ -24,7 +24,7 @@ from lm_profiler.measure.device.cpu_reading import CpuReading
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Floor, FlopRate, LoaderFacts, Rates, Telemetry
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 from tests.support.made_runs import made_rows
 
 MEAN_S = sum(LEVEL) / len(LEVEL) * 1e-3

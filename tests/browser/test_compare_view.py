@@ -24,7 +24,7 @@ from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import MemoryFacts, MemoryReading
 from lm_profiler.record.sweep import OUTCOME_FILE, PLAN_FILE, Cell, CellOutcome, SweepPlan
 from lm_profiler.report.page.page import write_page
-from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.tables.table import Heading, Table, TableCell
 
 RUN = "demo/version_0"

@@ -21,8 +21,8 @@ from whole_record import WHOLE
 from lm_profiler.record.quantities import GROUPS, PARTS, QUANTITIES
 from lm_profiler.record.run import Contention, OddStep, RunRecord, Sync
 from lm_profiler.record.steps import write_steps
-from lm_profiler.report.pictures.colours import PART_COLOURS
-from lm_profiler.report.run.facts import sections
+from lm_profiler.report.pictures.drawing import PART_COLOURS
+from lm_profiler.report.run.sections import sections
 
 RUN = "demo/version_0"
 

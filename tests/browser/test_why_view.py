@@ -15,7 +15,7 @@ from tab import MARKUP, OpenTab, Tab
 
 from lm_profiler.record.quantities import QUANTITIES, TERMS
 from lm_profiler.record.run import read_run
-from lm_profiler.report.run.waterfall import no_waterfall
+from lm_profiler.report.run.waterfall_text import no_waterfall
 
 RUN = "demo/version_0"
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.6}

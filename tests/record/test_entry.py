@@ -14,7 +14,7 @@ from lm_profiler.analysis.again import with_unfinished
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import QUANTITIES
 from lm_profiler.record.run import Failure, RecordError, read_run
-from lm_profiler.report.tables.columns import column
+from lm_profiler.report.tables.table_columns import column
 
 STEPS = [(0.001, 0.002)] * 6
 

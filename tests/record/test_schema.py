@@ -16,7 +16,7 @@ from warm import run
 from lm_profiler.record.improve import read_improve
 from lm_profiler.record.run import Newer, Part
 from lm_profiler.record.schema import FORMS, schemas
-from lm_profiler.report.run.improve import improve_table
+from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.terminal import lines
 
 STORED = Path(__file__).parents[1] / "stored"

@@ -11,15 +11,15 @@ import pytest
 
 import lm_profiler
 from lm_profiler.record.quantities import QUANTITIES
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 PACKAGE = Path(lm_profiler.__file__).parent
 ROOMS = ("report", "tensorboard", "sweep", "cli")
 """Those that show something."""
 
 LAYOUTS = {
-    "report/tables/columns.py": "where facts are told once",
-    "report/tables/blocks.py": "what a lab report says above its blocks",
+    "report/tables/table_columns.py": "where facts are told once",
+    "report/tables/step_layouts.py": "what a lab report says above its blocks",
     "report/tables/layouts.py": "columns as published reports have them",
     "report/pictures/plots.py": "the figure of each kind of plot",
 }

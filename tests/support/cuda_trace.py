@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lm_profiler.analysis.trace import kernels
+from lm_profiler.analysis.trace import kernel_sums
 from lm_profiler.analysis.trace.pieces import traced_work
 from lm_profiler.analysis.trace.walk import Packed
 from lm_profiler.record.kernels import KernelTable
@@ -131,4 +131,4 @@ def cuda_step(all_reduce_us: float = 30.0, adam_us: float = 20.0, number: int = 
 
 def kernel_table(events: Iterable[Mapping[str, Any]]) -> KernelTable:
     """Of events in any order."""
-    return kernels.kernel_table(traced_work(Packed(events)))
+    return kernel_sums.kernel_table(traced_work(Packed(events)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_profiler.analysis.why.slack import DelayBlock, Held
+from lm_profiler.analysis.why.slack_model import DelayBlock, Held
 
 Delay = tuple[float, float, float]
 

@@ -11,7 +11,7 @@ from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import Environment, Flops, RunRecord, Settings
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.run.terminal import end_tables
+from lm_profiler.report.run.run_page import end_tables
 from lm_profiler.report.tables.formats import render
 
 LEVEL = [10.0, 10.2, 9.9, 10.1, 10.0, 9.8, 10.0, 10.1, 9.9, 10.0, 10.2, 9.8, 10.0, 10.1, 9.9, 10.0]

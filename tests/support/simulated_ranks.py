@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.record.parts import PARTS
 
 CALL_S = 5e-5

@@ -14,19 +14,20 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 
-from lm_profiler.analysis.improve.comparisons import (
+from lm_profiler.analysis.improve.decision import (
     ENDED,
     FEWEST_PAIRS,
     MOST_PAIRS,
     failed,
+    gain,
     judged,
     may_go_on,
     name_of,
     passed_over,
     ratio_of,
+    spread,
     takes_place_of,
 )
-from lm_profiler.analysis.improve.decision import gain, spread
 from lm_profiler.analysis.improve.trials import (
     Candidate,
     Check,

@@ -17,10 +17,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from lm_profiler.analysis.ranks.buckets import BESIDE
-from lm_profiler.analysis.ranks.order import in_order, shared_calls
-from lm_profiler.analysis.ranks.timeline import Instants, RankTimeline
-from lm_profiler.analysis.ranks.track import BACKWARD, Track
+from lm_profiler.analysis.ranks.rank_timeline import BACKWARD, Instants, RankTimeline, Track
+from lm_profiler.analysis.ranks.shared_calls import BESIDE, in_order, shared_calls
 
 MEETING, TREE, OPEN = range(3)
 """Whom an event holds: everybody till the last has come; as a broadcast's tree says; nobody."""

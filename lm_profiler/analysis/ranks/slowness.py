@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lm_profiler.analysis.ranks.work import Seconds
+from lm_profiler.analysis.ranks.rank_timeline import Seconds
 from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means
 from lm_profiler.analysis.steps.step_model import fit
 

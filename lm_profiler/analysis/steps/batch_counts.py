@@ -1,4 +1,4 @@
-"""How many batches and samples a step takes: it may change amid a run, and an epoch's last batch may be smaller."""
+"""How many batches a step takes, and how long it takes once batches that were made before are used up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+
+from lm_profiler.record.run import LoaderFacts
 
 
 class BatchCount(NamedTuple):
@@ -47,3 +49,33 @@ def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | 
     changed = next(count.step for count in known if count.batches != known[0].batches)
     steps = f"a step takes {min(numbers)} to {max(numbers)} batches, from step {changed} on other than before"
     return [f"{steps}: throughput and FLOPs are of the mean of the measured steps, {mean:.3g} batches"]
+
+
+FEWEST = 2
+"""Batches of each worker that must have been made meanwhile for anything to be said: then it is known to a quarter."""
+
+
+def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFacts | None) -> float | None:
+    """Seconds of a step that can go on: as long as the workers take to make its batches.
+
+    In the seconds of ``steps`` that took ``batches`` each, workers made all but those that were ``used_up``, and where
+    the queue shrinks they never rest: so that is their rate, and the loop's once nothing is left. It is ``mean_s``
+    where nothing was used up, or where nobody counts.
+
+    Workers that are at work have half made a batch each, as far as is known.
+
+    Returns:
+        None where too few batches were made meanwhile to tell a rate.
+    """
+    used_up = loader.used_up if loader is not None else None
+    taken = steps * batches
+    if loader is None or not used_up or taken <= 0:
+        return mean_s
+    made = taken - used_up + _begun(loader, loader.ready_after) - _begun(loader, loader.ready_before)
+    return mean_s * taken / made if made >= FEWEST * max(loader.workers or 0, 1) else None
+
+
+def _begun(loader: LoaderFacts, ready: int | None) -> float:
+    """Batches that are being made, half of each: of a queue that is full none."""
+    free = max((loader.ahead or 0) - (ready or 0), 0)
+    return min(loader.workers or 0, free) / 2.0

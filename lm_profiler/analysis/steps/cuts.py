@@ -1,11 +1,11 @@
-"""The recorded steps cut anew: what the same run would have said after another warm-up."""
+"""Runs that are going on, or whose processes were killed, as far as they came."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lm_profiler.analysis.steps.causes import EXPLAINED
+from lm_profiler.analysis.steps.odd_step_causes import EXPLAINED
 from lm_profiler.analysis.steps.summaries import lag, mean_over_ranks, model_of, step_figures, summaries, world_of
 from lm_profiler.record.entry import Cut, Entry
 from lm_profiler.record.quantities import counted, duration_text

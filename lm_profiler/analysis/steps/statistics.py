@@ -6,7 +6,7 @@ Everything takes seconds and gives seconds; shares (cv, half widths) are plain r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
@@ -24,14 +24,10 @@ FEWEST_VALUES = 3
 FINEST = 0.0003
 """Noise, as a share of the value, below which a finer one is not told from it: timers and rounding."""
 
-AGREEMENT = 0.95
-"""Of the resamples that must give an answer before it is more than this run's luck."""
-
 PHI = np.arange(0.0, 0.96, 0.05)
 """Coefficients of AR(1) noise that are weighed against each other."""
 
 _DRAWS = 4000
-_RESAMPLES = 200
 
 
 @dataclass(frozen=True)
@@ -164,14 +160,3 @@ def summarise(values: Sequence[float] | Series, interval: Interval | None = None
         min=float(x.min()),
         max=float(x.max()),
     )
-
-
-def resamples(count: int) -> Iterator[NDArray[np.intp]]:
-    """Indices of ``count`` steps drawn with replacement, again and again, with a fixed seed (Efron 1979)."""
-    rng = np.random.default_rng(0)
-    return (rng.integers(count, size=count) for _ in range(_RESAMPLES))
-
-
-def agree(answers: Sequence[object], with_: object) -> bool:
-    """Whether `AGREEMENT` of ``answers``, and at least one, equal ``with_``."""
-    return bool(answers) and sum(answer == with_ for answer in answers) >= AGREEMENT * len(answers)

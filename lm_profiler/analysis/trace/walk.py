@@ -1,10 +1,11 @@
-"""A trace's events, packed, and the walk over the host's: which operator and module each belongs to.
+"""A trace's events, read and packed, and the walk over the host's: which operator and module each belongs to.
 
 Times are integers of nanoseconds since an arbitrary moment.
 """
 
 from __future__ import annotations
 
+import gzip
 import re
 from array import array
 from bisect import bisect_left
@@ -12,9 +13,27 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import ijson
 import numpy as np
+
+
+def trace_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The events of ``path`` (``.pt.trace.json.gz``) as the profiler wrote them, in its order.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a whole trace.
+    """
+    try:
+        with gzip.open(path, "rb") as file:
+            # Floats, not decimals: exact to a nanosecond, and several times as fast.
+            yield from ijson.items(file, "traceEvents.item", use_float=True)
+    except (ijson.JSONError, EOFError) as error:
+        raise ValueError(f"{path}: not a whole trace: {error}") from None
+
 
 MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#"
 """How the names of the ranges begin that the instruments, and the profiler itself, put into a trace."""

@@ -6,10 +6,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lm_profiler.analysis.trace.kernels import module_of
+from lm_profiler.analysis.trace.kernel_sums import module_of
 from lm_profiler.analysis.trace.pieces import Piece
-from lm_profiler.analysis.why.gaps import Gap
-from lm_profiler.analysis.why.traced import Weighed
+from lm_profiler.analysis.why.traced import Gap, Weighed
 from lm_profiler.record.run import Contributor
 
 LARGEST = 8

@@ -13,7 +13,7 @@ from pathlib import Path
 import yaml
 
 from lm_profiler.analysis.compare.ratio import MARGIN
-from lm_profiler.analysis.hardware.contention import contention_lines
+from lm_profiler.analysis.hardware.contention_lines import contention_lines
 from lm_profiler.analysis.improve.search import FEWEST_RUNS
 from lm_profiler.analysis.improve.trials import Candidate, Improvement
 from lm_profiler.analysis.remedies.remedy import WITHOUT_CLIPPING
@@ -21,16 +21,14 @@ from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.verbs.sweep import SERVER, check_calls
-from lm_profiler.improve.calls import look_cell, timed_cell
-from lm_profiler.improve.candidates import Refused, asked_for, candidates, worth_it
+from lm_profiler.improve.candidates import Refused, asked_for, candidates, hardware, worth_it
+from lm_profiler.improve.cell_calls import look_cell, timed_cell
 from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
-from lm_profiler.improve.display import ImproveDisplay
-from lm_profiler.improve.hardware import hardware
+from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.improve.ran import NoSteps, RanCell
-from lm_profiler.improve.request import ImproveRequest
-from lm_profiler.improve.runner import Runner
-from lm_profiler.improve.search import search
-from lm_profiler.improve.told import Account
+from lm_profiler.improve.report_builder import Account
+from lm_profiler.improve.runner import ImproveDisplay, Runner
+from lm_profiler.improve.searching import search
 from lm_profiler.measure.boundary import say
 from lm_profiler.processes.cells import CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, WRONG_CALL, config_file
@@ -39,10 +37,10 @@ from lm_profiler.record.improve import IMPROVE_FILE, IMPROVED_CONFIG, ImproveRec
 from lm_profiler.record.quantities import duration_text
 from lm_profiler.record.run import RecordError, RunRecord
 from lm_profiler.record.sweep import Cell, SweepPlan
-from lm_profiler.report.run.improve import improve_table
+from lm_profiler.report.run.improve_table import improve_table
 from lm_profiler.report.tables.terminal import terminal
-from lm_profiler.sweep.folder import SweepFolder, is_done
-from lm_profiler.sweep.plan import CONFIGS
+from lm_profiler.sweep.sweep_folder import SweepFolder, is_done
+from lm_profiler.sweep.sweep_plan import CONFIGS
 from lm_profiler.usage_error import UsageError
 
 Options = ImproveRequest

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_profiler.analysis.plan.capacities import ANY_GPU, Capacity, capacity
-from lm_profiler.analysis.plan.floors import planned_floors
-from lm_profiler.analysis.plan.planned import Planned, fits
+from lm_profiler.analysis.plan.planned import Planned, fits, planned_floors
 from lm_profiler.analysis.remedies.catalogue import remedies, together
 from lm_profiler.analysis.remedies.remedy import Smaller
 from lm_profiler.measure.boundary import say
 from lm_profiler.record.calls import FAILED, OK
-from lm_profiler.report.run.plan import plan_table, remedy_table
+from lm_profiler.report.run.plan_table import plan_table, remedy_table
 from lm_profiler.report.tables.table import Table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError

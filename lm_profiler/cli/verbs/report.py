@@ -17,20 +17,17 @@ from lm_profiler.record.run import RecordError
 from lm_profiler.report.pictures.plots import WAY_DOWN, save_plot, save_way_down
 from lm_profiler.report.pictures.steps_plot import unreadable
 from lm_profiler.report.run.changes import changes_table
-from lm_profiler.report.run.improve import improve_table
-from lm_profiler.report.run.kernels import kernel_rows, kernel_tables
-from lm_profiler.report.run.terminal import run_page
-from lm_profiler.report.tables.blocks import blocks
-from lm_profiler.report.tables.columns import Column
+from lm_profiler.report.run.improve_table import improve_table
+from lm_profiler.report.run.kernel_tables import kernel_rows, kernel_tables
+from lm_profiler.report.run.run_page import run_page
 from lm_profiler.report.tables.formats import FOR_PROGRAMS
-from lm_profiler.report.tables.layouts import devices, wide
+from lm_profiler.report.tables.layouts import devices, pivot, wide
 from lm_profiler.report.tables.merged import by_facts, repeats_together
-from lm_profiler.report.tables.options import columns_named, every_column
-from lm_profiler.report.tables.pivot import pivot
 from lm_profiler.report.tables.remedies import remedies
 from lm_profiler.report.tables.rows import raw_rows, rows
+from lm_profiler.report.tables.step_layouts import blocks, warmup_rows, warmups
 from lm_profiler.report.tables.table import Heading, Table, TableCell
-from lm_profiler.report.tables.warmups import warmup_rows, warmups
+from lm_profiler.report.tables.table_columns import Column, columns_named, every_column
 from lm_profiler.usage_error import UsageError
 
 EXAMPLES = """\

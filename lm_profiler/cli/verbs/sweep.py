@@ -28,11 +28,10 @@ from lm_profiler.report.tables.rows import rows
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.sweep.cluster import Jobs
 from lm_profiler.sweep.display import Display
-from lm_profiler.sweep.folder import SweepFolder
-from lm_profiler.sweep.part import SweepPart, part_of
-from lm_profiler.sweep.plan import plan_of, run_order, shell_line
-from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.request import Request, SweepPart, part_of
 from lm_profiler.sweep.schedule import Schedule
+from lm_profiler.sweep.sweep_folder import SweepFolder
+from lm_profiler.sweep.sweep_plan import plan_of, run_order, shell_line
 from lm_profiler.usage_error import UsageError
 
 Options = Request

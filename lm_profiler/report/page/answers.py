@@ -11,18 +11,38 @@ from lm_profiler.analysis.steps.summaries import mean_over_ranks
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.kernels import kernel_files, read_kernels
 from lm_profiler.record.quantities import GROUPS, TIMED, TIMES, Place
-from lm_profiler.record.run import RecordError, RunRecord
+from lm_profiler.record.run import PlaceSlack, RecordError, RunRecord
 from lm_profiler.record.step_files import COLUMNS_FILE, STEPS_FILE
 from lm_profiler.record.steps import StepRow
-from lm_profiler.report.page.slack import slack_answer
-from lm_profiler.report.pictures.colours import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.run.facts import sections
-from lm_profiler.report.run.kernel_answers import kernel_answers
-from lm_profiler.report.run.kernels import kernel_rows, kind_rows
-from lm_profiler.report.run.terminal import failure_lines, summary_lines, time_table
+from lm_profiler.report.pictures.drawing import KIND_LOOKS, PALE, PART_COLOURS, SERIES_COLOURS
+from lm_profiler.report.run.kernel_tables import kernel_answers, kernel_rows, kind_rows
+from lm_profiler.report.run.run_page import failure_lines, summary_lines, time_table
+from lm_profiler.report.run.sections import sections
+from lm_profiler.report.run.slack_lines import known_slack, middle_savings, slack_text
 from lm_profiler.report.run.verdict import odd_text, verdict_lines
-from lm_profiler.report.tables.columns import COLUMNS, COMPARED, FACTS, Column, column, figures
 from lm_profiler.report.tables.table import Table
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, FACTS, Column, column, figures
+
+
+def slack_answer(record: RunRecord) -> dict[str, Any] | None:
+    """A bar a place, in seconds; None where no delays were asked for. An unknown slack has a text and no bar."""
+    slack = record.slack
+    if slack is None or not slack.places:
+        return None
+    return {
+        "step_s": slack.step_s,
+        "places": [_place(of) for of in slack.places],
+        "savings": [of.model_dump() for of in middle_savings(slack).values()],
+    }
+
+
+def _place(of: PlaceSlack) -> dict[str, Any]:
+    slack_s, interval = known_slack(of)
+    low_s, high_s = interval or (None, None)
+    known = {"slack_s": slack_s, "low_s": low_s, "high_s": high_s}
+    slopes = {"slope": of.slope, "slope_low": of.slope_low, "slope_high": of.slope_high}
+    return {"place": of.place, "text": slack_text(of), **slopes, **known}
+
 
 TRACE_SUFFIX = ".pt.trace.json.gz"
 MOST_STEPS = 4000

@@ -9,10 +9,9 @@ from typing import Any
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMES
 from lm_profiler.report.tables import merged
-from lm_profiler.report.tables.columns import COLUMNS, COMPARED, Column, column
 from lm_profiler.report.tables.merged import Merged, distinct, estimated
-from lm_profiler.report.tables.options import columns_named
 from lm_profiler.report.tables.table import fact_text, is_number
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, Column, column, columns_named
 from lm_profiler.usage_error import UsageError
 
 

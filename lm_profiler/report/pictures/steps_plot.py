@@ -12,10 +12,9 @@ from lm_profiler.record.quantities import TIMES
 from lm_profiler.record.run import OddStep, RecordError, worst_first
 from lm_profiler.record.steps import StepRow
 from lm_profiler.record.text import shortened
-from lm_profiler.report.pictures.colours import PALE, PART_COLOURS, SERIES_COLOURS
-from lm_profiler.report.pictures.drawing import legend, new_figure, wrapped
+from lm_profiler.report.pictures.drawing import PALE, PART_COLOURS, SERIES_COLOURS, legend, new_figure, wrapped
 from lm_profiler.report.pictures.groups import Group, trouble
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

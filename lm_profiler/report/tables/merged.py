@@ -13,7 +13,7 @@ from lm_profiler.models.config import PRESETS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run.record import Status
 from lm_profiler.record.sweep import CellStatus
-from lm_profiler.report.tables.columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
+from lm_profiler.report.tables.table_columns import COLUMNS, COMPARED, DIMENSIONS, Column, column, preset_of
 
 Merged = Sequence[Entry]
 """The entries of one row: at least one."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from lm_profiler.record.quantities import MEMORY, Place
 from lm_profiler.report.tables import merged
-from lm_profiler.report.tables.columns import COLUMNS, FACTS, Column, column, figures, peak_memory
 from lm_profiler.report.tables.merged import HOW_MERGED, WORDS, Merged, distinct, fact, status
 from lm_profiler.report.tables.table import STATUS_STYLES, Heading, Table, TableCell, fact_text, is_number
+from lm_profiler.report.tables.table_columns import COLUMNS, FACTS, Column, column, figures, peak_memory
 
 _MOST_REASONS, _MOST_NAMES = 20, 3
 

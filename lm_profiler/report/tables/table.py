@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_profiler.record.quantities import Quantity
+from lm_profiler.record.quantities import TIMES, Quantity
 
 STATUS_STYLES = {
     "ok": "green",
@@ -110,3 +110,16 @@ def is_number(value: Any) -> bool:
 def figure(of: Quantity, value: float | None, low: float | None = None, high: float | None = None) -> TableCell:
     """A figure with its interval, in the unit that its heading has; empty where it is unknown."""
     return TableCell(value, "" if value is None else of.rounded(value, low, high), low, high)
+
+
+def digits_of(step_s: float) -> int:
+    """Behind the point, where a step of so many milliseconds is told to four places."""
+    return len(TIMES["step"].rounded(step_s).partition(".")[2])
+
+
+def ms_text(seconds: float, digits: int | None = None) -> str:
+    """Without its unit; of a time that stands alone to a microsecond, or three figures."""
+    if digits is None:
+        ms = abs(seconds * TIMES["step"].scale)
+        digits = 3 if ms < 1 else 2 if ms < 10 else 1
+    return TIMES["step"].show(seconds, unit=False, digits=digits)

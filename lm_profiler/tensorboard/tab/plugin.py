@@ -1,25 +1,35 @@
-"""The plugin that TensorBoard finds: which address answers what."""
+"""The plugin that TensorBoard finds: which address answers what, of the runs below the log folder.
+
+``report.page.answers`` says what is shown of them. Every answer takes the log folder, and a run by its folder relative
+to that; it raises NotFoundError where there is no such run or it lies outside, and RecordError where its files are
+damaged.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tensorboard.backend.http_util import Respond
-from tensorboard.errors import InvalidArgumentError
+from tensorboard.errors import InvalidArgumentError, NotFoundError
 from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugin
 from werkzeug.wrappers import Request, Response
 
+from lm_profiler.analysis.again import with_unfinished
+from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.record.calls import MissingExtra
+from lm_profiler.record.entry import Entry, collect
 from lm_profiler.record.files import only_below
+from lm_profiler.record.process_spread import known_spread
 from lm_profiler.record.run import RecordError
-from lm_profiler.report.page.answers import COLOURS
+from lm_profiler.report.page import answers, views
+from lm_profiler.report.page.answers import COLOURS, TRACE_SUFFIX, Json
 from lm_profiler.report.page.page import STATIC
-from lm_profiler.tensorboard.tab import answers
-from lm_profiler.tensorboard.tab.files import send, wheel_folder
-from lm_profiler.tensorboard.tab.perfetto import send_perfetto
+from lm_profiler.report.run import comparison_table as compare_output
+from lm_profiler.tensorboard.tab.sending import has_perfetto, inside, send, send_perfetto, wheel_folder
 from lm_profiler.usage_error import UsageError
 
 Handler = Callable[[Request], Response]
@@ -44,13 +54,13 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         handlers: dict[str, Handler] = {
             "/colours": self._json(lambda _, __: COLOURS),
-            "/runs": self._json(lambda root, _: answers.listing(root)),
-            "/run": self._json(lambda root, request: answers.run(root, _argument(request, "run"))),
-            "/why": self._json(lambda root, request: answers.why(root, _argument(request, "run"))),
-            "/ranks": self._json(lambda root, request: answers.ranks(root, _argument(request, "run"))),
-            "/kernels": self._json(lambda root, request: answers.kernels(root, _argument(request, "run"))),
-            "/compare": self._json(lambda root, request: answers.comparison(root, *map(request.args.getlist, "ab"))),
-            "/traces": self._json(lambda root, request: answers.traces(root, _argument(request, "run"))),
+            "/runs": self._json(lambda root, _: listing(root)),
+            "/run": self._json(lambda root, request: run(root, _argument(request, "run"))),
+            "/why": self._json(lambda root, request: why(root, _argument(request, "run"))),
+            "/ranks": self._json(lambda root, request: ranks(root, _argument(request, "run"))),
+            "/kernels": self._json(lambda root, request: kernels(root, _argument(request, "run"))),
+            "/compare": self._json(lambda root, request: comparison(root, *map(request.args.getlist, "ab"))),
+            "/traces": self._json(lambda root, request: traces(root, _argument(request, "run"))),
             "/trace": self._trace,
             "/plotly.js": lambda request: send(request, wheel_folder("plotly"), "package_data/plotly.min.js"),
             "/static/*": lambda request: send(request, STATIC, _rest(request, "/static/")),
@@ -71,7 +81,7 @@ class LMProfilerPlugin(TBPlugin):  # type: ignore[misc]  # it has no types
         return handler
 
     def _trace(self, request: Request) -> Response:
-        path = answers.trace(self._folder(), _argument(request, "run"), _argument(request, "file"))
+        path = trace(self._folder(), _argument(request, "run"), _argument(request, "file"))
         return send(request, path.parent, path.name)
 
     def _folder(self) -> Path:
@@ -104,3 +114,81 @@ def _argument(request: Request, name: str) -> str:
 
 def _rest(request: Request, prefix: str) -> str:
     return request.path.partition(prefix)[2]
+
+
+def listing(logdir: Path) -> Json:
+    """All runs and cells, less what a link or a sweep's file put outside the log folder: that is a problem."""
+    collection = with_unfinished(collect([logdir]))
+    root, runs = os.path.realpath(logdir), dict[str, Entry]()
+    for entry in collection.entries:
+        name = os.path.relpath(os.path.realpath(entry.folder), root)
+        if name.split(os.sep, 1)[0] == os.pardir:
+            collection.problems.append(f"{entry.folder}: lies outside the log folder")
+        else:
+            runs[name] = entry
+    searches = {os.path.relpath(of.folder, logdir): of.record for of in collection.searches}
+    listed = answers.listing(runs, str(logdir), collection.problems)
+    return {**listed, "searches": views.searched(searches)}
+
+
+def run(logdir: Path, name: str) -> Json:
+    """The run's own page."""
+    return answers.run(name, _entry(logdir, name))
+
+
+def _entry(logdir: Path, name: str) -> Entry:
+    """The run in one folder, an unfinished one with the figures of its steps so far."""
+    inside(logdir, f"{name}/run.json")
+    collection = with_unfinished(collect([logdir / name]))
+    if not collection.entries:
+        raise RecordError(collection.problems[0] if collection.problems else f"{name}: not a run")
+    return collection.entries[0]
+
+
+def why(logdir: Path, name: str) -> Json:
+    """The run's waterfall."""
+    return views.why(_entry(logdir, name))
+
+
+def ranks(logdir: Path, name: str) -> Json:
+    """Who of the run's ranks works and who waits."""
+    return views.ranks(_entry(logdir, name))
+
+
+def kernels(logdir: Path, name: str) -> Json:
+    """The run's kernel tables."""
+    _has_traces(logdir, name)
+    return answers.kernels(_entry(logdir, name))
+
+
+def comparison(logdir: Path, a: list[str], b: list[str]) -> Json:
+    """B's runs against A's, as ``lm_profiler compare`` has it; ``header``, ``rows`` and ``closing`` as it prints them.
+
+    Raises:
+        UsageError: they are no two sides of a comparison.
+    """
+    side_a, side_b = ([_entry(logdir, name) for name in side] for side in (a, b))
+    first = side_a[0].record if side_a else None
+    compared = compare(side_a, side_b, known_spread(None if first is None else first.environment))
+    shown = {"header": compare_output.HEADER, "rows": compare_output.rows(compared)}
+    return {**dataclasses.asdict(compared), **shown, "closing": compare_output.closing(compared)}
+
+
+def _has_traces(logdir: Path, name: str) -> bool:
+    """Whether the run has a folder of traces. Raises NotFoundError where that is a link out of the log folder."""
+    return os.path.lexists(inside(logdir, name) / "trace") and inside(logdir, f"{name}/trace").is_dir()
+
+
+def traces(logdir: Path, name: str) -> Json:
+    """The run's traces, with their sizes in bytes, and whether Perfetto's page is there to show them."""
+    files = (inside(logdir, name) / "trace").glob(f"*{TRACE_SUFFIX}") if _has_traces(logdir, name) else ()
+    ordered = sorted(files, key=lambda file: (len(file.name), file.name))  # rank 2 before rank 10
+    shown = [{"file": file.name, "bytes": file.lstat().st_size} for file in ordered if not file.name.startswith(".")]
+    return {"traces": shown, "perfetto": has_perfetto()}
+
+
+def trace(logdir: Path, name: str, file: str) -> Path:
+    """The path of one of the run's ``traces``."""
+    if file not in [known["file"] for known in traces(logdir, name)["traces"]]:
+        raise NotFoundError(f"{file!r}: not a trace of {name!r}")
+    return inside(logdir, f"{name}/trace/{file}")

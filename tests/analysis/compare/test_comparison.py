@@ -26,7 +26,7 @@ from lm_profiler.record.run import (
     Steadiness,
     Throughput,
 )
-from lm_profiler.report.run.comparison import comparison_table
+from lm_profiler.report.run.comparison_table import comparison_table
 from lm_profiler.report.tables.terminal import terminal
 from lm_profiler.usage_error import UsageError
 

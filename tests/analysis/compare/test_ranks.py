@@ -11,7 +11,7 @@ from made_ranks import made_ranks
 from lm_profiler.analysis.compare.comparison import compare
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Ranks
-from lm_profiler.report.run.comparison import comparison_table
+from lm_profiler.report.run.comparison_table import comparison_table
 
 
 def run(folder: str, ranks: Ranks | None, **changes: Any) -> Entry:

@@ -10,9 +10,8 @@ import pytest
 from simulated_ranks import ACCUMULATED, CALL_S, DDP, SHARDED, TREE, simulate, usual
 
 from lm_profiler.analysis.ranks.course import course_of, tree_exits
-from lm_profiler.analysis.ranks.replay import Replay
-from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
-from lm_profiler.analysis.ranks.work import work_of
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.replay import Replay, work_of
 from lm_profiler.record.parts import PARTS
 
 NANOSECONDS = 1e-7

@@ -1,4 +1,4 @@
-"""Calls that a host makes ahead of its stream, put where a stream of known work comes to them."""
+"""Waits of simulated ranks, from nothing but how long each was in each collective."""
 
 from __future__ import annotations
 
@@ -7,7 +7,89 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from lm_profiler.analysis.ranks.on_stream import comes_ns
+from lm_profiler.analysis.ranks.on_stream import comes_ns, with_waits
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
+from lm_profiler.record.parts import PARTS
+
+
+def timeline(rank: int, calls: list[Collective], took_ns: list[int] | None) -> RankTimeline:
+    nothing = np.array([], dtype=np.int64)
+    waited = None if took_ns is None else np.array(took_ns, dtype=np.int64)
+    codes = nothing.astype(np.uint8)
+    return RankTimeline(rank, "host", nothing, nothing, codes, nothing, nothing, calls, ClockOffset(), waited)
+
+
+def test_a_rank_waits_from_when_it_comes_until_the_last_does() -> None:
+    draw = np.random.default_rng(5)
+    came = draw.integers(0, 10**7, (30, 4))
+    ends = came.max(axis=1) + draw.integers(10**4, 10**5, 30)
+    calls = [Collective("0", number, "nccl:all_reduce") for number in range(30)]
+    waiting = with_waits([timeline(rank, calls, (ends - came[:, rank]).tolist()) for rank in range(4)])
+    for rank in range(4):
+        assert waiting[rank].waited_ns == pytest.approx(came.max(axis=1) - came[:, rank])
+
+
+def test_groups_of_some_ranks_are_compared_with_their_own() -> None:
+    calls = {0: ("a", 1), 1: ("a", 1), 2: ("b", 1), 3: ("b", 1)}
+    took = {0: 5, 1: 9, 2: 100, 3: 90}
+    ranks = [timeline(r, [Collective(*calls[r], "nccl:all_gather")], [took[r]]) for r in range(4)]
+    waits = [0 if each.waited_ns is None else int(each.waited_ns[0]) for each in with_waits(ranks)]
+    assert waits == [0, 4, 10, 0]
+
+
+def test_what_one_rank_has_not_timed_is_unknown_on_all() -> None:
+    calls = [Collective("0", number, "nccl:all_reduce") for number in range(2)]
+    first, second = with_waits([timeline(0, calls, [7, 7]), timeline(1, calls, [-1, 5])])
+    assert first.waited_ns is not None
+    assert second.waited_ns is not None
+    assert first.waited_ns.tolist() == [-1, 2]
+    assert second.waited_ns.tolist() == [-1, 0]
+
+
+def test_arrivals_on_compared_clocks_stay_as_they_are() -> None:
+    alone = timeline(0, [], None)
+    assert with_waits([alone]) == [alone]
+
+
+def test_the_rank_that_streams_wait_for_is_named() -> None:
+    """Rank 1's backward takes 30 ms more; where the call stands on the streams says nothing of who came last."""
+    draw, steps, ms = np.random.default_rng(0), 6, 1_000_000
+    marks: list[list[float]] = [[], []]
+    calls: list[list[float]] = [[], []]
+    took: list[list[float]] = [[], []]
+    begin = 0.0
+    for _ in range(steps):
+        backward = [40 + 30 * rank + draw.normal(0, 0.5) for rank in (0, 1)]
+        over = begin + 25 + max(backward) + 1
+        for rank in (0, 1):
+            marks[rank] += [begin, begin + 5, begin + 25, over, over + 5]
+            calls[rank].append(begin + 25 + 0.8 * (over - begin - 25))
+            took[rank].append(over - begin - 25 - backward[rank])
+        begin = over + 5.2
+    parts = [PARTS.index(part) for part in ("data", "forward", "backward", "optimizer", "other")]
+    ranks = [
+        RankTimeline(
+            rank,
+            "host",
+            np.arange(steps),
+            np.arange(steps + 1) * 5,
+            np.array(parts * steps, np.uint8),
+            (np.array(marks[rank]) * ms).astype(np.int64),
+            (np.array(calls[rank]) * ms).astype(np.int64),
+            [Collective("0", number, "nccl:all_reduce") for number in range(steps)],
+            ClockOffset(),
+            (np.array(took[rank]) * ms).astype(np.int64),
+        )
+        for rank in (0, 1)
+    ]
+    concluded = ranks_of(with_waits(ranks), 2, overlap=True)
+    assert concluded is not None
+    assert concluded.by_rank[0].waiting_s["backward"] == pytest.approx(30e-3, rel=0.05)
+    assert concluded.by_rank[0].own_s["backward"] == pytest.approx(41e-3, rel=0.05)
+    finding = concluded.finding
+    assert (finding.kind, finding.rank, finding.phase, finding.last_in) == ("straggler", 1, "backward", steps)
+    assert finding.others_wait_s == pytest.approx(30e-3, rel=0.05)
 
 
 def reduced_behind(own: int, shares: Sequence[float], took: Sequence[int]) -> tuple[list[int], int]:

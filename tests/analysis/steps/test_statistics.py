@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lm_profiler.analysis.steps.statistics import Interval, agree, mean_interval, resamples, summarise
+from lm_profiler.analysis.steps.statistics import Interval, mean_interval, summarise
 
 
 def test_summary_agrees_with_numpy_and_scipy():
@@ -71,12 +71,3 @@ def test_fewer_than_three_values_have_no_interval_and_differences_may_be_negativ
 def test_values_that_are_equal_are_known_to_what_a_clock_can_tell():
     found = mean_interval(np.full(20, 3.0))
     assert 0.0 < found.known_to < 0.001
-
-
-def test_resamples_are_drawn_with_replacement_and_most_must_agree():
-    drawn = list(resamples(5))
-    assert len(drawn) == 200
-    assert all(some.shape == (5,) and set(some.tolist()) <= set(range(5)) for some in drawn)
-    assert agree(["a"] * 95 + ["b"] * 5, "a")
-    assert not agree(["a"] * 94 + ["b"] * 6, "a")
-    assert not agree([], "a")

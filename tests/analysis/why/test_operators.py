@@ -14,9 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from lm_profiler.analysis.trace.walk import Inputs, Packed
-from lm_profiler.analysis.why.inputs import Lists, is_cut
-from lm_profiler.analysis.why.moved import least_bytes
-from lm_profiler.analysis.why.products import product_of
+from lm_profiler.analysis.why.matmuls import product_of
+from lm_profiler.analysis.why.moved import Lists, is_cut, least_bytes
 
 aten = torch.ops.aten
 X, Y, ROW = torch.randn(32, 48), torch.randn(32, 48), torch.randn(48)

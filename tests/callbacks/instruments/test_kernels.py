@@ -17,7 +17,7 @@ from sleepy_loop import CudaDevice, Device, Graphed, Sleepy, SleepyLoader, TwoSt
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lm_profiler.analysis.trace.events import trace_events
+from lm_profiler.analysis.trace.walk import trace_events
 from lm_profiler.callbacks import TrainingProfiler
 from lm_profiler.callbacks.collect import without_kernels
 from lm_profiler.record.kernels import KernelTable, kernel_files, read_kernels

@@ -19,7 +19,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from stored_texts import assert_stored
 from torch.utils.data import DataLoader
 
-from lm_profiler.analysis.why.slack import LEVELS, held_in, slack
+from lm_profiler.analysis.why.slack_model import LEVELS, held_in, slack
 from lm_profiler.callbacks import TrainingProfiler, WhatIfOptions
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.whatif import Experiment, WhatIf

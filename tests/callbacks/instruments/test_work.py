@@ -25,7 +25,7 @@ from lm_profiler.measure.device.nvml import Gpu
 from lm_profiler.measure.device.telemetry import TelemetrySampler
 from lm_profiler.record.run import RunRecord, Verb, read_run
 from lm_profiler.record.steps import read_steps
-from lm_profiler.report.run.phases import phase_table
+from lm_profiler.report.run.phase_table import phase_table
 from lm_profiler.training import FakeTokens, LanguageModel
 
 BATCH, CONTEXT = 2, 8

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from lm_profiler.analysis.ranks.timeline import ClockOffset, Collective, RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset, Collective, RankTimeline
 from lm_profiler.callbacks.outcome.clocks import with_clocks
 from lm_profiler.measure.collectives.alignment import ClockComparison, ClockReading
 

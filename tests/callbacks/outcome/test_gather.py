@@ -24,7 +24,7 @@ from lm_profiler.analysis.again import concluded_again
 from lm_profiler.analysis.conclude import conclude
 from lm_profiler.analysis.evidence import Evidence
 from lm_profiler.analysis.steps.batch_counts import BatchCount
-from lm_profiler.analysis.why.slack import Experiment, plan
+from lm_profiler.analysis.why.slack_model import Experiment, plan
 from lm_profiler.callbacks.measured import Measured
 from lm_profiler.callbacks.outcome import messages
 from lm_profiler.callbacks.outcome.gather import Exchange, merge

@@ -12,8 +12,8 @@ from ranks_witnessed import STEPS
 from scripts import SUPPORT
 from warm import run
 
-from lm_profiler.analysis.ranks.summary import ranks_of
-from lm_profiler.analysis.ranks.timeline import RankTimeline
+from lm_profiler.analysis.ranks.rank_timeline import RankTimeline
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
 from lm_profiler.record.parts import PARTS
 
 RING = 40

@@ -16,7 +16,7 @@ from lm_profiler.analysis.improve.trials import Candidate, Checked, Ran, Trial
 from lm_profiler.cli.call import Call
 from lm_profiler.cli.verbs import improve
 from lm_profiler.cli.verbs.improve import config_text
-from lm_profiler.improve.request import ImproveRequest
+from lm_profiler.improve.improve_request import ImproveRequest
 from lm_profiler.record.improve import read_improve
 from tests.support.made_improve import made_improve
 

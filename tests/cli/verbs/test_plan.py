@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_profiler.analysis.hardware.floors import Work
+from lm_profiler.analysis.hardware.roofline import Work
 from lm_profiler.analysis.plan.planned import Planned
 from lm_profiler.cli import rehearse
 from lm_profiler.cli.verbs import plan

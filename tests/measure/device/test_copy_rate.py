@@ -67,7 +67,7 @@ def test_a_real_copy_on_the_cpu() -> None:
 
 @pytest.mark.gpu
 def test_a_real_copy_on_a_gpu_stays_below_its_datasheet() -> None:
-    from lm_profiler.analysis.hardware.peaks import bandwidth
+    from lm_profiler.analysis.hardware.device_rates import bandwidth
 
     device = torch.device("cuda", 0)
     rate, sheet = copy_rate(device), bandwidth(torch.cuda.get_device_name(device))

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from lm_profiler.analysis.hardware.peaks import peak
+from lm_profiler.analysis.hardware.device_rates import peak
 from lm_profiler.measure.device.environment import device_name, environment
 
 CPU = torch.device("cpu")

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from lm_profiler.measure.clocks.timeline import BACKWARD, DATA, FORWARD, OPTIMIZER, OTHER
 from lm_profiler.measure.counts.recompiles import recompilations
 from lm_profiler.measure.memory.levels import LevelsReader, SavedTensors
-from lm_profiler.models.attention import ATTENTION
 from lm_profiler.models.config import AttentionName
+from lm_profiler.models.transformer import ATTENTION
 from lm_profiler.record.run import MemoryLevels
 
 FLOAT = 4

@@ -21,7 +21,7 @@ from lm_profiler.record.entry import Entry
 from lm_profiler.record.quantities import PARTS, TIMED
 from lm_profiler.record.run import MemoryFacts, MemoryLevels, MemoryReading, OddStep
 from lm_profiler.record.steps import StepRow, write_steps
-from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import KINDS, SUFFIXES, draw, save_plot
 from lm_profiler.report.tables.merged import unlike
 

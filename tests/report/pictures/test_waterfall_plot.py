@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 
 from lm_profiler.record.quantities import TERMS
-from lm_profiler.report.pictures.colours import PART_COLOURS
+from lm_profiler.report.pictures.drawing import PART_COLOURS
 from lm_profiler.report.pictures.plots import draw, save_plot
 
 SHARES = {"data": 0.1, "forward": 0.3, "backward": 0.6}

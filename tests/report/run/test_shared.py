@@ -6,8 +6,8 @@ from made_runs import made_record
 from made_waterfall import made_waterfall
 
 from lm_profiler.record.run import Contention, Floor, RunRecord
-from lm_profiler.report.run.terminal import end_lines, time_table
-from lm_profiler.report.run.waterfall import why_lines
+from lm_profiler.report.run.run_page import end_lines, time_table
+from lm_profiler.report.run.waterfall_text import why_lines
 
 SHARED = Contention(
     wall_s=10.0, cpus=2, had_s=5.0, waited_s=5.0, others_s=5.0, stolen_s=0.0, throttled_s=None, pressure=None,

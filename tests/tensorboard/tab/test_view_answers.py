@@ -10,7 +10,7 @@ from served import Get, write_trace
 
 from lm_profiler.record.kernels import KernelRow, KernelTable, KindTime, PhaseKernels, Rest
 from lm_profiler.record.sweep import PLAN_FILE, Cell, SweepPlan
-from lm_profiler.report.tables.columns import COLUMNS
+from lm_profiler.report.tables.table_columns import COLUMNS
 
 TABLE = KernelTable(
     source="kernels",

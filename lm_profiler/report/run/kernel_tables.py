@@ -1,0 +1,190 @@
+"""Where the device's time goes, for the terminal: kinds by phase, the largest kernels, and what people ask of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from lm_profiler.record.kernels import KernelRow, KernelTable, Kind
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.text import shortened
+from lm_profiler.report.tables.table import Table, text_table
+
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_PASSES = ("forward", "backward")
+
+
+def kernel_answers(table: KernelTable) -> list[tuple[str, str]]:
+    """Which kernel takes most of a pass, the matrix products' share, and softmax against them inside attention.
+
+    Names come from the table's rows alone: of what was left out (``rest``) they know nothing.
+    """
+    if not _phases_s(table, table.phases):
+        return []  # nothing was traced
+    answers = [*_largest_of_passes(table), ("matrix products", _matmul(table))]
+    return answers + [(f"attention, {phase}", line) for phase in _PASSES if (line := _attention(table, phase))]
+
+
+def _largest_of_passes(table: KernelTable) -> list[tuple[str, str]]:
+    """The name that takes most of each pass, whoever calls it."""
+    answers, names = [], list[str]()
+    for phase in _PASSES:
+        sums: dict[str, tuple[float, int]] = {}
+        for row in table.rows:
+            if row.phase == phase:
+                total_s, count = sums.get(row.name, (0.0, 0))
+                sums[row.name] = total_s + row.total_s, count + row.count
+        if sums and _phases_s(table, [phase]):
+            name, (total_s, count) = max(sums.items(), key=lambda item: item[1][0])
+            again = "again " if name in names else ""
+            names.append(name)
+            share = total_s / _phases_s(table, [phase])
+            calls = count / table.steps
+            each = f"{calls:g} call{'' if calls == 1 else 's'} of {total_s / max(count, 1) * 1e6:,.0f} µs"
+            answers.append(
+                (f"largest in {phase}", f"{again}{name}: {_ms_with_unit(table, total_s)}, {share:.1%} of it, {each}")
+            )
+    return answers
+
+
+def _matmul(table: KernelTable) -> str:
+    line = _shares(table, "matmul")
+    if any("attention" in phase.kinds for phase in table.phases.values()):
+        line += f"; with fused attention, which holds more of them, another {_shares(table, 'attention')}"
+    return line
+
+
+def _shares(table: KernelTable, kind: Kind) -> str:
+    passes = [phase for phase in _PASSES if phase in table.phases and _phases_s(table, [phase])]
+    parts = [(phase, [phase]) for phase in passes] + [("the step", list(table.phases))]
+    return ", ".join(f"{kind_s(table, of, kind) / _phases_s(table, of):.1%} of {name}" for name, of in parts)
+
+
+def _attention(table: KernelTable, phase: str) -> str | None:
+    """None where no module of the phase is called attention and no kernel of it is."""
+    types = [(row.module, row.module_type) for row in table.rows if row.module and row.module_type]
+    own = {module for module, type_ in types if _ATTENTION.search(type_)}
+    below = tuple(f"{module}." for module in own)
+    rows = [row for row in table.rows if row.phase == phase]
+    inside = [row for row in rows if row.module in own]
+    softmax_s, products_s = (_total(row for row in inside if row.kind == kind) for kind in ("softmax", "matmul"))
+    times = {
+        "softmax and products fused": _total(row for row in rows if row.kind == "attention"),
+        "softmax": softmax_s,
+        "products of scores and values": products_s,
+        "projections": _total(r for r in rows if r.module and r.module not in own and r.module.startswith(below)),
+    }
+    answers = [f"{name} {_ms_with_unit(table, seconds)}" for name, seconds in times.items() if seconds]
+    if softmax_s and products_s:
+        answers.append(f"softmax takes {softmax_s / products_s:.2f} times as long as those products")
+    return "; ".join(answers) or None
+
+
+def kind_s(table: KernelTable, phases: Iterable[str], kind: Kind) -> float:
+    """What ran of ``kind`` in ``phases``, over all steps."""
+    of_phases = (table.phases[phase].kinds.get(kind) for phase in phases)
+    return sum(time.total_s for time in of_phases if time is not None)
+
+
+def _phases_s(table: KernelTable, phases: Iterable[str]) -> float:
+    return sum(table.phases[phase].busy_s + table.phases[phase].idle_s for phase in phases)
+
+
+def _total(rows: Iterable[KernelRow]) -> float:
+    return sum(row.total_s for row in rows)
+
+
+def _ms_with_unit(table: KernelTable, seconds: float) -> str:
+    """Of one step."""
+    return TIMES["step"].show(seconds / table.steps)
+
+
+IDLE = "idle"
+
+_NOISE = re.compile(r"void |\(anonymous namespace\)::|at::native::")
+"""Parts of a kernel's name that tell a reader nothing."""
+
+_LARGEST = 15
+
+
+def kernel_tables(table: KernelTable) -> list[Table]:
+    """Milliseconds a step by phase and kind; the largest kernels of all; and what people ask of them."""
+    answers = [f"{question}: {answer}" for question, answer in kernel_answers(table)]
+    return [_by_kind(table), _largest(table), Table(above=answers)]
+
+
+def kind_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
+    """A row for each phase and kind, and for each phase's idle time, of one step; ``share`` is of the step."""
+    rows: list[dict[str, str | int | float | None]] = []
+    for phase, times in table.phases.items():
+        kinds = [(kind, time.count, time.total_s) for kind, time in times.kinds.items()]
+        for kind, count, total_s in (*kinds, (IDLE, None, times.idle_s)):
+            calls = None if count is None else count / table.steps
+            share = total_s / table.window_s
+            rows.append({"phase": phase, "kind": kind, "calls": calls, "time_s": total_s / table.steps, "share": share})
+    return rows
+
+
+def kernel_rows(table: KernelTable) -> list[dict[str, str | int | float | None]]:
+    """The largest kernels (or operators) first, of one step; ``share`` is of the step, ``mean_s`` of a call."""
+    return [
+        {
+            **row.model_dump(exclude={"count", "total_s"}),
+            "calls": row.count / table.steps,
+            "time_s": row.total_s / table.steps,
+            "mean_s": row.total_s / max(row.count, 1),
+            "share": row.total_s / table.window_s,
+        }
+        for row in table.rows
+    ]
+
+
+def _by_kind(table: KernelTable) -> Table:
+    """A row a phase, a column a kind that occurs, the largest first; the last row is the step."""
+    sums = {kind: kind_s(table, table.phases, kind) for phase in table.phases.values() for kind in phase.kinds}
+    kinds = sorted(sums, key=lambda kind: -sums[kind])
+    totals = [*(sums[kind] for kind in kinds), sum(phase.idle_s for phase in table.phases.values())]
+    what, idle = "kernels on the device", IDLE
+    if table.source != "kernels":
+        what, idle = "operators on the host", "no operator"
+    rows = []
+    for name, phase in table.phases.items():
+        times = [kind_s(table, [name], kind) for kind in kinds]
+        rows.append([name, *_cells(table, *times, phase.idle_s, phase.busy_s + phase.idle_s)])
+    rows.append(["step", *_cells(table, *totals, table.window_s)])
+    rows.append(["share", *(f"{total_s / table.window_s:.1%}" for total_s in totals), ""])
+    titles = ["phase", *(kind.replace("_", " ") for kind in kinds), idle, "busy + idle"]
+    return text_table(titles, rows, title=f"{what}, milliseconds of one step (mean of {table.steps} traced)")
+
+
+def _largest(table: KernelTable) -> Table:
+    """The largest rows; behind the name, as that is what the pieces of a wide table are told apart by."""
+    name = "kernel" if table.source == "kernels" else "operator"
+    rows = [
+        [
+            shortened(_NOISE.sub("", row.name)),
+            row.phase,
+            row.kind.replace("_", " "),
+            shortened(_NOISE.sub("", row.operator or ""), 32),
+            shortened(row.module or ""),
+            f"{row.count / table.steps:g}",
+            _ms(table, row.total_s),
+            f"{row.total_s / max(row.count, 1) * 1e6:,.1f}",
+            f"{row.total_s / table.window_s:.1%}",
+        ]
+        for row in table.rows[:_LARGEST]
+    ]
+    hidden, below = table.rows[_LARGEST:], []
+    if left := len(hidden) + table.rest.rows:
+        total_s = sum(row.total_s for row in hidden) + table.rest.total_s
+        below = [f"{left} smaller rows are not shown, {_ms(table, total_s)} ms"]
+    titles = [name, "phase", "kind", "called by", "module", "calls", "ms", "µs a call", "share"]
+    return text_table(titles, rows, left=5, below=below)
+
+
+def _cells(table: KernelTable, *seconds: float) -> list[str]:
+    return [_ms(table, value) if value else "" for value in seconds]
+
+
+def _ms(table: KernelTable, seconds: float) -> str:
+    return TIMES["step"].show(seconds / table.steps, unit=False, digits=3)

@@ -1,0 +1,132 @@
+"""The table of a plan: what each phase would hold, and the largest run that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_profiler.analysis.plan.capacities import Capacity
+from lm_profiler.analysis.plan.planned import Planned, PlannedFloors, fits
+from lm_profiler.analysis.remedies.remedy import Smaller
+from lm_profiler.record.quantities import (
+    FLOOR,
+    PARTS,
+    PLANNED_COLUMNS,
+    REMEDY_COLUMNS,
+    Quantity,
+    bytes_text,
+    with_prefix,
+)
+from lm_profiler.record.run import MemoryCauses
+from lm_profiler.report.run.phase_table import floor_texts
+from lm_profiler.report.tables.table import Heading, Table, TableCell, headings_of
+
+_FITS = {True: "fits", None: "may not fit", False: "does not fit"}
+
+
+def plan_table(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> Table:
+    """Of ``planned``, and of the largest ``context`` that fits into ``device``."""
+    rows = []
+    for phase in (part for part in PARTS if part in planned.peaks):
+        floor = floors.by_phase.get(phase)
+        causes = _without(planned.causes.get(phase), planned.workspaces)
+        values = {"phase": phase, "peak": planned.peaks[phase], "causes": causes, "workspaces": planned.workspaces}
+        least = TableCell(floor and floor.seconds, floor_texts(floor)[0])
+        rows.append(_cells(PLANNED_COLUMNS, values, least))
+    return Table(*_known(PLANNED_COLUMNS, rows), below=_plan_lines(planned, context, device, floors))
+
+
+def _without(causes: MemoryCauses | None, workspaces: int | None) -> MemoryCauses | None:
+    """``causes`` whose rest has no workspaces in it."""
+    if causes is None or causes.activations_and_rest is None:
+        return causes
+    return causes.model_copy(update={"activations_and_rest": causes.activations_and_rest - (workspaces or 0)})
+
+
+def _plan_lines(planned: Planned, context: int | None, device: Capacity, floors: PlannedFloors) -> list[str]:
+    """Whether it fits, the largest that does, the floor, and what is not in it."""
+    reserved = "" if planned.reserved is None else f", {bytes_text(planned.reserved)} reserved"
+    lines = [f"peak {bytes_text(planned.peak)}, in {planned.phase}{reserved}: {_verdict(planned, device)}"]
+    largest = []
+    if planned.largest is not None:
+        of = "" if planned.context is None else f" of {planned.context:,} tokens"
+        largest.append(f"batch {planned.largest:,}{of}" if planned.largest else "not even a batch of 1")
+    if context is not None:
+        largest.append(f"context {context:,} in batches of {planned.batch:,}" if context else "not even a context of 1")
+    if largest:
+        lines.append(f"the largest that fits: {', or '.join(largest)}")
+    elif planned.largest_unknown is not None:
+        lines.append(f"the largest that fits: unknown: {planned.largest_unknown}")
+    if planned.growth is not None:
+        grows = f"each of {len(planned.steps)} needs {bytes_text(planned.growth)} or more beyond the one before"
+        lines.append(f"steps grow: {grows}; told is the last of them, and those that follow need more")
+    elif len({*planned.steps}) > 1:
+        least = bytes_text(min(planned.steps))
+        lines.append(f"steps differ: told is the largest of {len(planned.steps)} in a row, the smallest needs {least}")
+    if planned.buckets is not None:
+        lines.append(f"of each of DDP's devices; its buckets are in the rest: {bytes_text(planned.buckets)}")
+    if planned.taken_for_one:
+        at = "; ".join(planned.taken_for_one)
+        lines.append(f"a number that nobody knows was taken for 1, and steps may do otherwise: float() in {at}")
+    if planned.compiled:
+        lines.append("compiled: unknown; these are the figures of the same step without torch.compile")
+    lines += _floor_lines(floors, device)
+    return [*lines, "not counted: workspaces but cuBLAS's, the driver's context"]
+
+
+def _verdict(planned: Planned, device: Capacity) -> str:
+    """By the memory that surely holds the run, the figure of the table of remedies; less may do, down to the peak."""
+    whole = f"the {bytes_text(device.bytes)} that {device.name} has{' free' * device.is_free}"
+    return f"needs {bytes_text(planned.needs)}, {_FITS[fits(planned, device.bytes)]} into {whole}"
+
+
+def _floor_lines(floors: PlannedFloors, device: Capacity) -> list[str]:
+    """The least that the step could take, and on what that rests."""
+    if floors.seconds is None:
+        return [f"floor of the step: unknown, as are the peaks of {device.name}"]
+    rates = floors.rates
+    peaks = [f"{with_prefix(rate.flops_per_s, 'FLOP/s')} in {rate.dtype}" for rate in rates.flops]
+    if rates.bytes_per_s is not None:
+        peaks.append(with_prefix(rates.bytes_per_s, "B/s"))
+    sources = dict.fromkeys([*(rate.source for rate in rates.flops), rates.bytes_source or ""])
+    without = f", without {' and '.join(floors.unknown)} (unknown)" if floors.unknown else ""
+    at = f"{_floor_ms(floors.seconds)} ms at {', '.join(peaks)}{without}"
+    return [f"floor of the step, which no step beats: {at}", f"peaks: {'; '.join(s for s in sources if s)}"]
+
+
+def _floor_ms(seconds: float) -> str:
+    """With a digit behind the point, or three figures where that would show few of them."""
+    return f"{seconds * 1e3:,.1f}" if seconds >= 0.01 else f"{seconds * 1e3:.3g}"
+
+
+def remedy_table(tried: Sequence[tuple[Smaller, Planned, PlannedFloors]], device: Capacity) -> Table:
+    """Of other settings of a run that may not fit into ``device``, each rehearsed, and its step's floor."""
+    if not tried:
+        return Table(above=["no setting is known that would need less"])
+    rows = []
+    for remedy, planned, floors in tried:
+        word = _FITS[fits(planned, device.bytes)]
+        values = {"needs": planned.needs, "fits": word, "words": " ".join(remedy.words)}
+        least = TableCell(floors.seconds, "" if floors.seconds is None else f"{floors.seconds * 1e3:,.1f}")
+        rows.append(_cells(REMEDY_COLUMNS, values | {"changes": remedy.changes or "nothing"}, least))
+    fitting = any(fits(planned, device.bytes) for _, planned, _ in tried)
+    above = ["", "what would need less, each setting rehearsed by itself:"]
+    return Table(*_known(REMEDY_COLUMNS, rows), above=above, below=[] if fitting else ["none of them surely fits"])
+
+
+def _cells(columns: Sequence[Quantity], values: Mapping[str, Any], floor: TableCell) -> list[TableCell]:
+    """A cell for each column; empty where its value is unknown."""
+
+    def cell(of: Quantity) -> TableCell:
+        value = of.get(values)
+        return floor if of.name == FLOOR.name else TableCell(value, "" if value is None else of.show(value))
+
+    return list(map(cell, columns))
+
+
+def _known(
+    columns: Sequence[Quantity], rows: Sequence[Sequence[TableCell]]
+) -> tuple[list[Heading], list[list[TableCell]]]:
+    """Without the columns in which no row has anything."""
+    told = [at for at in range(len(columns)) if any(row[at].text for row in rows)]
+    return headings_of(columns[at] for at in told), [[row[at] for at in told] for row in rows]

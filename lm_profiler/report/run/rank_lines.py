@@ -1,0 +1,154 @@
+"""Several ranks in the table and the lines at a run's end: each phase's own work, waiting, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+
+from lm_profiler.record.quantities import PARTS
+from lm_profiler.record.run import RANK_PARTS, Floor, RankFinding, Ranks, RankSpread, RunRecord, SlowRank
+from lm_profiler.record.text import ranks_text
+from lm_profiler.report.run.phase_table import table_of
+from lm_profiler.report.tables.table import Table, ms_text
+
+WAITING = "waiting"
+_NAMED = 16
+_SEEN = 0.001
+"""Of the mean step: less of a phase is in no line."""
+
+
+def own_work_table(record: RunRecord) -> Table:
+    """A row for each phase's own work, one for waiting, one for the step; of the median rank and both extremes."""
+    ranks = record.ranks
+    assert ranks is not None
+    titles = ("phase", "own work (ms)", "share", "least (ms)", "most (ms)", "on rank")
+    spreads = {part: spread for part in PARTS if (spread := ranks.own.get(part)) is not None and spread.largest_s}
+    if (waiting := waiting_of(ranks)) is not None:
+        spreads[WAITING] = waiting
+    rows = [(part, _texts(part, spread, ranks.step_s)) for part, spread in spreads.items()]
+    step = ["step", ms_text(ranks.step_s), *[""] * (len(titles) - 2)]
+    floors = {
+        part: _of_own(floor, spreads[part].median_s)
+        for part, floor in record.floors.items()
+        if part in spreads and not record.contended
+    }
+    return table_of(titles, [*rows, ("step", step)], floors)
+
+
+def _texts(title: str, spread: RankSpread, step_s: float) -> list[str]:
+    """The rank with most is named where one has more than another."""
+    middle, least, most = map(ms_text, (spread.median_s, spread.least_s, spread.largest_s))
+    share = f"{spread.median_s / step_s:.1%}" if step_s else ""
+    return [title, middle, share, least, most, "" if least == most else str(spread.slowest)]
+
+
+def _of_own(floor: Floor, own_s: float) -> Floor:
+    """Against own work: nobody waits faster."""
+    return floor.model_copy(update={"times": own_s / floor.seconds if floor.seconds else None})
+
+
+def waiting_of(ranks: Ranks) -> RankSpread | None:
+    """Waiting in all phases together, over the ranks that the record has."""
+    seconds = {of.rank: of.all_waiting_s for of in ranks.by_rank}
+    if not seconds:
+        return None
+    middle = median(seconds.values()) if len(seconds) == ranks.heard else ranks.waiting_share * ranks.step_s
+    most = max(seconds, key=lambda rank: seconds[rank])
+    return RankSpread(least_s=min(seconds.values()), median_s=middle, largest_s=seconds[most], slowest=most)
+
+
+def ranks_lines(record: RunRecord) -> list[str]:
+    """Who waits for whom and what mending it would save; then what else is known."""
+    return [] if record.ranks is None else [f"ranks: {who_waits(record.ranks)}", *communication_lines(record.ranks)]
+
+
+def communication_lines(ranks: Ranks) -> list[str]:
+    """What no compute hides, and what one must know of all this."""
+    exposed = {part: seconds for part, seconds in ranks.exposed_s.items() if seconds >= _SEEN * ranks.step_s}
+    lines = []
+    if exposed:
+        told = ", ".join(f"{part} {ms_text(seconds)}" for part, seconds in exposed.items())
+        source = f" ({ranks.exposed_source})" if ranks.exposed_source else ""
+        lines.append(f"exposed communication: {told} ms a step{source}")
+    return [*lines, *(f"note: {note}" for note in ranks.notes)]
+
+
+def who_waits(ranks: Ranks) -> str:
+    """For whom the others wait, how sure that is, and what mending it would save."""
+    of = ranks.finding
+    waits = f"the mean rank waits {ms_text(ranks.waiting_share * ranks.step_s)} of {ms_text(ranks.step_s)} ms a step"
+    if of.kind == "equal":
+        return f"no rank is slower than the others; {waits}"
+    if of.kind == "turns":
+        saves = (
+            "" if of.saves_s is None else f"; were all as the median rank, a step would be {_ms(of.saves_s)} shorter"
+        )
+        return f"another rank is slow in {of.phase} each time; {waits}{saves}"
+    if of.kind == "unsure":
+        return f"{_doubted(ranks)}; {waits}"
+    if of.saves_s is None:  # of a later version
+        return waits
+    it = "it" if of.kind == "straggler" else "them"
+    said = [_slow(ranks)]
+    if of.others_wait_s is not None and (of.slow_ranks or 1) < ranks.heard:
+        said.append(f"the others wait {_ms(of.others_wait_s)} a step for {it}")
+    interval = "" if of.low_s is None or of.high_s is None else f" [{of.low_s * 1e3:.1f}, {of.high_s * 1e3:.1f}]"
+    said.append(f"mending {it} would save {_ms(of.saves_s)} a step{interval}")
+    if of.last_in is not None:
+        said.append(f"last in {of.last_in} of {of.steps or ranks.steps} steps")
+    return "; ".join(said)
+
+
+def _doubted(ranks: Ranks) -> str:
+    of = ranks.finding
+    reasons = {
+        "shared machine": "which other programs on this machine may have done",
+        "chance": "perhaps by chance",
+    }
+    why = reasons.get(of.doubt or "", f"too few steps{f' ({of.steps})' if of.steps else ''} to be sure")
+    if of.slow:
+        return f"{_slow(ranks)}, {why}"
+    if of.rank is not None:
+        return f"rank {of.rank} is slow in {of.phase} in some steps, {why}"
+    if of.phase is not None:
+        return f"another rank is slow in {of.phase} each time, {why}"
+    return f"who waits for whom is unknown: {why}"
+
+
+def _slow(ranks: Ranks) -> str:
+    """``rank 1 is 30.0 ms slower in data``: ranks that are slow in the same phases together, a phrase each."""
+    of = ranks.finding
+    by_rank: defaultdict[int, list[SlowRank]] = defaultdict(list)
+    for one in sorted(of.slow, key=lambda one: RANK_PARTS.index(one.phase) if one.phase in RANK_PARTS else 0):
+        by_rank[one.rank].append(one)
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, its in sorted(by_rank.items()):
+        where = ", ".join(f"{one.phase}{_when(one, of)}" for one in its)
+        alike[where if its[0].phase == RANK_PARTS[-1] else f"in {where}"].append(rank)
+    if not alike:  # of version 0.2, which told one rank, or one host, in one phase
+        who = f"rank {of.rank}" if of.rank is not None else "slow ranks" if of.host is None else f"host {of.host}"
+        return f"{who}: {_ms(of.excess_s or 0.0)} slower" + (f" in {of.phase}" if of.phase else "")
+    told = []
+    for where, named in alike.items():
+        mean_s = sum(one.excess_s for rank in named for one in by_rank[rank]) / len(named)
+        who = _who(named, ranks, list(dict.fromkeys(by_rank[rank][0].host for rank in named)))
+        told.append(f"{who} {'is' if len(named) == 1 else 'are'} {_ms(mean_s)} slower {where}")
+    return "; ".join(told)
+
+
+def _who(its: list[int], ranks: Ranks, hosts: list[str]) -> str:
+    """Ranks with their hosts; all of a host by its name, of many the first."""
+    if ranks.finding.kind == "host":
+        return f"the ranks of host {ranks.finding.host}"
+    count = len(its) if len(its) < len(ranks.finding.slow) else max(len(its), ranks.finding.slow_ranks or 0)
+    who = ranks_text(its) if count <= _NAMED else f"{count:,} of {ranks.world:,} ranks, {its[0]} the first,"
+    return f"{who} (host{'s' * (len(hosts) > 1)} {', '.join(hosts)})" if len(ranks.hosts) > 1 else who
+
+
+def _when(one: SlowRank, of: RankFinding) -> str:
+    whole = one.last_step - one.first_step + 1 >= (of.steps or 0)
+    return "" if whole else f" (steps {one.first_step} to {one.last_step})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

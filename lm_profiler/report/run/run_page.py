@@ -1,0 +1,252 @@
+"""What is printed at the end of a run, and the page of all that its record knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from lm_profiler.record.files import from_here
+from lm_profiler.record.quantities import (
+    GROUPS,
+    MEMORY,
+    MFU,
+    QUANTITIES,
+    TIMES,
+    counted,
+    with_prefix,
+)
+from lm_profiler.record.run import (
+    NumericsFacts,
+    OwnedTime,
+    RunRecord,
+)
+from lm_profiler.report.run.phase_table import phase_table, step_line
+from lm_profiler.report.run.rank_lines import own_work_table, ranks_lines
+from lm_profiler.report.run.sections import list_table, sections, shown
+from lm_profiler.report.run.slack_lines import slack_lines
+from lm_profiler.report.run.verdict import findings_lines, odd_lines, step_lines, verdict_lines
+from lm_profiler.report.run.waterfall_text import why_lines
+from lm_profiler.report.tables.table import Table, ms_text, text_table
+from lm_profiler.report.tables.table_columns import device_of
+
+_WAITS_SHOWN = 2
+_SAID = 0.05
+"""Of the step: less of what no phase covers is not told at a run's end."""
+
+
+def end_tables(record: RunRecord, folder: Path, verbose: bool = False) -> list[Table]:
+    """At a run's end: what binds it and what to do, phases, throughput, memory, precision; or how the run died.
+
+    Above all what changes how these are read. With ``verbose`` all else that its page begins with, too.
+    """
+    audit = Table()
+    if record.numerics is not None:
+        audit = replace(list_table(record, "numerics.kinds"), above=[numerics_headline(record.numerics)])
+    table = time_table(record)
+    if not verbose:
+        table = replace(table, below=end_lines(record))
+    where = from_here(folder)
+    more = "" if verbose or not record.time else f"; all of it: lm_profiler report {where}"
+    return [
+        Table(above=[] if verbose else verdict_lines(record)),
+        table,
+        audit,
+        Table(above=[f"written to {where}{more}"]),
+    ]
+
+
+def end_lines(record: RunRecord) -> list[str]:
+    """What the table of a run's end needs beside it: a line each, where there is something to say."""
+    rates = [*_rates(record), *_utilisation(record)]
+    other = other_lines(record) if record.shares.get("other", 0.0) >= _SAID else []
+    steps = step_lines(record) if record.ranks is None else [step_line(record), *step_lines(record)]
+    waits = ranks_lines(record)
+    return [
+        *steps,
+        *([", ".join(rates)] if rates else []),
+        *_memory(record)[:1],
+        *waits,
+        *other,
+        *slack_lines(record),  # asked for
+        *odd_lines(record)[:1],
+        *(f"note: {note}" for note in record.notes),
+        *failure_lines(record),
+    ]
+
+
+def run_page(record: RunRecord, folder: Path) -> list[Table]:
+    """All that is known of a run, in sections; what it does not know is left out."""
+    said = [
+        *failure_lines(record),
+        *verdict_lines(record),
+        *step_lines(record),
+        *ranks_lines(record),
+        *why_lines(record),
+        *(f"note: {note}" for note in record.notes),
+    ]
+    rows = [line.partition(": ")[::2] for line in [*said, f"folder: {from_here(folder)}"]]
+    command = Table(above=record.command.splitlines(), verbatim=True, title="Command")
+    head = text_table(("", ""), rows, left=2, title=headline(record))
+    return [head, *sections(record), *([command] if record.command else [])]
+
+
+def time_table(record: RunRecord) -> Table:
+    """A row for each phase that occurred, and the step; below them what else is to be said.
+
+    Of several ranks each phase's own work, and waiting: a phase that ends in a collective takes as long on all of them.
+    """
+    if not record.time or not record.time["step"].n:
+        return Table(below=summary_lines(record))
+    table = phase_table(record) if record.ranks is None else own_work_table(record)
+    return replace(table, title=headline(record), below=summary_lines(record))
+
+
+def headline(record: RunRecord) -> str:
+    """What was measured, where; or what became of it."""
+    if not record.time or not record.time["step"].n:
+        return f"{record.name}: {record.verb}, {record.status}"
+    device = device_of(record.environment)
+    where = f" on {device}" if device is not None else ""
+    precision = f", {record.model.precision}" if record.model is not None else ""
+    steps, warmup = counted(record.time["step"].n, "step"), record.steps.get("warmup", 0)
+    return f"{record.name}: {steps} of {record.verb} after {counted(warmup, 'warm-up step')}{where}{precision}"
+
+
+def summary_lines(record: RunRecord) -> list[str]:
+    """Throughput, memory, first step, notes and failure: a line each. The step, where its table has no room for it."""
+    lines = [step_line(record)] if record.ranks is not None and record.time else []
+    if rates := [*_rates(record), *_utilisation(record)]:
+        lines.append(", ".join(rates))
+    lines += [
+        *_memory(record),
+        *_planned(record),
+        *verdict_lines(record),
+        *step_lines(record),
+        *ranks_lines(record),
+        *why_lines(record),
+        *slack_lines(record),
+        *_waits(record),
+        *odd_lines(record),
+        *other_lines(record),
+    ]
+    if record.first_step_s is not None:
+        lines.append(f"first step {TIMES['step'].show(record.first_step_s)}")
+    of_why = [] if record.waterfall is None else [f"why: {note}" for note in record.waterfall.notes]
+    notes = [*record.notes, *record.details, *of_why]
+    return [*lines, *findings_lines(record), *(f"note: {note}" for note in notes), *failure_lines(record)]
+
+
+def _memory(record: RunRecord) -> list[str]:
+    """Peaks of the run; the peak of each phase, where the device tells; and the causes of the highest."""
+    of_parts = [of for of in GROUPS["Memory by phase"] if of.path.endswith("allocated_peak") and of.get(record)]
+    at = max(of_parts, key=lambda of: of.get(record)).of if of_parts else "backward"
+    causes = [of for of in GROUPS["Memory by cause"] if of.of == at and of.get(record)]
+    where = f"at the peak, in {at}" if of_parts else "held by the step"
+    lines = {
+        "": [f"{of.title} {of.fit(value)}" for of in MEMORY.values() if (value := of.get(record)) is not None],
+        "peak by phase: ": [f"{TIMES[str(of.of)].title} {of.fit(of.get(record))}" for of in of_parts],
+        f"{where}: ": [f"{of.title.partition(': ')[2]} {of.fit(of.get(record))}" for of in causes],
+    }
+    return [f"{start}{', '.join(known)}" for start, known in lines.items() if known]
+
+
+def _planned(record: RunRecord) -> list[str]:
+    """The planned peak, and what became of it."""
+    if record.planned is None:
+        return []
+    if record.planned.peak is None:
+        return [f"planned: unknown ({record.planned.unknown})"]
+    peak, ratio = (QUANTITIES[name] for name in ("planned_peak_bytes", "measured_over_planned"))
+    known = ratio.get(record)
+    # An allocator of a device counts workspaces of other libraries than cuBLAS too, which no rehearsal knows.
+    by_device = record.memory is None or record.memory.measured.allocated_peak is not None
+    of = ", with workspaces of libraries," if by_device else " when forward has ended"
+    became = "; what was measured is unknown"
+    if known is not None:
+        became = f"; measured{of} {'as planned' if 0.995 <= known <= 1.005 else f'{known:.3f} times as much'}"
+    eager = " without torch.compile" * record.planned.compiled
+    return [f"planned{eager}: peak {peak.fit(peak.get(record))}, in {record.planned.phase}{became}"]
+
+
+def _waits(record: RunRecord) -> list[str]:
+    """The lines that make the host wait for the device, those that do it most first."""
+    waits = sorted(record.syncs or [], key=lambda sync: -sync.count)
+    told = [f"{sync.call or sync.function} ({_file(sync.file)}, line {sync.line})" for sync in waits[:_WAITS_SHOWN]]
+    more = [f"{counted(len(waits) - _WAITS_SHOWN, 'more line')}"] if len(waits) > _WAITS_SHOWN else []
+    return [f"the host waits for the device at: {', '.join([*told, *more])}"] if told else []
+
+
+def _file(path: str) -> str:
+    """By its name; a library's by whose it is."""
+    return path.partition("site-packages/")[2] or Path(path).name
+
+
+def failure_lines(record: RunRecord) -> list[str]:
+    """Where and why the run died, in one line; none where it did not."""
+    failure = record.failure
+    if failure is None:
+        return []
+    at = f"{record.status} in {failure.where}"
+    if failure.message:
+        return [f"{at}: {failure.type}: {failure.message}"]
+    return [at if record.status == "interrupted" else f"{at}: {failure.type}"]  # KeyboardInterrupt says no more
+
+
+def _rates(record: RunRecord) -> list[str]:
+    """Tokens/s with their interval; samples/s where tokens are unknown."""
+    for what in ("tokens", "samples"):
+        rate, count = QUANTITIES[f"{what}_per_s"], QUANTITIES[f"{what}_per_step"].get(record)
+        if count is not None:
+            known = shown(rate, record) if rate.get(record) is not None else f"unknown {what}/s"
+            return [f"{known} ({count:,} a step)"]
+    return []
+
+
+def _utilisation(record: RunRecord) -> list[str]:
+    """Against the datasheet, and against the machine's own matrix product; nothing where others used the machine."""
+    use = record.utilisation
+    if use is None or record.contended:
+        return []
+    parts = [f"MFU {MFU.show(use.mfu)}"]
+    if use.peak_flops_per_s is not None:
+        parts[0] += f" of {with_prefix(use.peak_flops_per_s, 'FLOP/s')} ({use.dtype})"
+    if use.of_ceiling is not None and use.ceiling_flops_per_s is not None:
+        own = with_prefix(use.ceiling_flops_per_s, "FLOP/s")
+        reached = "less than 1%" if use.of_ceiling < 0.01 else f"{use.of_ceiling:.0%}"
+        parts.append(f"{reached} of the matmul rate measured here ({own})")
+    return parts
+
+
+def numerics_headline(audit: NumericsFacts) -> str:
+    """Loss in both, and how far output and gradients are off."""
+    losses = " against ".join("not finite" if x is None else f"{x:.6g}" for x in (audit.loss, audit.reference_loss))
+    output, gradients = ("unknown" if x is None else f"{x:.2%}" for x in (audit.output_error, audit.gradient_error))
+    text = f"numerics against float32: loss {losses}, output off by {output}, gradients by {gradients}"
+    steps = ["not finite" if x is None else f"{x:.6g}" for x in audit.losses]
+    return f"{text}; loss of the first {counted(len(steps), 'step')} from {steps[0]} to {steps[-1]}" if steps else text
+
+
+_ACTIONS_SHOWN = 4
+
+
+def other_lines(record: RunRecord) -> list[str]:
+    """The measured ``other``, and what it was while each action was timed, by the longest of these; or none.
+
+    Of several ranks it is the first one's. The line's parts add up to the second figure: timing every
+    action takes some time itself.
+    """
+    owned = record.other_by_owner
+    if owned is None or not owned.actions:
+        return []
+    rank = " of rank 0" * (len(record.rank_step_s) > 1)
+    total = f"{ms_text(owned.seconds)} ms while each action of {counted(owned.steps, 'step')} was timed"
+    whole = total if owned.measured_s is None else f"{ms_text(owned.measured_s)} ms, {total}"
+    said = [_action_text(action, owned.steps) for action in owned.actions[:_ACTIONS_SHOWN]]
+    if rest := owned.actions[_ACTIONS_SHOWN:]:
+        said.append(f"{len(rest)} more {ms_text(sum(action.seconds for action in rest))}")
+    return [f"other{rank}: {whole}: {', '.join(said)}"]
+
+
+def _action_text(action: OwnedTime, steps: int) -> str:
+    often = "" if action.in_steps == steps else f" (in {action.in_steps} of {steps} steps)"
+    return f"{action.name} {ms_text(action.seconds)}{often}"

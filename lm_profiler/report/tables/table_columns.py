@@ -1,0 +1,215 @@
+"""What a table of runs can show: one column for each fact and figure, found by name, and each option of the runs."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lm_profiler.analysis.compare.differences import flat
+from lm_profiler.models.config import PRESETS, TransformerConfig, preset
+from lm_profiler.record.entry import Entry
+from lm_profiler.record.parts import full_name
+from lm_profiler.record.quantities import GROUPS, MEMORY, QUANTITIES, TIMES, Place, Quantity, overview
+from lm_profiler.record.run import Environment, RunRecord
+from lm_profiler.report.tables.table import Table, text_table
+from lm_profiler.usage_error import UsageError
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column. ``get`` gives an entry's value: a figure in SI, text, a truth value, or None where it is unknown.
+
+    ``quantity`` says how figures are shown; None for facts. ``option`` is the option that sets a fact, where there is
+    one; ``place`` says how early it is shown, as of figures; runs are told apart by facts that are ``compared`` where
+    nobody swept anything.
+    """
+
+    name: str
+    title: str
+    get: Callable[[Entry], Any]
+    meaning: str = ""
+    group: str = ""
+    place: Place = Place.TABLE
+    option: str | None = None
+    compared: bool = False
+    quantity: Quantity | None = None
+
+    def interval(self, entry: Entry) -> tuple[float, float] | None:
+        """The (low, high) of a figure, in SI; None for one without."""
+        return None if self.quantity is None or entry.record is None else self.quantity.interval(entry.record)
+
+
+def column(name: str) -> Column:
+    """The column called ``name``: one of ``COLUMNS``, or else an option by its path, such as ``data.batch_size``."""
+    return COLUMNS.get(name) or OPTIONS.get(name) or Column(name, name, _of_option(name), option=name)
+
+
+def _of_record(get: Callable[[RunRecord], Any]) -> Callable[[Entry], Any]:
+    return lambda entry: None if entry.record is None else get(entry.record)
+
+
+def _of_option(path: str) -> Callable[[Entry], Any]:
+    return lambda entry: entry.option(path)
+
+
+def preset_of(size: Any) -> TransformerConfig | None:
+    """The dimensions of ``size``, whatever somebody's config calls one."""
+    return PRESETS.get(size) if isinstance(size, str) else None
+
+
+def _dimension(name: str) -> Callable[[Entry], Any]:
+    """The model's own where the config gives it, else the preset's."""
+
+    def get(entry: Entry) -> Any:
+        given = entry.option(f"model.{name}")
+        if given is not None:
+            return given
+        return getattr(preset_of(entry.option("model.size")), name, None)
+
+    return get
+
+
+def device_of(environment: Environment | None) -> str | None:
+    """The name of its device, and how many there were."""
+    if environment is None:
+        return None
+    return environment.device_name + (f" x {environment.world_size}" if environment.world_size > 1 else "")
+
+
+def _device(entry: Entry) -> str | None:
+    return device_of(entry.environment)
+
+
+def _precision(entry: Entry) -> str | None:
+    if entry.record is not None and entry.record.model is not None:
+        return entry.record.model.precision
+    given = entry.option("trainer.precision")
+    known = given is not None or entry.config is not None or entry.sibling is not None
+    return full_name(given) if known else None
+
+
+def parameters(entry: Entry, embedding: bool = True) -> int | None:
+    """Of the module as it was built; of our own model also where it was not, as in a run that was refused."""
+    model = entry.record.model if entry.record is not None else None
+    if model is not None and model.parameters:
+        return model.parameters if embedding else model.parameters_without_embedding
+    given = {name: entry.option(f"model.{name}") for name in (*DIMENSIONS, "vocab_size")}
+    try:
+        return preset(entry.option("model.size"), **given).num_parameters(embedding)
+    except (TypeError, ValueError):  # no size, one of somebody else's model, or dimensions that do not fit together
+        return None
+
+
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
+
+
+def _option(name: str, title: str, path: str, meaning: str) -> Column:
+    return Column(name, title, _of_option(path), meaning, option=path, compared=True)
+
+
+def _asked(name: str, title: str, get: Callable[[RunRecord], Any], meaning: str) -> Column:
+    return Column(name, title, _of_record(get), meaning, place=Place.ASKED)
+
+
+_FACTS: dict[str, tuple[Column, ...]] = {
+    "The run": (
+        Column("name", "run", lambda entry: entry.name, "its name, or its cell's", place=Place.HEADLINE),
+        Column("folder", "folder", lambda entry: str(entry.folder), "where its files are", place=Place.HEADLINE),
+        Column("status", "status", lambda entry: entry.status, "how it ended", place=Place.HEADLINE),
+        Column("reason", "reason", lambda entry: entry.reason, "why it did not end well", place=Place.HEADLINE),
+        Column("repeat", "repeat", lambda entry: entry.cell and entry.cell.repeat, "of its cell", place=Place.ASKED),
+        _asked("started", "started", lambda run: run.started, "date and time"),
+    ),
+    "What ran": (
+        Column("verb", "verb", lambda entry: entry.verb, "fit, validate, test or predict", compared=True),
+        Column("device", "device", _device, "name of the device, and how many", compared=True),
+        _option("size", "size", "model.size", "preset of the model"),
+        *(Column(name, name, _dimension(name), "of the model", option=f"model.{name}") for name in DIMENSIONS),
+        Column("parameters", "parameters", parameters, "of the model as it was built, or would have been"),
+        Column("precision", "precision", _precision, "of the Trainer", option="trainer.precision", compared=True),
+        _option("batch_size", "batch", "data.batch_size", "rows of a batch"),
+        _option("context_length", "context", "data.context_length", "tokens of a row"),
+        _option("compile", "compile", "model.compile", "whether torch.compile was used"),
+        _option("attention", "attention", "model.attention", "which attention"),
+        _option("optimizer", "optimizer", "model.optimizer", "which optimizer"),
+        Column("warmup_steps", "warm-up", lambda entry: entry.cut and entry.cut.warmup, "steps cut anew with --warmup"),
+    ),
+    "What came of it": (
+        _asked("benchmark_steps", "steps", QUANTITIES["steps_measure"].get, "steps that were measured"),
+        Column("steadiness", "steadiness", _of_record(lambda run: ", ".join(run.words) or None), "words for its steps"),
+        _asked("bound_by", "bound by", lambda run: run.verdict and run.verdict.bound_by, "its bottleneck"),
+    ),
+}
+
+
+def _of_figure(of: Quantity) -> Column:
+    quantity = None if of.is_text else of
+    return Column(of.name, of.title, _of_record(of.get), of.meaning, of.group, of.place, quantity=quantity)
+
+
+COLUMNS = {fact.name: replace(fact, group=group) for group, facts in _FACTS.items() for fact in facts}
+COLUMNS |= {name: _of_figure(of) for name, of in QUANTITIES.items() if name not in COLUMNS}
+"""Every column that has a name of its own: facts first, then figures."""
+
+OPTIONS = {column.option: column for column in COLUMNS.values() if column.option is not None}
+"""Those of ``COLUMNS`` that an option sets, by that option."""
+
+FACTS = [of for of in COLUMNS.values() if of.group in _FACTS and of.place is Place.TABLE]
+"""What tells runs apart in a table."""
+
+COMPARED = sorted((of for of in FACTS if of.compared), key=lambda of: of.option is None)
+"""What runs are told apart by where nobody swept anything: the options first."""
+
+
+def figures(place: Place) -> list[Column]:
+    """The figures that are shown at ``place`` or earlier, as the registry orders them."""
+    return [of for of in COLUMNS.values() if of.quantity is not None and of.place <= place]
+
+
+def peak_memory(entries: Sequence[Entry]) -> Column:
+    """Peak allocated on the device; peak resident where no run has a device that says."""
+    allocated, _, resident = (COLUMNS[of.name] for of in MEMORY.values())
+    return allocated if any(allocated.get(entry) is not None for entry in entries) else resident
+
+
+def columns_named(names: Iterable[str], entries: Sequence[Entry]) -> list[Column]:
+    """The columns called ``names``, facts and figures or options of ``entries``.
+
+    Raises:
+        UsageError: there is no such column, and no run has such an option.
+    """
+    columns = [column(name) for name in names]
+    asked = [of.name for of in columns if of.name not in COLUMNS]
+    known = {path for entry in entries for path in _paths(entry)} if asked else set()
+    for name in asked:
+        if name not in known:
+            near = difflib.get_close_matches(name, [*COLUMNS, *sorted(known)], n=1)
+            remedy = f"; did you mean {near[0]}?" if near else ""
+            raise UsageError(
+                f"column: expected a name such as step_s, or an option that these runs have, given {name!r}{remedy}"
+            )
+    return columns
+
+
+def every_column() -> list[Table]:
+    """A table for each group of columns: their names, their units in files for programs, and what they mean."""
+    groups: dict[str, list[tuple[str, str, str]]] = {}
+    for fact in (of for of in COLUMNS.values() if of.group not in GROUPS):
+        option = f" (--{fact.option})" if fact.option else ""
+        groups.setdefault(fact.group, []).append((fact.name, "", fact.meaning + option))
+    facts = {name for group in groups.values() for name, *_ in group}
+    for title, group in overview().items():
+        groups[title] = [(of.name, of.unit, of.meaning) for of in group if of.name not in facts]
+    tables = [text_table(("column", "unit", "meaning"), rows, left=3, title=title) for title, rows in groups.items()]
+    names = [f"PART is one of {', '.join(TIMES)}", "any option of the runs is one too, such as data.batch_size"]
+    return [*tables, Table(below=names, title="Names of columns")]
+
+
+def _paths(entry: Entry) -> Iterator[str]:
+    """Of each option that was given or is in the config; of a class also its own path."""
+    yield from entry.overrides
+    for path in flat(entry.config or {}):
+        yield from itertools.accumulate(path.split("."), "{}.{}".format)

@@ -1,0 +1,118 @@
+"""The roofline of a phase, against figures worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from lm_profiler.analysis.hardware.device_rates import MEASURED_COPY, rates_of
+from lm_profiler.analysis.hardware.roofline import Work, beaten_floors, floor_of
+from lm_profiler.models.config import PRESETS
+from lm_profiler.record.run import Floor, FlopRate, Rates
+
+RATES = Rates(
+    flops=[
+        FlopRate(dtype="float32", flops_per_s=1e12, source="a test"),
+        FlopRate(dtype="bfloat16", flops_per_s=10e12, source="a test"),
+    ],
+    bytes_per_s=100e9,
+)
+
+
+def known(floor: Floor) -> tuple[float | None, str | None, float | None]:
+    return floor.seconds, floor.bound, floor.times
+
+
+def test_the_longer_of_the_two_is_the_floor() -> None:
+    assert known(floor_of(Work({"float32": 2 * 10**9}, 10**8), RATES, 8e-3)) == pytest.approx((2e-3, "compute", 4.0))
+    assert known(floor_of(Work({"float32": 10**8}, 4 * 10**8), RATES, 8e-3)) == pytest.approx((4e-3, "memory", 2.0))
+    assert known(floor_of(Work({}, 4 * 10**8), RATES, 8e-3)) == pytest.approx((4e-3, "memory", 2.0))
+
+
+def test_products_of_several_dtypes_take_their_times_together() -> None:
+    work = Work({"float32": 10**9, "bfloat16": 10**10}, 0)
+    assert known(floor_of(work, RATES, 6e-3)) == pytest.approx((2e-3, "compute", 3.0))
+
+
+def test_what_is_unknown_makes_the_floor_unknown() -> None:
+    assert known(floor_of(Work({"float64": 10**9}, 10**9), RATES, 1.0)) == (None, None, None)  # no rate
+    assert known(floor_of(Work(None, 10**9), RATES, 1.0)) == (None, None, None)
+    assert known(floor_of(Work({}, None), RATES, 1.0)) == (None, None, None)
+    assert known(floor_of(Work({}, 10**9), Rates(), 1.0)) == (None, None, None)
+
+
+def test_flops_alone_are_a_floor_but_do_not_tell_what_binds() -> None:
+    assert known(floor_of(Work({"float32": 10**9}, None), RATES, 2e-3)) == pytest.approx((1e-3, None, 2.0))
+
+
+def test_bytes_on_the_bus_have_no_floor() -> None:
+    floor = floor_of(Work({}, 10**9, on_the_bus=True), RATES, 1.0)
+    assert (floor.bytes, *known(floor)) == (10**9, None, None, None)
+
+
+def test_no_work_is_no_time_and_has_no_ratio() -> None:
+    assert known(floor_of(Work({}, 0), RATES, 1e-3)) == (0.0, None, None)
+
+
+def test_bytes_that_stay_in_caches_are_no_floor() -> None:
+    assert known(floor_of(Work({}, 10**8), RATES, 0.5e-3)) == (None, None, None)
+    both = Work({"float32": 10**8}, 10**8)
+    assert known(floor_of(both, RATES, 0.5e-3)) == pytest.approx((0.1e-3, "compute", 5.0))
+    assert known(floor_of(both, RATES, 0.97e-3))[1] == "memory"  # noise
+
+
+def test_a_peak_that_the_phase_beats_is_not_the_devices() -> None:
+    assert known(floor_of(Work({"float32": 10**9}, 0), RATES, 0.5e-3)) == (None, None, None)
+
+
+def test_before_the_phase_was_measured_its_floor_is_known() -> None:
+    assert known(floor_of(Work({"float32": 10**9}, 0), RATES, None)) == (1e-3, "compute", None)
+
+
+def test_a_floor_that_was_beaten_is_told_with_the_rate_that_it_is_of() -> None:
+    measured = RATES.model_copy(update={"bytes_per_s": 16.6e9, "bytes_source": MEASURED_COPY})
+    work = {"optimizer": Work({}, 260_620_000), "forward": Work({"float32": 10**9}, 10**6)}
+    too_low = "they lie in caches, or that rate is too low"
+    (told,) = beaten_floors(work, measured, {"optimizer": 10.96e-3, "forward": 2e-3})
+    unknown = "the floor of optimizer is unknown: it took less than its bytes take at the measured bandwidth"
+    assert told == f"{unknown}, 16.6 GB/s: {too_low}"
+    took_s = {"optimizer": 1e-3, "clip": 5e-3, "forward": 0.5e-3}
+    peak, others = beaten_floors({**work, "clip": Work({}, 10**9)}, RATES, took_s)
+    unknown = "the floor of forward is unknown: it took less than its FLOPs take at the peak"
+    assert peak == f"{unknown}, 1 TFLOP/s in float32 (a test): the peak is not this device's"
+    unknown = "the floors of optimizer and clip are unknown: each took less than its bytes take at the bandwidth"
+    assert others == f"{unknown}, 100 GB/s: {too_low}"
+
+
+@pytest.mark.parametrize("took_s", [None, 0.0, 0.5e-3, 0.97e-3, 2.0])
+@pytest.mark.parametrize("flops", [None, {}, {"float32": 10**8}, {"float32": 10**9}, {"float64": 1}])
+@pytest.mark.parametrize("moved", [None, 0, 10**8])
+def test_what_is_told_is_unknown_and_what_is_unknown_for_another_reason_is_not_told(
+    took_s: float | None, flops: dict[str, int] | None, moved: int | None
+) -> None:
+    work = Work(flops, moved)
+    told = beaten_floors({"forward": work}, RATES, {"forward": took_s})
+    known_before = floor_of(work, RATES, None).seconds is not None
+    assert bool(told) == (known_before and bool(took_s) and floor_of(work, RATES, took_s).seconds is None)
+
+
+@pytest.mark.parametrize("size", PRESETS)
+@pytest.mark.parametrize(
+    "device, bytes_per_s", [("NVIDIA H100 80GB HBM3", 3.35e12), ("NVIDIA A100-SXM4-80GB", 2.039e12)]
+)
+def test_of_each_shipped_size_the_optimizer_is_a_bandwidth_and_forward_a_flop_figure(
+    size: str, device: str, bytes_per_s: float
+) -> None:
+    """On a GPU with 8 x 512 tokens in bfloat16: 2 N FLOPs a token forward, 28 bytes a parameter in AdamW."""
+    config, tokens = PRESETS[size], 8 * 512
+    rates = rates_of(device, {"bfloat16": None}, None)
+    multiplied = config.num_parameters(embedding=False)
+    forward = Work({"bfloat16": 2 * multiplied * tokens}, 4 * multiplied)
+    optimizer = Work({}, 28 * config.num_parameters())
+    assert floor_of(forward, rates, 1.0).bound == "compute"
+    found = floor_of(optimizer, rates, 1.0)
+    assert found.bound == "memory"
+    assert found.seconds == pytest.approx(28 * config.num_parameters() / bytes_per_s)
+
+
+def test_a_floor_of_next_to_nothing_has_no_ratio() -> None:
+    assert known(floor_of(Work({}, 264), RATES, 58e-6)) == pytest.approx((2.64e-9, "memory", None))

@@ -1,0 +1,90 @@
+"""The record's part on ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulated_ranks import simulate, usual
+from stored_texts import assert_stored
+
+from lm_profiler.analysis.ranks.rank_timeline import ClockOffset
+from lm_profiler.analysis.ranks.ranks_summary import ranks_of
+from lm_profiler.record.run import Ranks
+
+
+def said(ranks: int, steps: int = 6, world: int | None = None) -> Ranks:
+    truth = simulate(usual(ranks, steps, noise=0.05))
+    of = ranks_of(truth.timelines, world or ranks, overlap=True)
+    assert of is not None
+    return of
+
+
+def test_each_rank_has_its_means_which_add_up_to_the_step() -> None:
+    truth = simulate(usual(3, 6, noise=0.05))
+    of = ranks_of(truth.timelines, 3, overlap=True)
+    assert of is not None
+    for rank, times in enumerate(of.by_rank):
+        assert times.own_s["forward"] == pytest.approx(truth.own_s[rank, :, 2].mean(), abs=1e-7)
+        assert times.all_waiting_s == pytest.approx(truth.waiting_s[rank].sum(axis=1).mean(), abs=1e-7)
+        assert times.own_by_column_s == pytest.approx(truth.own_s[rank].sum(axis=1), abs=1e-7)
+    mean_s = sum(times.all_own_s + times.all_waiting_s for times in of.by_rank) / 3
+    assert of.step_s == pytest.approx(mean_s)
+    slowest = of.own["forward"].slowest
+    assert of.own["forward"].largest_s == of.by_rank[slowest].own_s["forward"]
+    assert of.own["forward"].least_s <= of.own["forward"].median_s <= of.own["forward"].largest_s
+    waited = sum(times.all_waiting_s for times in of.by_rank) / 3
+    assert of.waiting_share == pytest.approx(waited / of.step_s)
+
+
+def test_of_many_ranks_the_first_the_busiest_and_the_idlest() -> None:
+    work_s = usual(70, 3)
+    work_s["forward"][3:11] += 0.03
+    work_s["forward"][20:28] -= 0.01
+    of = ranks_of(simulate(work_s).timelines, 70, overlap=True)
+    assert of is not None
+    assert [times.rank for times in of.by_rank] == [0, *range(3, 11), *range(20, 28)]
+    assert of.hosts == {"here": list(range(70))}
+
+
+def test_of_a_long_run_the_heat_map_has_columns_of_several_steps() -> None:
+    of = said(2, steps=600)
+    assert len(of.columns) == len(of.by_rank[0].own_by_column_s) == 256
+    own_s = of.by_rank[0].own_by_column_s
+    sizes = [b - a for a, b in zip(of.columns, [*of.columns[1:], 601], strict=True)]
+    assert sum(s * n for s, n in zip(own_s, sizes, strict=True)) / 600 == pytest.approx(of.by_rank[0].all_own_s)
+
+
+def test_the_steps_that_count() -> None:
+    truth = simulate(usual(2, 6))
+    of = ranks_of(truth.timelines, 2, overlap=True, steps=[3, 4, 5])
+    assert of is not None
+    assert (of.steps, of.columns) == (3, [3, 4, 5])
+
+
+def test_ranks_that_did_not_say_are_named() -> None:
+    of = said(2, world=4)
+    assert_stored("analysis/notes: silent ranks", {"two of four": of.notes})
+    assert of.world == 4
+
+
+def test_one_rank_alone_and_no_common_step_say_nothing() -> None:
+    truth = simulate(usual(2, 3))
+    assert ranks_of(truth.timelines[:1], 2, overlap=True) is None
+    assert ranks_of(truth.timelines, 2, overlap=True, steps=[99]) is None
+
+
+def test_how_the_clocks_were_brought_together() -> None:
+    timelines = simulate(usual(3, 3)).timelines
+    compared = [
+        replace(timeline, clock=replace(timeline.clock, uncertainty_ns=(1000 * rank, 2000 * rank)))
+        for rank, timeline in enumerate(timelines)
+    ]
+    of = ranks_of(compared, 3, overlap=True)
+    assert of is not None
+    assert of.clocks.uncertainty_s == pytest.approx(6e-6)  # of ranks 1 and 2, in opposite directions
+    assert of.clocks.drift == pytest.approx(1e-4, rel=0.01)
+    alike = [replace(timeline, clock=ClockOffset()) for timeline in simulate(usual(2, 3), clocks_wrong=False).timelines]
+    one = ranks_of(alike, 2, overlap=True)
+    assert one is not None
+    assert one.clocks.uncertainty_s == 0.0

@@ -1,0 +1,246 @@
+"""A trace's table, against the hand-made step whose every microsecond is known."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from cuda_trace import ADAM, ALL_REDUCE, AUTOGRAD, GEMM, MAIN, Trace, cuda_step, kernel_table
+
+from lm_profiler.analysis.trace import kernel_sums, pieces
+from lm_profiler.analysis.trace.kernel_sums import LARGEST_ROWS
+from lm_profiler.analysis.trace.walk import Packed, walk
+from lm_profiler.analysis.why.traced import traced_of
+from lm_profiler.record.kernels import KernelTable
+from lm_profiler.report.run.kernel_tables import kernel_answers
+
+US = 1e-6
+
+
+def us(seconds: float) -> float:
+    """Microseconds, to the nanosecond of a trace."""
+    return round(seconds / US, 2)
+
+
+def kinds(table: KernelTable, phase: str) -> dict[str, tuple[int, float]]:
+    return {kind: (time.count, us(time.total_s)) for kind, time in table.phases[phase].kinds.items()}
+
+
+@pytest.fixture(scope="module")
+def step() -> KernelTable:
+    return kernel_table(cuda_step())
+
+
+def test_busy_and_idle_of_the_phases_are_the_window(step: KernelTable) -> None:
+    assert (step.source, step.steps, us(step.window_s)) == ("kernels", 1, 170)
+    parts = {name: (us(phase.busy_s), us(phase.idle_s)) for name, phase in step.phases.items()}
+    # A gap belongs to the work that ended it: 0-14, 18-30, 80-90, 130-140; 162-170 to none.
+    assert parts == {
+        "transfer": (4, 14),
+        "forward": (50, 12),
+        "backward": (40, 10),
+        "optimizer": (22, 10),
+        "other": (0, 8),
+    }
+
+
+def test_work_belongs_to_the_phase_that_launched_it_from_whatever_thread(step: KernelTable) -> None:
+    assert kinds(step, "transfer") == {"host_copies": (1, 4)}
+    assert kinds(step, "forward") == {"matmul": (2, 40), "attention": (1, 10)}  # though 60-80 ran in backward's time
+    assert kinds(step, "backward") == {"communication": (1, 30), "matmul": (1, 20)}
+    assert kinds(step, "optimizer") == {"elementwise": (1, 20), "copies": (1, 2)}
+
+
+def test_what_runs_at_the_same_time_is_said(step: KernelTable) -> None:
+    assert {name: us(phase.overlap_s) for name, phase in step.phases.items() if phase.overlap_s} == {"backward": 10}
+
+
+def test_equal_layers_are_one_row_and_the_backward_pass_knows_its_module(step: KernelTable) -> None:
+    rows = {(row.phase, row.name): row for row in step.rows}
+    forward, backward = rows["forward", GEMM], rows["backward", GEMM]
+    assert (forward.count, us(forward.total_s), forward.operator) == (2, 40, "aten::mm")
+    assert (backward.count, us(backward.total_s), backward.operator) == (1, 20, "aten::mm")
+    (flash,) = [row for row in step.rows if row.kind == "attention"]
+    for row in (forward, backward, flash):
+        assert (row.module, row.module_type) == ("model.blocks.*.attention", "SelfAttention")
+    (adam,) = [row for row in step.rows if row.operator == "aten::_fused_adamw_"]
+    assert adam.module is None
+    assert adam.name.endswith("…")  # a functor's arguments may fill a page
+    assert ADAM.startswith(adam.name[:-1])
+    assert [row.total_s for row in step.rows] == sorted((row.total_s for row in step.rows), reverse=True)
+
+
+def test_shares_count_only_what_nothing_else_overlaps(step: KernelTable) -> None:
+    assert step.memory_bound_share == pytest.approx(22 / 170)  # the optimizer and its memset, not the batch's copy
+    assert step.communication_share == pytest.approx(20 / 170)  # 110-130
+
+
+def test_figures_are_of_all_steps_together(step: KernelTable) -> None:
+    two = kernel_table(cuda_step() + cuda_step(number=2, origin=170))
+    assert (two.steps, us(two.window_s)) == (2, 340)
+    for name, phase in step.phases.items():
+        if name not in ("transfer", "other"):  # the first step's last 8 end where the second's copy begins
+            assert us(two.phases[name].busy_s) == us(2 * phase.busy_s)
+            assert us(two.phases[name].idle_s) == us(2 * phase.idle_s)
+    assert us(two.phases["transfer"].idle_s) == 14 + 8 + 14
+    assert us(two.phases["other"].idle_s) == 8
+
+
+def test_the_order_of_events_does_not_matter(step: KernelTable) -> None:
+    events = cuda_step()
+    random.Random(0).shuffle(events)
+    assert kernel_table(events) == step
+
+
+def test_work_of_the_step_before_is_left_out(step: KernelTable) -> None:
+    before = Trace(-50)
+    before.work("ampere_sgemm_128x64_tn", 0, 10, 40, 1)
+    assert kernel_table(before.events + cuda_step()) == step
+
+
+def test_what_came_after_the_last_marked_step_is_no_step(step: KernelTable) -> None:
+    after = Trace()
+    after.range("ProfilerStep#2", 170, 400)
+    assert kernel_table(cuda_step() + after.events) == step
+
+
+def test_work_whose_launch_is_missing_is_not_hidden() -> None:
+    events = [event for event in cuda_step() if event["name"] != "cudaMemcpyAsync"]
+    # By when it ran (14-18) it was wanted in the transfer all the same.
+    assert kinds(kernel_table(events), "transfer") == {"host_copies": (1, 4)}
+
+
+def test_work_that_outlasts_the_loop_is_inside_the_window() -> None:
+    events = [event for event in cuda_step() if not event["name"].startswith("ProfilerStep")]
+    short = Trace()
+    short.range("ProfilerStep#1", 0, 125)
+    table = kernel_table(events + short.events)
+    assert us(table.window_s) == 162
+    assert "other" not in table.phases
+
+
+def test_a_phase_all_of_whose_work_ran_beside_that_of_another_stream_has_no_time_of_its_own() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.range("phase: backward", 0, 30)
+    trace.work(ALL_REDUCE, 10, 20, 90, 1, stream=20)
+    trace.range("phase: optimizer", 30, 100)
+    trace.work(ADAM, 40, 50, 80, 2)
+    table = kernel_table(trace.events)
+    optimizer = table.phases["optimizer"]
+    assert (us(optimizer.busy_s), us(optimizer.idle_s), us(optimizer.overlap_s)) == (0, 0, 30)
+    assert sum(us(phase.busy_s + phase.idle_s) for phase in table.phases.values()) == us(table.window_s) == 100
+    assert kernel_answers(table)
+
+
+def test_a_trace_without_a_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="no whole step"):
+        kernel_table([event for event in cuda_step() if not event["name"].startswith("ProfilerStep")])
+
+
+def test_the_smallest_rows_are_added_up() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 10_000)
+    for n in range(LARGEST_ROWS + 3):
+        trace.operator(f"custom::{n}", 20 * n, 20 * n + 5 + 0.01 * n)
+    table = kernel_table(trace.events)
+    assert len(table.rows) == LARGEST_ROWS
+    assert (table.rest.rows, table.rest.count, us(table.rest.total_s)) == (3, 3, 15.03)
+
+
+# -- without a device: operators ----------------------------------------------------------------------------------
+
+
+def cpu_step() -> KernelTable:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.range("phase: forward", 10, 50)
+    trace.range("module: head (Linear)", 12, 42)
+    trace.operator("aten::linear", 14, 40)  # own 26 - 20 = 6
+    trace.operator("aten::mm", 16, 36)
+    trace.range("phase: backward", 50, 90)
+    trace.operator("autograd::engine::evaluate_function: MmBackward0", 52, 88, AUTOGRAD)  # own 4
+    trace.operator("MmBackward0", 54, 86, AUTOGRAD)  # own 8
+    trace.link(1, 16, 54)
+    # Recomputed inside the backward pass, in its module's range again: 24 that are not the caller's.
+    trace.events += [{**event, "tid": AUTOGRAD} for event in recomputed()]
+    trace.operator("aten::fill_", 60, 70, MAIN)  # beside it, in another thread
+    return kernel_table(trace.events)
+
+
+def recomputed() -> list[dict[str, object]]:
+    inside = Trace()
+    inside.range("module: norm (RMSNorm)", 56, 82)
+    inside.operator("aten::mul", 57, 81)
+    return inside.events
+
+
+def test_without_a_device_operators_count_less_their_children() -> None:
+    table = cpu_step()
+    assert (table.source, table.memory_bound_share, table.communication_share) == ("operators", None, None)
+    rows = {(row.phase, row.name): row for row in table.rows}
+    own = {name: (us(row.total_s), row.operator, row.module) for (_, name), row in rows.items()}
+    engine = "autograd::engine::evaluate_function: MmBackward0"
+    assert own == {
+        "aten::linear": (6, None, "head"),
+        "aten::mm": (20, "aten::linear", "head"),
+        engine: (4, None, None),
+        "MmBackward0": (8, engine, "head"),
+        "aten::mul": (24, "MmBackward0", "norm"),
+        "aten::fill_": (10, None, None),
+    }
+
+
+def test_an_operator_that_calls_another_overload_of_itself_is_called_once() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("aten::mean", 10, 50)
+    trace.operator("aten::sum", 12, 48)
+    trace.operator("aten::sum", 20, 40)
+    rows = {row.name: (row.count, us(row.total_s), row.operator) for row in kernel_table(trace.events).rows}
+    assert rows == {"aten::sum": (1, 36, "aten::mean"), "aten::mean": (1, 4, None)}
+
+
+def test_without_a_device_idle_is_what_no_operator_covers() -> None:
+    table = cpu_step()
+    parts = {name: (us(p.busy_s), us(p.idle_s), us(p.overlap_s)) for name, p in table.phases.items()}
+    assert parts == {"forward": (26, 14, 0), "backward": (36, 4, 10), "other": (0, 20, 0)}
+
+
+def test_a_trace_of_another_project_may_lack_categories_and_arguments(step: KernelTable) -> None:
+    odd = [
+        {"ph": "X", "cat": None, "name": "process_name", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaGetDevice", "pid": 1, "tid": 1, "ts": 1.0, "dur": 2.0},
+        {"ph": "t", "cat": "fwdbwd", "name": "fwdbwd", "pid": 1, "tid": 1, "ts": 1.0, "id": 7},
+    ]
+    assert kernel_table(odd + cuda_step()) == step
+
+
+def test_a_trace_of_an_early_torch_has_other_names_for_its_categories(step: KernelTable) -> None:
+    """ProfilerStep was an operator then."""
+    early = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "cuda_driver": "Runtime", "kernel": "Kernel"}
+    early |= {"gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}
+    events = [{**event, "cat": early.get(event.get("cat", ""), event.get("cat"))} for event in cuda_step()]
+    for event in events:
+        if event["name"].startswith("ProfilerStep") and event["cat"] == "user_annotation":
+            event["cat"] = "Operator"
+    assert kernel_table(events) == step
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_table_and_waterfall_walk_over_the_trace_once(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Trace()
+    host.range("ProfilerStep#1", 0, 100)
+    host.operator("aten::mm", 16, 36)
+    walks: list[Packed] = []
+
+    def counted(packed: Packed) -> Any:
+        walks.append(packed)
+        return walk(packed)
+
+    monkeypatch.setattr(pieces, "walk", counted)
+    work = pieces.traced_work(Packed(cuda_step() if on_device else host.events))
+    assert kernel_sums.kernel_table(work).rows
+    assert traced_of(work).pieces
+    assert len(walks) == 1

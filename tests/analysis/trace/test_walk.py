@@ -1,0 +1,52 @@
+"""Reading a trace: every event, in little memory; half a trace is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.analysis.trace.walk import trace_events
+
+
+def event(number: int) -> dict[str, object]:
+    return {"ph": "X", "cat": "cpu_op", "name": f"aten::op_{number}", "ts": 4405555032661.477 + number, "dur": 0.25}
+
+
+def written(path: Path, text: str) -> Path:
+    with gzip.open(path, "wt") as file:
+        file.write(text)
+    return path
+
+
+def test_every_event_comes_as_it_was_written(tmp_path: Path) -> None:
+    events = [event(n) for n in range(3)]
+    whole = {"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": events, "traceName": "x"}
+    assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole)))) == events
+
+
+def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    with gzip.open(path, "wt", compresslevel=1) as file:
+        file.write('{"traceEvents": [')
+        file.write(",".join(json.dumps(event(n)) for n in range(40_000)))  # 4 MB
+        file.write("]}")
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in trace_events(path)) == 40_000
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("cut", ["json", "gzip"])
+def test_half_a_trace_is_refused(tmp_path: Path, cut: str) -> None:
+    text = json.dumps({"traceEvents": [event(n) for n in range(1000)]})
+    path = written(tmp_path / "t.json.gz", text[:-100] if cut == "json" else text)
+    if cut == "gzip":
+        path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"t\.json\.gz: not a whole trace: "):
+        list(trace_events(path))

@@ -1,0 +1,85 @@
+"""Gaps of a device, and what the host did in each: planted, in microseconds."""
+
+from __future__ import annotations
+
+from cuda_trace import GEMM, MAIN, Trace
+
+from lm_profiler.analysis.trace.pieces import traced_work
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.traced import QUEUED, traced_of
+
+
+def test_each_gap_is_told_what_the_host_was_doing() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: forward", 0, 600)
+    trace.operator("aten::mm", 80, 95)
+    trace.work(GEMM, 90, 100, 200, 1)
+    # The host was ahead: the next kernel waited for nobody, and began 5 later.
+    trace.operator("aten::mm", 110, 125)
+    trace.work(GEMM, 120, 205, 300, 2)
+    # It asked for memory during most of the gap.
+    trace.operator("aten::empty", 310, 395)
+    trace.complete("cuda_runtime", "cudaMalloc", 315, 390, MAIN, correlation=3)
+    trace.operator("aten::mm", 395, 399)
+    trace.work(GEMM, 396, 400, 500, 4)
+    # It waited for the device, and then was in Python for a while.
+    trace.operator("aten::item", 420, 505)
+    trace.complete("cuda_runtime", "cudaStreamSynchronize", 425, 503, MAIN, correlation=5)
+    trace.range("phase: optimizer", 600, 1000)
+    trace.operator("aten::add_", 640, 655)
+    trace.work(GEMM, 645, 650, 900, 6)
+    gaps = {(gap.phase, gap.what): gap.ns for gap in traced_of(traced_work(Packed(trace.events))).gaps}
+    assert gaps == {
+        ("forward", "launching aten::mm"): 100_000,
+        ("forward", QUEUED): 5_000,
+        ("forward", "in cudaMalloc in aten::empty"): 100_000,
+        ("optimizer", "after cudaStreamSynchronize in aten::item"): 150_000,
+        ("optimizer", "the loop"): 100_000,
+    }
+
+
+def test_a_call_that_the_profiler_has_no_name_for_is_told_by_its_number() -> None:
+    """What torch 2.11 makes of CUDA 13's launches."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    for start, cbid in ((0, 505), (300, 9999)):
+        trace.operator("aten::mm", start, start + 200)
+        trace.complete("cuda_runtime", "INVALID", start, start + 200, MAIN, correlation=cbid, cbid=cbid)
+        trace.complete("kernel", GEMM, start + 200, start + 300, 7, correlation=cbid)
+    gaps = [gap.what for gap in traced_of(traced_work(Packed(trace.events))).gaps]
+    assert gaps == ["in cudaLaunchKernel in aten::mm", "in a call of CUDA's in aten::mm", "the loop"]
+
+
+def test_of_a_gap_only_what_passed_while_the_host_saw_to_the_batch_is_the_inputs() -> None:
+    """Whether the kernel behind it is the batch's copy, or another's."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: data", 100, 150)
+    trace.range("phase: transfer", 150, 200)
+    trace.operator("aten::copy_", 160, 195)
+    trace.work("Memcpy HtoD (Pageable -> Device)", 180, 190, 300, 1, cat="gpu_memcpy", by="cudaMemcpyAsync")
+    trace.range("phase: data", 320, 380)
+    trace.range("phase: forward", 380, 1000)
+    trace.operator("aten::mm", 480, 495)
+    trace.work(GEMM, 490, 500, 1000, 2)
+    gaps = [(gap.phase, gap.ns) for gap in traced_of(traced_work(Packed(trace.events))).gaps]
+    assert gaps == [("transfer", 90_000), ("other", 100_000), ("data", 60_000), ("forward", 140_000)]
+
+
+def test_pythons_time_on_the_cpu_is_cut_where_phases_are() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.range("phase: forward", 10, 40)
+    trace.range("phase: backward", 40, 90)
+    trace.operator("aten::mm", 20, 30)
+    trace.operator("aten::view", 60, 65)
+    gaps: dict[tuple[str, str], int] = {}
+    for gap in traced_of(traced_work(Packed(trace.events))).gaps:
+        gaps[gap.phase, gap.what] = gaps.get((gap.phase, gap.what), 0) + gap.ns
+    assert gaps == {
+        ("other", "Python"): 20_000,
+        ("forward", "Python"): 20_000,
+        ("backward", "Python"): 45_000,
+        ("backward", "aten::view"): 5_000,
+    }

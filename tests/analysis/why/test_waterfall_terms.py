@@ -1,0 +1,384 @@
+"""The waterfall of steps whose every term was planted."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import planted as plant
+import pytest
+from cuda_trace import MAIN, Trace, cuda_step
+from planted import BANDWIDTH, PEAK, STEP, matrices, numbers, planted
+from stored_texts import assert_stored
+
+from lm_profiler.analysis.trace.pieces import Piece, traced_work
+from lm_profiler.analysis.trace.walk import Packed
+from lm_profiler.analysis.why.contributors import contributors, ms
+from lm_profiler.analysis.why.traced import Traced, traced_of
+from lm_profiler.analysis.why.waterfall_terms import Step, waterfall
+from lm_profiler.record.run import FlopRate, Rates, Term, Waterfall
+
+US = 1e-6
+
+
+def rates(bandwidth: float | None = BANDWIDTH, float32: float = PEAK) -> Rates:
+    peaks = {"bfloat16": PEAK, "float32": float32}
+    flops = [FlopRate(dtype=dtype, flops_per_s=rate, source="round") for dtype, rate in peaks.items()]
+    return Rates(flops=flops, bytes_per_s=bandwidth, bytes_source="round")
+
+
+def step(step_us: float = STEP, **facts: Any) -> Step:
+    known: dict[str, Any] = {
+        "ci_low": None, "ci_high": None, "input_s": 0.0, "ideal_s": 0.0, "recomputed_share": 0.0,
+        "rates": rates(), "dtype": "bfloat16", "multiprocessors": plant.PROCESSORS,
+    }  # fmt: skip
+    return Step(step_s=step_us * US, **{**known, **facts})
+
+
+def terms(fall: Waterfall) -> dict[str, float]:
+    """Microseconds."""
+    return {term.name: term.seconds / US for term in fall.terms}
+
+
+def term(fall: Waterfall, name: str) -> Term:
+    return next(term for term in fall.terms if term.name == name)
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return traced_of(traced_work(Packed(planted())))
+
+
+@pytest.fixture(scope="module")
+def fall(traced: Traced) -> Waterfall:
+    """Two of ten products are repeated, and the clock is 0.8 of the sheet's."""
+    ideal_s = 8 * plant.PRODUCT_US * US
+    input_s = (plant.WAIT + plant.COPY) * US
+    return waterfall(step(ideal_s=ideal_s, recomputed_share=0.2, clock_share=0.8, input_s=input_s), traced)
+
+
+def test_every_planted_term_is_told_though_the_trace_stretched_the_gaps(fall: Waterfall) -> None:
+    ideal, products = 8 * plant.PRODUCT_US, plant.PRODUCTS * plant.PRODUCT_TOOK
+    clock = 0.25 * ideal
+    expected = {
+        "ideal": ideal,
+        "clock": clock,
+        "slow_products": 0.8 * products - ideal - clock,
+        "recomputation": 0.2 * products,
+        "bandwidth": 2 * plant.ADDED_US,
+        "beyond_bandwidth": 2 * plant.ADD_TOOK - plant.HIDDEN - 2 * plant.ADDED_US + plant.REPLAYED,
+        "communication": plant.EXPOSED,
+        "waiting": 0.0,
+        "gaps": plant.LATE,
+        "input": plant.WAIT + plant.COPY,
+        "unexplained": 0.0,
+    }
+    assert terms(fall) == pytest.approx(expected, abs=0.01)
+
+
+def test_terms_add_up_to_the_step_and_none_but_the_last_is_negative(fall: Waterfall) -> None:
+    assert sum(term.seconds for term in fall.terms) == pytest.approx(fall.step_s, rel=1e-12)
+    assert all(term.seconds >= 0 for term in fall.terms[:-1])
+    assert [term.at_most_s for term in fall.terms if term.name in ("ideal", "unexplained")] == [None, None]
+    assert all(term.at_most_s == term.seconds for term in fall.terms[1:-1] if term.name != "waiting")
+
+
+def test_contributors_and_phases_of_a_term_add_up_to_it(fall: Waterfall) -> None:
+    for each in fall.terms[:-1]:
+        if each.phases:
+            assert sum(each.phases.values()) == pytest.approx(each.seconds)
+        if each.contributors:
+            assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
+
+
+def test_a_slow_product_is_told_its_module_its_shape_and_its_waves(fall: Waterfall) -> None:
+    (part,) = term(fall, "slow_products").contributors
+    assert (part.module, part.what, part.count) == ("model.blocks.*.attention", "aten::mm", 10)
+    # 32 by 16 tiles on 132 multiprocessors: the fourth wave has 116 of its 132 places taken.
+    assert part.detail is not None
+    assert part.detail.endswith(
+        "m 4096, n 4096, k 4096 in 512 tiles of 128×256, 0% of them outside; "
+        "3.88 waves on 132 multiprocessors, 3% of their room empty"
+    )
+
+
+@pytest.mark.parametrize(
+    "calls, told", [(1, "0.5 elementwise kernels"), (2, "1 elementwise kernel"), (23, "11.5 elem")]
+)
+def test_what_is_not_in_every_step_is_counted_by_its_share(calls: int, told: str) -> None:
+    piece = Piece(0, 1, 0, "memory", "elementwise", "add", "aten::add", None, "forward", 0, None)
+    (part,) = contributors([(piece, 1000.0)] * calls, 1e-3, 2, "kernels")
+    assert part.count == calls / 2
+    assert part.detail is not None
+    assert part.detail.startswith(told)
+
+
+def test_what_is_beyond_the_bandwidth_is_told_by_phase_and_unknown_bytes_are_said(fall: Waterfall) -> None:
+    assert term(fall, "beyond_bandwidth").phases == pytest.approx(
+        {"forward": (800 - 600) * US, "optimizer": (1000 - 600 + 150) * US}
+    )
+    assert_stored("analysis/notes: unknown bytes", {"notes": fall.notes})
+
+
+def test_a_gap_is_told_what_the_host_waited_for(fall: Waterfall) -> None:
+    (gap,) = term(fall, "gaps").contributors
+    assert (gap.what, gap.seconds / US) == ("optimizer: after cudaStreamSynchronize", pytest.approx(plant.LATE))
+    copy, wait = sorted(term(fall, "input").contributors, key=lambda part: part.seconds)
+    assert (copy.what, copy.seconds / US) == ("transfer: aten::copy_", pytest.approx(plant.COPY))
+    assert wait.seconds / US == pytest.approx(plant.WAIT)
+
+
+def test_a_step_that_lasted_longer_than_its_kernels_and_any_gap_is_unexplained(traced: Traced) -> None:
+    seen = plant.BUSY + plant.STRETCHED * (plant.WAIT + plant.LATE)
+    input_s = (plant.STRETCHED * plant.WAIT + plant.COPY) * US
+    assert terms(waterfall(step(seen + 500, input_s=input_s), traced))["unexplained"] == pytest.approx(500)
+
+
+def test_kernels_that_took_longer_while_traced_leave_less_than_nothing(traced: Traced) -> None:
+    fall = waterfall(step(plant.BUSY - 100), traced)
+    assert terms(fall)["unexplained"] == pytest.approx(-100)
+    assert (terms(fall)["gaps"], terms(fall)["input"]) == pytest.approx((0.0, plant.COPY))
+
+
+def test_products_that_beat_the_peak_leave_nothing_slow_and_that_is_said(traced: Traced) -> None:
+    products = plant.PRODUCTS * plant.PRODUCT_TOOK
+    fall = waterfall(step(ideal_s=(products + 60) * US, clock_share=0.9), traced)
+    told = terms(fall)
+    assert (told["ideal"], told["clock"], told["slow_products"]) == pytest.approx((products, 0.0, 0.0))
+    assert told["unexplained"] == pytest.approx(0.0, abs=1e-6)
+    assert_stored("analysis/notes: beat the peak", {"notes": fall.notes})
+
+
+def test_a_clock_above_the_sheets_takes_nothing(traced: Traced) -> None:
+    assert terms(waterfall(step(ideal_s=1e-3, clock_share=1.05), traced))["clock"] == 0.0
+
+
+def test_without_a_bandwidth_nothing_is_called_memory_traffic(traced: Traced) -> None:
+    fall = waterfall(step(rates=rates(bandwidth=None)), traced)
+    assert terms(fall)["bandwidth"] == 0.0
+    assert terms(fall)["beyond_bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN + plant.REPLAYED)
+    assert_stored("analysis/notes: unknown bandwidth", {"notes": fall.notes})
+
+
+def test_memory_traffic_that_beat_the_bandwidth_is_said(traced: Traced) -> None:
+    """At half of it the additions should take 1.2 ms each, and took 1 and 0.8."""
+    fall = waterfall(step(rates=rates(bandwidth=BANDWIDTH / 2)), traced)
+    assert terms(fall)["bandwidth"] == pytest.approx(2 * plant.ADD_TOOK - plant.HIDDEN)
+    assert_stored("analysis/notes: beat the bandwidth", {"notes": fall.notes})
+
+
+@pytest.mark.parametrize(
+    "seconds, said", [(3.6, "3,600 ms"), (0.9996, "1,000 ms"), (0.0999, "99.9 ms"), (5e-6, "0.005 ms")]
+)
+def test_milliseconds_in_words(seconds: float, said: str) -> None:
+    assert ms(seconds) == said
+
+
+def test_the_hand_made_step_is_taken_apart_to_the_nanosecond() -> None:
+    fall = waterfall(step(170, input_s=(16 + 4) * US), traced_of(traced_work(Packed(cuda_step()))))
+    assert terms(fall) == pytest.approx(
+        {
+            "ideal": 0, "clock": 0, "slow_products": 70, "recomputation": 0, "bandwidth": 0, "beyond_bandwidth": 22,
+            "communication": 20, "waiting": 0, "gaps": 38, "input": 20, "unexplained": 0,
+        },
+        abs=1e-6,
+    )  # fmt: skip
+
+
+def alone(waited: float, late: float) -> Traced:
+    """A traced step of a device that waits for the batch, then for the loop, and has nothing else to do."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, waited + late)
+    if waited:
+        trace.range("phase: data", 0, waited)
+    trace.range("phase: forward", waited, waited + late)
+    return traced_of(traced_work(Packed(trace.events)))
+
+
+@pytest.mark.parametrize(
+    "step_us, input_us, seen, expected",
+    [
+        (20, 9, (0, 11), (11, 9, 0)),  # measured steps waited, the traced did not
+        (11, 0, (9, 11), (11, 0, 0)),  # the traced waited, measured ones did not
+        (20, 0, (9, 11), (11, 0, 9)),  # nor did these, and nobody saw what took so long
+        (20, 9, (9, 11), (11, 9, 0)),  # both
+        (20, 9, (30, 40), (11, 9, 0)),  # both, and the trace stretched them
+        (20, 30, (9, 11), (0, 20, 0)),  # no term is more than what is left of the step
+    ],
+)
+def test_a_wait_that_only_the_trace_or_only_the_step_had_is_not_taken_out_of_gaps_elsewhere(
+    step_us: float, input_us: float, seen: tuple[float, float], expected: tuple[float, float, float]
+) -> None:
+    fall = waterfall(step(step_us, input_s=input_us * US), alone(*seen))
+    told = terms(fall)
+    assert (told["gaps"], told["input"], told["unexplained"]) == pytest.approx(expected, abs=1e-9)
+    for each in fall.terms[:-1]:
+        assert sum(each.phases.values()) == pytest.approx(each.seconds)
+        assert sum(part.seconds for part in each.contributors) == pytest.approx(each.seconds)
+
+
+# -- other ranks --------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_other_ranks_is_no_gap_that_could_be_won() -> None:
+    """On the CPU it is where no operator ran: 60 of the 200 of Python in backward are its own."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 500)
+    trace.range("phase: data", 0, 50)
+    trace.range("phase: forward", 50, 200)
+    trace.operator("aten::mm", 50, 170)
+    trace.range("phase: backward", 200, 500)
+    trace.operator("aten::mm", 200, 300)
+    waits = {"backward": 140 * US, "data": 20 * US}
+    fall = waterfall(step(500, input_s=50 * US, waiting_s=waits), traced_of(traced_work(Packed(trace.events))))
+    told = terms(fall)
+    assert [told[name] for name in ("waiting", "gaps", "input", "unexplained")] == pytest.approx([160, 90, 30, 0])
+    assert term(fall, "waiting").at_most_s is None
+    assert term(fall, "waiting").phases == pytest.approx(waits)
+    causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
+    assert causes == pytest.approx({"backward: Python": 60, "forward: Python": 30})
+
+
+def test_on_a_devices_stream_the_collectives_hold_the_waiting(traced: Traced) -> None:
+    fall = waterfall(step(waiting_s={"backward": 150 * US}), traced)
+    told = terms(fall)
+    assert (told["waiting"], told["communication"]) == pytest.approx((150, plant.EXPOSED - 150))
+    assert told["gaps"] == pytest.approx(terms(waterfall(step(), traced))["gaps"])
+
+
+# -- the device is the CPU ----------------------------------------------------------------------------------------
+
+
+def cpu_step() -> list[dict[str, Any]]:
+    """Of 1000 microseconds: 200 of a product, 300 of adding, 100 of a view, and Python for the rest of it."""
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 1000)
+    trace.range("phase: data", 0, 100)
+    trace.operator("aten::copy_", 20, 50, MAIN, **numbers(1000))
+    trace.range("phase: forward", 100, 800)
+    trace.range("module: head (Linear)", 110, 700)
+    trace.operator("aten::linear", 150, 390)  # 40 of its own
+    trace.operator("aten::mm", 170, 370, **matrices(512, "float"))
+    trace.operator("aten::add", 400, 700, **numbers(10_000_000))
+    trace.operator("aten::view", 700, 800)
+    return trace.events
+
+
+def test_operators_take_the_kernels_place_on_the_cpu() -> None:
+    fall = waterfall(
+        step(1000, ideal_s=150e-6, input_s=100e-6, rates=rates(float32=2 * 512**3 / 150e-6), multiprocessors=None),
+        traced_of(traced_work(Packed(cpu_step()))),
+    )
+    assert fall.source == "operators"
+    assert terms(fall) == pytest.approx(
+        {
+            "ideal": 150, "clock": 0, "slow_products": 50, "recomputation": 0, "bandwidth": 120,
+            "beyond_bandwidth": 180, "communication": 0, "waiting": 0, "gaps": 400, "input": 100, "unexplained": 0,
+        },
+        abs=1e-3,
+    )  # fmt: skip
+    causes = {part.what: part.seconds / US for part in term(fall, "gaps").contributors}
+    assert causes == pytest.approx(
+        {"other: Python": 200, "forward: aten::view": 100, "forward: Python": 60, "forward: aten::linear": 40}
+    )
+
+
+def test_threads_that_compute_at_the_same_time_count_once() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("aten::mm", 10, 60, MAIN)
+    trace.operator("aten::add", 40, 90, MAIN + 1)
+    told = terms(waterfall(step(100), traced_of(traced_work(Packed(trace.events)))))
+    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((50, 30, 20))
+
+
+def test_a_compiled_graph_computes_and_what_surrounds_it_waits() -> None:
+    trace = Trace()
+    trace.range("ProfilerStep#1", 0, 100)
+    trace.operator("Torch-Compiled Region: 0/0", 10, 95)
+    trace.operator("CompiledFunction", 20, 90)
+    trace.range("## Call CompiledFxGraph fyla2tcja2vqqjqmbouiqp5ygmsyajl7f4wz ##", 30, 80)
+    trace.operator("aten::mm", 40, 60)
+    fall = waterfall(step(100), traced_of(traced_work(Packed(trace.events))))
+    told = terms(fall)
+    assert (told["slow_products"], told["beyond_bandwidth"], told["gaps"]) == pytest.approx((20, 30, 50))
+    assert term(fall, "beyond_bandwidth").contributors[0].what == "other: CompiledFxGraph"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_products_copies_and_sleeps_of_known_length_are_told_within_three_percent(seed: int) -> None:
+    """As on a CPU: traced operators are up to 2 % off, and tracing makes the sleeps half as long again."""
+    rng = random.Random(seed)
+    product, copy, slept, waited = (rng.uniform(100, 2000) for _ in range(4))
+    times, steps, at, trace = 10, 3, 0.0, Trace()
+    side, elements = 256, 100_000
+    for number in range(1, steps + 1):
+        began = at
+        trace.range("phase: data", at, at + 1.5 * waited)
+        at += 1.5 * waited
+        for _ in range(times):
+            for name, length, given in (
+                ("aten::mm", product, matrices(side, "float")),
+                ("aten::copy_", copy, numbers(elements)),
+            ):
+                end = at + length * rng.uniform(0.98, 1.02)
+                trace.operator(name, at, end, **given)
+                at = end
+            at += 1.5 * slept
+        trace.range(f"ProfilerStep#{number}", began, at)
+    step_us = waited + times * (product + copy + slept)
+    # At half of the peak, and at a quarter of the bandwidth.
+    known = rates(bandwidth=4 * 8 * elements / (copy * US), float32=2 * 2 * side**3 / (product * US))
+    ideal_s, input_s = times * product / 2 * US, waited * US
+    fall = waterfall(
+        step(step_us, rates=known, dtype="float32", ideal_s=ideal_s, input_s=input_s),
+        traced_of(traced_work(Packed(trace.events))),
+    )
+    expected = dict.fromkeys(terms(fall), 0.0) | {
+        "ideal": times * product / 2,
+        "slow_products": times * product / 2,
+        "bandwidth": times * copy / 4,
+        "beyond_bandwidth": times * copy * 3 / 4,
+        "gaps": times * slept,
+        "input": waited,
+    }
+    assert terms(fall) == pytest.approx(expected, abs=0.03 * step_us)
+    assert abs(terms(fall)["unexplained"]) < 0.03 * step_us
+
+
+# -- how sure -----------------------------------------------------------------------------------------------------
+
+
+def products(*took: int) -> list[dict[str, Any]]:
+    """Steps of 1000 microseconds, in each a product that ``took`` so long."""
+    trace = Trace()
+    for number, us in enumerate(took):
+        begin = 1000 * number
+        trace.range(f"ProfilerStep#{number}", begin, begin + 1000)
+        trace.range("phase: forward", begin, begin + 1000)
+        trace.operator("aten::mm", begin, begin + us)
+    return trace.events
+
+
+def test_terms_have_the_interval_of_students_t_over_the_traced_steps() -> None:
+    traced = traced_of(traced_work(Packed(products(400, 500, 600))))
+    slow = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "slow_products")
+    half = 4.303 * 100 / 3**0.5  # two degrees of freedom, 100 the standard deviation
+    assert slow.seconds / US == pytest.approx(500)
+    assert (slow.low_s / US, slow.high_s / US) == pytest.approx((500 - half, 500 + half), rel=1e-3)
+    gaps = term(waterfall(step(1000, ci_low=990 * US, ci_high=1010 * US), traced), "gaps")
+    assert (gaps.high_s - gaps.seconds) / US == pytest.approx((half**2 + 10**2) ** 0.5, rel=1e-3)
+
+
+def test_of_one_traced_step_no_interval_is_known() -> None:
+    slow = term(waterfall(step(1000), traced_of(traced_work(Packed(products(400))))), "slow_products")
+    assert (slow.low_s, slow.high_s) == (None, None)
+
+
+def test_traced_steps_in_which_more_ran_are_scaled_down_and_no_ceiling_is_told() -> None:
+    """A validation in them, say: no term exceeds the measured step, and nothing is taken back as unexplained."""
+    fall = waterfall(step(300), traced_of(traced_work(Packed(products(600, 620)))))
+    assert sum(terms(fall).values()) == pytest.approx(300)
+    assert all(0 <= us <= 300 for us in terms(fall).values())
+    assert {each.at_most_s for each in fall.terms} == {None}
+    assert len(fall.notes) >= 1

@@ -1,0 +1,243 @@
+"""A search over cells that a known program answers: what it ends with, what it writes, and that it goes on."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from lm_profiler.analysis.improve.trials import Candidate
+from lm_profiler.improve.cell_calls import look_cell
+from lm_profiler.improve.cells import Cells, Interrupted, begun, plan_of
+from lm_profiler.improve.improve_request import ImproveRequest
+from lm_profiler.improve.report_builder import Account
+from lm_profiler.improve.searching import search
+from lm_profiler.record.improve import ImproveRecord, read_improve
+from lm_profiler.record.run import NumericsFacts
+from lm_profiler.record.sweep import Cell, CellOutcome, read_plan
+from lm_profiler.sweep.sweep_folder import SweepFolder, clear
+from tests.support.made_runs import made_record
+
+GAIN = {"data.num_workers": 0.7, "trainer.precision": 0.8, "data.batch_size": 1.9, "model.wrong": 0.5}
+"""Of a step's time; twice the samples take 1.9 times as long."""
+CANDIDATES = [
+    Candidate("workers", {"data.num_workers": "2"}, "workers"),
+    Candidate("wrong", {"model.wrong": "true"}, "wrong", ceiling_s=1.0, may_change="rounding"),
+    Candidate("bf16", {"trainer.precision": "bf16-mixed"}, "precision", ceiling_s=0.5, may_change="rounding"),
+    Candidate("useless", {"model.useless": "true"}, "useless"),
+    Candidate("batch", {"data.batch_size": "8"}, "batch"),
+    Candidate("fails", {"model.fails": "true"}, "fails"),
+    Candidate("large", {"model.large": "true"}, "large"),
+    Candidate("killed", {"model.killed": "true"}, "killed"),
+]
+
+
+class Program:
+    """Leaves what a cell's process would.
+
+    Args:
+        folder: Where.
+        patience: How many cells it runs before it is interrupted.
+        short: How often each of these cells has not enough memory, before it has.
+        slow: How long each of these takes; others take a second.
+        drift: What each option adds to the loss, as a share.
+        scatter: By how much (std, a share) losses differ where other random numbers are drawn: under another seed, and
+            with other workers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        patience: float = math.inf,
+        short: Mapping[str, int] | None = None,
+        slow: Mapping[str, float] | None = None,
+        drift: float = 0.0,
+        scatter: float = 0.0,
+    ) -> None:
+        self.scatter = scatter
+        self.folder, self.patience, self.ran = folder, patience, list[str]()
+        self.short, self.slow, self.drift = dict(short or {}), slow or {}, drift
+
+    def __call__(self, cell: Cell, limit_s: float) -> None:
+        if len(self.ran) >= self.patience:
+            raise Interrupted
+        self.ran.append(cell.id)
+        bad = {"model.fails": "failed", "model.large": "refused"}
+        killed = "model.killed" in cell.overrides
+        status = "interrupted" if killed else next((bad[name] for name in cell.overrides if name in bad), "ok")
+        if self.short.get(cell.id, 0):
+            self.short[cell.id] -= 1
+            status = "refused"
+        took_s = self.slow.get(cell.id, 1.0)
+        if took_s > limit_s:
+            status, took_s = "timeout", limit_s
+        options = {name: text for name, text in cell.overrides.items() if name in GAIN}
+        factor = math.prod(GAIN[name] for name in options) * random.Random(cell.id).lognormvariate(0.0, 0.01)
+        samples = int(options.get("data.batch_size", "4"))
+        drawn = (cell.overrides.get("data.num_workers"), [word for word in cell.arguments if "seed" in word])
+        luck = 1.0 + self.scatter * random.Random(repr(drawn)).gauss(0.0, 1.0)
+        numbers = NumericsFacts(
+            loss=2.0,
+            reference_loss=2.0,
+            output_error=0.0,
+            gradient_error=0.2 if "model.wrong" in options else 0.01 if options else 0.0,
+            kinds=[],
+            losses=[luck * loss * (1.0 + self.drift * len(options)) for loss in (2.0, 1.5)],
+        )
+        record = made_record(numerics=numbers)
+        step = record.time["step"].model_copy(update={"mean": 0.1 * factor})
+        throughput = record.throughput.model_copy(update={"samples_per_step": samples}) if record.throughput else None
+        run = clear(self.folder, cell) / "version_0"
+        run.mkdir()
+        record.model_copy(update={"time": {**record.time, "step": step}, "throughput": throughput}).write(
+            run / "run.json"
+        )
+        CellOutcome.model_validate(
+            {"cell": cell.id, "status": status, "reason": None if status == "ok" else "said why", "run": None,
+             "ended": "", "duration_s": took_s, "exit_code": -9 if killed else 0}
+        ).model_copy(update={"run": f"{cell.id}/version_0"}).write(self.folder / cell.id / "outcome.json")  # fmt: skip
+
+
+def improved(
+    path: Path, program: Program, budget: str = "150s", pauses: list[float] | None = None, **options: object
+) -> ImproveRecord:
+    request = ImproveRequest(config="demo", name=path.name, log_dir=str(path.parent), budget=budget, **options)  # type: ignore[arg-type]
+    plan = begun(path, plan_of("it", "a call", {}, [look_cell(path, ["fit"])]))
+    with SweepFolder(path, plan) as folder:
+        folder.begin()
+        cells = Cells(folder, ["fit"], program, [].append if pauses is None else pauses.append, lambda: 0.0)
+        return search(cells, CANDIDATES, Account(request, "now"), made_record(), lambda record: None)
+
+
+def test_it_ends_with_what_is_faster_and_right_and_says_why_the_rest_was_not_taken(tmp_path: Path) -> None:
+    program = Program(tmp_path / "it")
+    record = improved(tmp_path / "it", program, global_batch="free")
+    assert record == read_improve(tmp_path / "it")
+    assert record.ended == "done"
+    assert record.options == {
+        "data.num_workers": "2", "trainer.precision": "bf16-mixed", "data.batch_size": "8"
+    }  # fmt: skip
+    first = {tried.name: tried for tried in reversed(record.tried)}
+    assert {name: tried.verdict for name, tried in first.items()} == {
+        "workers": "FASTER", "wrong": "NUMERICS", "bf16": "FASTER", "batch": "FASTER",
+        "useless": first["useless"].verdict, "fails": "FAILED", "large": "REFUSED",
+        "killed": "FAILED",
+    }  # fmt: skip
+    assert first["useless"].verdict in ("SAME", "UNDECIDED")
+    assert first["wrong"].why == "gradients off by 20.0%; 5 % is tolerated"
+    assert "said why" in (first["fails"].why or "")
+    assert record.final is not None
+    truth = 1 / (0.7 * 0.8 * 0.95)  # a step of twice the samples counts by half
+    assert record.final.low < truth < record.final.high
+    assert record.runs == len(program.ran)
+    assert record.elapsed_s == len(program.ran)
+
+
+def test_where_a_run_is_ended_from_outside_the_record_says_how(tmp_path: Path) -> None:
+    """The process that starts cells was killed: nobody knows the exit code of the cell, and nobody pressed Ctrl-C."""
+
+    class Lost(Program):
+        def __call__(self, cell: Cell, limit_s: float) -> None:
+            super().__call__(cell, limit_s)
+            if len(self.ran) == 3:
+                path = self.folder / cell.id / "outcome.json"
+                outcome = CellOutcome.model_validate_json(path.read_text())
+                lost = {"status": "interrupted", "exit_code": None, "reason": "the server died (SIGKILL)"}
+                outcome.model_copy(update=lost).write(path)
+
+    record = improved(tmp_path / "it", Lost(tmp_path / "it"))
+    assert record.ended == "interrupted"
+    assert "the server died (SIGKILL)" in record.notes[-1]
+    assert improved(tmp_path / "other", Program(tmp_path / "other", patience=3)).notes == []
+
+
+def test_what_is_off_is_taken_where_somebody_accepts_it(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"), accept_numerics=True)
+    assert record.options["model.wrong"] == "true"
+
+
+def test_small_distances_of_several_winners_are_added_up(tmp_path: Path) -> None:
+    """Each is within what is tolerated of the setting before it; of the first setting, the second is not."""
+    record = improved(tmp_path / "it", Program(tmp_path / "it", drift=0.006))
+    assert record.options == {"data.num_workers": "2"}  # the fastest goes first
+    bf16 = next(tried for tried in record.tried if tried.name == "bf16")
+    assert (bf16.verdict, bf16.why) == ("NUMERICS", "loss off by 1.2%; 1 % is tolerated")
+
+
+def test_a_loader_that_draws_other_random_numbers_is_held_to_what_seeds_differ_by(tmp_path: Path) -> None:
+    program = Program(tmp_path / "it", scatter=0.05)
+    record = improved(tmp_path / "it", program)
+    workers = next(tried for tried in record.tried if tried.name == "workers")
+    assert workers.numerics is not None
+    assert workers.numerics.loss is not None
+    assert workers.numerics.loss > 0.01
+    assert (workers.verdict, workers.accepted) == ("FASTER", True)
+    assert sum(",seed" in cell for cell in program.ran) == 4  # once for all changes
+
+
+def test_a_loss_that_is_off_by_more_than_seeds_differ_by_is_refused(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it", scatter=0.005, drift=0.2))
+    assert record.options == {}
+
+
+def test_another_global_batch_is_not_taken_unless_it_is_allowed(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"))
+    batch = next(tried for tried in record.tried if tried.name == "batch")
+    assert batch.verdict == "NUMERICS"
+    assert batch.why == "a step has 8 samples instead of 4; --global_batch free allows it"
+    assert "data.batch_size" not in record.options
+
+
+@pytest.mark.parametrize("patience", [1, 11])
+def test_an_interrupted_search_goes_on_and_ends_as_if_nothing_had_been(tmp_path: Path, patience: int) -> None:
+    whole = improved(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
+    path = tmp_path / "parts" / "it"
+    before = Program(path, patience)
+    assert improved(path, before).ended == "interrupted"
+    after = Program(path)
+    assert improved(path, after) == whole
+    assert {*before.ran} & {*after.ran} <= {"model.killed=true,r0"}  # what was killed from outside may run next time
+    assert all(len(ran) == len({*ran}) for ran in (before.ran, after.ran))
+
+
+def test_it_ends_within_its_budget_and_names_what_it_did_not_come_to(tmp_path: Path) -> None:
+    record = improved(tmp_path / "it", Program(tmp_path / "it"), budget="12s")
+    assert record.ended == "budget"
+    assert record.left
+    assert record.elapsed_s <= 12
+
+
+def test_memory_that_is_short_for_a_moment_is_waited_for_and_one_that_stays_short_is_tried_again_by_the_next_call(
+    tmp_path: Path,
+) -> None:
+    path, pauses = tmp_path / "it", list[float]()
+    program = Program(path, short={"first,r1": 2})
+    whole = improved(tmp_path / "whole" / "it", Program(tmp_path / "whole" / "it"))
+    record = improved(path, program, pauses=pauses)
+    assert (record.options, [one.verdict for one in record.tried]) == (
+        whole.options, [one.verdict for one in whole.tried]
+    )  # fmt: skip
+    assert pauses == [5.0, 15.0]
+    for cell in read_plan(path).cells:  # planned once
+        first_of_all = cell.id.endswith((",look", ",r0", ",check"))
+        assert ("--check_memory=false" in cell.arguments) is not first_of_all
+    assert program.ran.count("first,r1") == 3
+
+    path = tmp_path / "again" / "it"
+    never = improved(path, Program(path, short={"first,r0": 9}))
+    assert never.ended == "failed"
+    assert improved(path, Program(path)).options == whole.options
+
+
+def test_what_the_budget_cuts_is_undecided_and_goes_on_with_a_larger_one(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    program = Program(path, slow={"trainer.precision=bf16-mixed,r0": 40.0, "precision=bf16-mixed,r0": 40.0})
+    record = improved(path, program, budget="30s")
+    cut = next(one for one in record.tried if one.name == "bf16")
+    assert (cut.verdict, cut.why, record.ended) == ("UNDECIDED", "the budget ended it", "budget")
+    assert record.elapsed_s == pytest.approx(30.0)
+    again = improved(path, Program(path), budget="150s")
+    assert next(one for one in again.tried if one.name == "bf16").verdict == "FASTER"

@@ -1,0 +1,99 @@
+"""What a search is told as: the total, each change, and why some were not kept."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from made_improve import BF16, TRIED, made_improve, nothing_helped, tried
+from stored_texts import assert_stored
+
+from lm_profiler.record.improve import Final, Numerics
+from lm_profiler.report.run.improve_table import improve_table, numerics_text, saved_text, way_texts
+from lm_profiler.report.tables.terminal import lines
+
+
+def test_each_change_has_its_row_and_the_total_stands_below() -> None:
+    table = improve_table(made_improve())
+    texts = [[cell.text for cell in row] for row in table.rows]
+    assert texts[0] == [
+        "trainer.precision=bf16-mixed",
+        "168.0 → 120.0",
+        "48.0 [46.5, 49.5]",
+        "61.2",
+        "3",
+        "1.50 GiB → 1.00 GiB",
+        "loss 0.042 %, gradients 1.2 %",
+        "FASTER, kept",
+    ]
+    assert [row[-1] for row in texts] == ["FASTER, kept", "NUMERICS", "FASTER, kept", "SAME", "REFUSED"]
+    assert {len(row) for row in texts} == {len(table.headings)}
+    assert texts[4][1:-1] == [""] * 6  # nothing was run, so nothing is known
+
+
+FINAL = Final(pairs=4, first_s=0.168, final_s=0.0971, ratio=1.73, low=1.69, high=1.77, first_bytes=2**30)
+NEAR = Final(pairs=4, first_s=0.1, final_s=0.0988, ratio=1.012, low=0.995, high=1.03)
+FAILED = {
+    "nothing helped": nothing_helped(),
+    "nothing helped so far": nothing_helped().model_copy(update={"ended": "unfinished"}),
+    "nothing was tried": made_improve(ended="budget", tried=TRIED[4:], final=None),
+    "the first setting does not run": made_improve(ended="failed", tried=[], final=None),
+}
+CASES = {
+    "changes that were kept, and others": made_improve(),
+    "another peak": made_improve(final=FINAL.model_copy(update={"final_bytes": 3 * 2**28})),
+    "the same peak": made_improve(final=FINAL.model_copy(update={"final_bytes": round(1.005 * 2**30)})),
+    "an interval that holds 1": made_improve(final=NEAR),
+    "no last comparison": made_improve(final=None, ended="budget", left=["data.num_workers=4"]),
+    "what rounds to nothing has no sign": made_improve(tried=[tried("data.num_workers=4", 168.0, -0.01, "SAME")]),
+    "one is being tried": made_improve(
+        ended="unfinished", tried=[BF16, tried("model.compile=true", 120.0, 20.0, None)], final=None
+    ),
+    **FAILED,
+}
+
+
+def test_what_a_search_is_told_as_is_as_stored() -> None:
+    assert_stored("report/improve", {case: lines(improve_table(of), 160) for case, of in CASES.items()})
+
+
+@pytest.mark.parametrize("case", FAILED)
+def test_where_nothing_helped_there_is_no_way(case: str) -> None:
+    assert FAILED[case].way == []
+
+
+def test_what_rounds_to_nought_has_no_sign() -> None:
+    assert saved_text(tried("data.num_workers=4", 168.0, -0.01, "SAME")) == "0.0 [-1.5, 1.5]"
+
+
+def test_how_far_numbers_are_off_is_told_as_stored() -> None:
+    cases = {
+        "by nothing": Numerics(loss=0.0, gradients=0.0, within=True),
+        "in the gradients": Numerics(loss=0.0, gradients=0.012, within=True),
+        "too much": Numerics(loss=0.1, gradients=None, within=False),
+        "unknown": Numerics(loss=None, gradients=None, within=None),
+        "of the loss alone": Numerics(loss=1e-7, gradients=None, within=None),
+    }
+    assert_stored("report/improve_numerics", {case: numerics_text(of) for case, of in cases.items()})
+
+
+def test_the_setting_that_was_found_can_be_run(tmp_path: Path) -> None:
+    before = improve_table(made_improve(), tmp_path).below
+    tmp_path = tmp_path / "it s"  # a shell takes the line as it is
+    tmp_path.mkdir()
+    (tmp_path / "improved.yaml").touch()
+    *others, command = improve_table(made_improve(), tmp_path).below
+    assert others == before
+    assert shlex.split(command)[-2:] == ["--config", f"{tmp_path}/improved.yaml"]
+
+
+def test_what_is_under_way_is_shown_as_far_as_it_is_known() -> None:
+    record = made_improve(ended="unfinished", tried=[BF16, tried("model.compile=true", 120.0, 20.0, None)], final=None)
+    assert improve_table(record).rows[1][-1].text == "being tried"
+    assert not improve_table(made_improve(tried=[], final=None)).headings
+
+
+def test_the_way_down_is_what_was_kept_to_as_many_digits_as_the_first_step() -> None:
+    assert [of.name for of in made_improve().way] == ["first setting", TRIED[0].name, TRIED[2].name]
+    assert way_texts(made_improve()) == [("168.0", ""), ("120.0", "[118.5, 121.5]"), ("97.2", "[95.7, 98.7]")]

@@ -1,0 +1,95 @@
+"""Several ranks: each phase's own work and waiting in the table, and one line for whom the others wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from made_ranks import made_ranks
+from made_runs import made_record
+from stored_texts import assert_stored
+
+from lm_profiler.record.quantities import QUANTITIES
+from lm_profiler.record.run import Floor, RankFinding, Ranks, SlowRank
+from lm_profiler.report.run.rank_lines import ranks_lines
+from lm_profiler.report.run.run_page import time_table
+
+
+def lines(ranks: Ranks | None) -> list[str]:
+    return ranks_lines(made_record(ranks=ranks))
+
+
+def texts(**options: Any) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in time_table(made_record(**options)).rows]
+
+
+def test_the_table_has_own_work_and_a_row_for_waiting() -> None:
+    assert texts(ranks=made_ranks(world=4, slow=2)) == [
+        ["data", "5.00", "5.3%", "5.00", "35.0", "2"],
+        ["forward", "20.0", "21.1%", "20.0", "20.0", ""],
+        ["backward", "30.0", "31.6%", "30.0", "30.0", ""],
+        ["optimizer", "10.0", "10.5%", "10.0", "10.0", ""],
+        ["waiting", "30.0", "31.6%", "0.000", "30.0", "0"],
+        ["step", "95.0", "", "", "", ""],
+    ]
+
+
+def test_the_step_keeps_its_interval_and_a_floor_is_held_against_own_work() -> None:
+    floors = {"forward": Floor(seconds=4e-3, bound="compute", times=99.0)}
+    table = time_table(made_record(ranks=made_ranks(), floors=floors))
+    assert [cell.text for cell in table.rows[1]][-2:] == ["4.000 FLOPs", "5.0"]
+    assert table.below[0] == "step: 10.00 [9.99, 10.01] ms, std 0.02, CV 0.2%, median 10.00, p95 10.03"
+
+
+def slow(rank: int, phase: str, host: str = "node0", **facts: Any) -> SlowRank:
+    known: dict[str, Any] = {"excess_s": 0.02, "low_s": None, "high_s": None, "first_step": 6, "last_step": 25}
+    return SlowRank(rank=rank, phase=phase, host=host, **{"certain": True, **known, **facts})
+
+
+def several(*its: SlowRank, kind: str = "several", **facts: Any) -> RankFinding:
+    ranks = len({one.rank for one in its})
+    return RankFinding(kind=kind, slow=list(its), slow_ranks=ranks, saves_s=0.02, steps=20, **facts)
+
+
+def of_one_host(finding: RankFinding) -> Ranks:
+    return made_ranks(world=64, finding=finding, hosts={"node0": list(range(64))})
+
+
+SURE = {"kind": "straggler", "rank": 1, "phase": "data", "excess_s": 0.03, "saves_s": 0.029, "last_in": 9}
+CASES = {
+    "one rank": made_ranks(world=2),
+    "a finding of a later version": made_ranks(finding=RankFinding(kind="of a later version")),
+    "two ranks": of_one_host(several(slow(0, "data"), slow(2, "data"))),
+    "two ranks in two phases": of_one_host(several(slow(0, "data"), slow(1, "forward", first_step=16))),
+    "one in two phases": of_one_host(several(slow(1, "backward"), slow(1, "forward"), kind="straggler")),
+    "one between steps": of_one_host(several(slow(1, "between steps"), kind="straggler")),
+    "many ranks": of_one_host(several(*(slow(rank, "data") for rank in range(0, 40, 2)))),
+    "other programs may have done it": of_one_host(
+        RankFinding(kind="unsure", slow=[slow(1, "data", certain=False)], doubt="shared machine", steps=20)
+    ),
+    "perhaps by chance": of_one_host(RankFinding(kind="unsure", rank=1, phase="data", doubt="chance", steps=20)),
+    "too few steps": of_one_host(RankFinding(kind="unsure", steps=2)),
+    "an earlier version's record": of_one_host(RankFinding(**SURE)),
+    "a host": made_ranks(
+        world=16, finding=several(*(slow(r, "data", "node1") for r in range(8, 16)), kind="host", host="node1")
+    ),
+    "one of each of two hosts": made_ranks(world=16, finding=several(slow(0, "data"), slow(8, "data", "node1"))),
+    "with a note": made_ranks(notes=["the ring was short"]),
+    "no ranks": None,
+}
+
+
+def test_for_whom_the_others_wait_is_told_as_stored() -> None:
+    assert_stored("report/ranks", {case: lines(ranks) for case, ranks in CASES.items()})
+
+
+def test_the_figures_are_columns_of_report() -> None:
+    record = made_record(ranks=made_ranks(world=4))
+    for name, value in {
+        "waiting_s": 22.5e-3,
+        "own_work_s": 72.5e-3,
+        "slow_rank": 1,
+        "data_own_largest_s": 35e-3,
+    }.items():
+        assert QUANTITIES[name].get(record) == pytest.approx(value)
+    assert QUANTITIES["mending_saves_s"].interval(record) == pytest.approx((28e-3, 30e-3))

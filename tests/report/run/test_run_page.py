@@ -1,0 +1,321 @@
+"""The table of a record made by hand shows that record's figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_runs import made_record
+from stored_texts import assert_stored
+
+from lm_profiler.record.quantities import TIMES
+from lm_profiler.record.run import (
+    Environment,
+    Failure,
+    Floor,
+    MemoryCauses,
+    MemoryFacts,
+    MemoryReading,
+    ModelFacts,
+    OddStep,
+    OtherByOwner,
+    OwnedTime,
+    RunRecord,
+    Sync,
+    Throughput,
+    TimeSummary,
+)
+from lm_profiler.report.run.phase_table import floor_texts
+from lm_profiler.report.run.run_page import end_tables, other_lines, summary_lines
+from lm_profiler.report.tables.terminal import lines
+
+NEVER = TimeSummary(
+    n=10, mean=0.0, mean_low=0.0, mean_high=0.0, std=0.0, cv=None, median=0.0, p5=0.0, p95=0.0, min=0.0, max=0.0,
+)  # fmt: skip
+NOTHING = TimeSummary(
+    n=0, mean=None, mean_low=None, mean_high=None, std=None, cv=None, median=None, p5=None, p95=None, min=None,
+    max=None,
+)  # fmt: skip
+
+
+def summary(mean_ms: float, **changes: float | None) -> TimeSummary:
+    mean = mean_ms * 1e-3
+    values = {
+        "n": 10, "mean": mean, "mean_low": mean * 0.98, "mean_high": mean * 1.02, "std": mean / 20, "cv": 0.05,
+        "median": mean * 1.01, "p5": mean * 0.9, "p95": mean * 1.1, "min": mean * 0.8, "max": mean * 1.2,
+    }  # fmt: skip
+    return TimeSummary(**{**values, **changes})
+
+
+TIME = {
+    **dict.fromkeys(TIMES, NEVER),
+    "data": summary(20),
+    "forward": summary(60),
+    "backward": summary(100),
+    "other": summary(20),
+    "forward_backward": summary(160),
+    "step": summary(200),
+}
+
+
+def record(**changes: Any) -> RunRecord:
+    values: dict[str, Any] = {
+        "name": "by hand",
+        "status": "ok",
+        "failure": None,
+        "verb": "fit",
+        "started": "2026-01-02T03:04:05+00:00",
+        "duration_s": 1.0,
+        "command": "",
+        "config": None,
+        "steps": {"warmup": 5, "measure": 10},
+        "time": TIME,
+        "host_time": TIME,
+        "throughput": Throughput(tokens_per_step=2048, tokens_per_s=10_138.6),
+        "memory": MemoryFacts(measured=MemoryReading(allocated_peak=3 * 2**30), parts={}),
+        "first_step_s": 1.5,
+    }
+    return RunRecord(**{**values, **changes})
+
+
+def printed(what: RunRecord, width: int = 120, verbose: bool = False) -> str:
+    tables = end_tables(what, Path("/logs/by hand/version_3"), verbose)
+    return "".join(f"{line}\n" for table in tables for line in lines(table, width))
+
+
+def row(text: str, title: str) -> list[str]:
+    """The words of the one line of the table that begins with ``title``."""
+    (line,) = [line for line in text.splitlines() if line.startswith(title + "  ")]
+    return line.removeprefix(title).split()
+
+
+def environment(**changes: Any) -> Environment:
+    values = {
+        "versions": {}, "platform": "", "cpu": "", "cpu_count": 2, "threads": 2, "device_type": "cuda",
+        "device_name": "Big GPU", "device_bytes": None, "driver": None, "world_size": 1, "flags": {},
+        "git_commit": None,
+    }  # fmt: skip
+    return Environment(**{**values, **changes})
+
+
+MODEL = ModelFacts(
+    class_path="a.B", parameters=1, parameters_without_embedding=1, trainable_parameters=1, bytes=4,
+    precision="bf16-mixed", optimizers=[], accumulate_grad_batches=1,
+)  # fmt: skip
+
+
+def numbers(words: list[str]) -> list[float]:
+    kept = (word.strip("[],%±") for word in words)
+    return [float(word) for word in kept if word]
+
+
+@pytest.mark.parametrize(
+    "title, mean, share",
+    [("data", 20, 10), ("forward", 60, 30), ("backward", 100, 50), ("other", 20, 10), ("step", 200, 100)],
+)
+def test_a_row_shows_its_part(title: str, mean: float, share: float) -> None:
+    cells = numbers(row(printed(record()), title))
+    expected = [mean, mean * 0.98, mean * 1.02, mean / 20, 5.0, mean * 1.01, mean * 1.1, share]
+    assert cells == pytest.approx(expected, abs=0.051)
+
+
+def test_forward_and_backward_are_quoted_together() -> None:
+    assert numbers(row(printed(record()), "forward + backward"))[0] == 160.0
+    without = {**TIME, "backward": NEVER}
+    assert "forward + backward" not in printed(record(time=without, host_time=without))
+
+
+def test_a_phase_that_took_the_host_alone_some_time_has_a_row() -> None:
+    assert row(printed(record(time={**TIME, "forward": NEVER})), "forward")
+
+
+@pytest.mark.parametrize("part", ["transfer", "zero_grad", "clip", "optimizer"])
+def test_a_phase_that_never_occurred_has_no_row(part: str) -> None:
+    assert part not in printed(record())
+
+
+def test_quick_steps_are_shown_more_finely() -> None:
+    quick = {part: summary(s.mean * 10) if s.mean else NEVER for part, s in TIME.items()}  # the step takes 2 ms
+    text = printed(record(time=quick, host_time=quick))
+    assert numbers(row(text, "forward"))[0] == 0.6
+    assert numbers(row(text, "data"))[3] == 0.01
+
+
+def ended(status: Any, message: str = "no", step: int | None = None, **changes: Any) -> RunRecord:
+    phase = "setup" if step is None else "backward"
+    failure = Failure(phase=phase, step=step, type="RuntimeError", message=message)
+    return record(status=status, failure=failure, **changes)
+
+
+BEFORE_STEPS: dict[str, Any] = {"throughput": None, "memory": None, "first_step_s": None}
+ENDS = {
+    "a run that ended well, with a note": record(notes=["mind the gap"]),
+    "on four devices": record(environment=environment(world_size=4), model=MODEL),
+    "out of memory; what was measured before is shown as well": ended(
+        "oom", "[enforce fail at alloc_cpu.cpp:127] data [/tmp]. DefaultCPUAllocator: can't allocate memory", 7
+    ),
+    "before the first step": ended("failed", time=dict.fromkeys(TIMES, NOTHING), **BEFORE_STEPS),
+    "refused": record(status="refused", time={}, host_time={}, **BEFORE_STEPS),
+    "tokens without a known time": record(throughput=Throughput(tokens_per_step=2048, tokens_per_s=None)),
+}
+
+
+def test_the_end_of_a_run_is_as_stored() -> None:
+    assert_stored("report/end", {case: printed(of) for case, of in ENDS.items()})
+
+
+def test_the_end_of_a_run_with_all_that_is_known_is_as_stored() -> None:
+    case, of = next(iter(ENDS.items()))
+    assert_stored("report/end_verbose", {case: printed(of, verbose=True)})
+
+
+def odd(*ratios: float) -> list[OddStep]:
+    """As they are kept: the farthest from the median first."""
+    ratios = sorted(ratios, key=lambda ratio: -abs(ratio - 1))
+    return [
+        OddStep(step=n, step_s=ratio * 0.2, ratio=ratio, part="data", excess_s=(ratio - 1) * 0.2)
+        for n, ratio in enumerate(ratios, 3)
+    ]
+
+
+GIB = 2**30
+PEAKS = {part: MemoryReading(allocated_peak=n * GIB) for part, n in (("forward", 3), ("backward", 4), ("other", 2))}
+CAUSES = MemoryCauses(parameters=GIB, gradients=GIB, optimizer_states=0, buffers=0, activations_and_rest=2 * GIB)
+BY_PHASE = MemoryFacts(measured=MemoryReading(), parts=PEAKS, causes=dict.fromkeys(PEAKS, CAUSES))
+ON_CPU = BY_PHASE.model_copy(update={"parts": dict.fromkeys(PEAKS, MemoryReading(resident_peak=GIB))})
+HELD = {"start": 0, "forward": 1000, "backward": 0, "source": "counted"}
+PLANNED = {"peaks": {"forward": 2 << 20, "backward": 1 << 20}}
+
+
+def measured(**memory: Any) -> dict[str, Any]:
+    return {"memory": {"parts": {}, **memory}}
+
+
+def noisy(known_to: float) -> RunRecord:
+    made = made_record()
+    assert made.steadiness is not None
+    steadiness = made.steadiness.model_copy(update={"word": "noisy", "known_to": known_to})
+    return made.model_copy(update={"steadiness": steadiness})
+
+
+def syncs(*counts: int) -> list[Sync]:
+    files = {1: "/a/m1.py", 3: "/a/m3.py", 2: "/lib/site-packages/b/m2.py"}
+    return [Sync(file=files[n], line=n, function="f", count=n, call=f"x{n}.item()") for n in counts]
+
+
+OF_DEVICE, OF_CPU = {"measured": {"allocated_peak": 1 << 19}}, {"measured": {"resident_peak": 1 << 30}}
+SUMMARIES = {
+    "memory of a small model has a unit that fits": made_record(
+        memory=MemoryFacts(measured=MemoryReading(allocated_peak=2**19, resident_peak=3 * 2**28), parts={})
+    ),
+    "memory by phase, and the causes of the highest peak": made_record(memory=BY_PHASE),
+    "on the CPU, what the step holds": made_record(memory=ON_CPU),
+    "a level that is known to 5.04 %": noisy(0.0504),
+    "a level that is known to 5.12 %": noisy(0.0512),
+    "a level that is known to 25 %": noisy(0.254),
+    "a plan that took too long": made_record(**measured(**OF_DEVICE), planned={"unknown": "it took more than 20 s"}),
+    "a plan, beside the peak that a device tells": made_record(**measured(**OF_DEVICE), planned=PLANNED),
+    "a plan, beside what forward left on the CPU": made_record(
+        **measured(**OF_CPU, held={**HELD, "forward": 990}), planned={**PLANNED, "held": HELD}
+    ),
+    "a plan, where what was held is of the allocator, which counts other things": made_record(
+        **measured(**OF_CPU, held={**HELD, "forward": 990, "source": "allocator"}), planned={**PLANNED, "held": HELD}
+    ),
+    "the lines that make the host wait, those that do it most first": record(syncs=syncs(1, 3, 2)),
+    "no line makes the host wait": record(syncs=[]),
+    "the three slowest of the odd steps": record(odd_steps=odd(2.6, 1.4, 0.1, 0.2, 1.6, 0.5, 1.3)),
+    "of fewer slow ones, the fast ones come after them": record(odd_steps=odd(0.1, 0.2, 1.6, 0.5, 1.4)),
+}
+
+
+def test_the_lines_of_a_summary_are_as_stored() -> None:
+    assert_stored("report/summary", {case: summary_lines(of) for case, of in SUMMARIES.items()})
+
+
+def test_on_a_device_the_hosts_time_stands_beside() -> None:
+    host = {part: summary(s.mean * 500) if s.mean else NEVER for part, s in TIME.items()}
+    text = printed(record(environment=environment(), host_time=host))
+    assert "host (ms)" in text
+    assert numbers(row(text, "forward"))[-1] == pytest.approx(30.0, abs=0.051)
+    assert "host (ms)" not in printed(record(environment=environment(device_type="cpu")))
+
+
+def test_the_lines_are_not_broken_on_a_narrow_terminal() -> None:
+    note = "x" * 300
+    text = printed(record(notes=[note]), width=40)
+    assert f"note: {note}\n" in text
+
+
+def test_one_measured_step_has_no_spread() -> None:
+    one = summary(60, n=1, std=None, cv=None, mean_low=None, mean_high=None, p95=None)
+    text = printed(record(time={**TIME, "forward": one}))
+    words = row(text, "forward")
+    assert words[0] == "60.00"
+    assert "±" not in words
+    assert "[" not in " ".join(words)
+
+
+def test_80_columns_cut_no_digit_of_a_run():
+    slow = summary(12_345_678.9)
+    text = printed(record(time={**TIME, "forward": slow, "step": slow}), width=80)
+    assert "…" not in text
+    assert "12,345,678.9 [12,098,765.3, 12,592,592.5]" in text
+    table = text.partition("10,139 tokens/s")[0].splitlines()[1:]
+    assert max(map(len, table)) <= 80
+    assert sum(line.startswith("forward ") for line in table) >= 2  # in pieces, each with its names
+
+
+def test_each_phase_stands_beside_the_least_that_it_could_take() -> None:
+    floors = {
+        "forward": Floor(flops={"bfloat16": 10**12}, bytes=10**9, seconds=0.0301, bound="compute", times=2.0133),
+        "backward": Floor(bytes=10**9, seconds=0.15e-3, bound="memory", times=673.0),
+        "data": Floor(seconds=0.0, times=None),
+    }
+    text = printed(record(floors=floors))
+    assert row(text, "phase")[-4:] == ["floor", "(ms)", "x", "floor"]
+    assert row(text, "forward")[-3:] == ["30.10", "FLOPs", "2.0"]
+    assert row(text, "backward")[-3:] == ["0.150", "bytes", "673"]
+    assert row(text, "data")[-1] == "10.0%"
+    assert "floor" not in printed(record())
+
+
+def test_a_floor_of_which_one_half_is_unknown_is_of_nothing() -> None:
+    text = printed(record(floors={"forward": Floor(flops={"float32": 10}, seconds=0.02, times=3.0)}))
+    assert row(text, "forward")[-2:] == ["20.00", "3.0"]
+
+
+def test_a_floor_of_next_to_nothing_is_not_shown() -> None:
+    assert floor_texts(Floor(bytes=264, seconds=2.64e-9, bound="memory")) == ["", ""]
+    assert floor_texts(Floor(bytes=264_000, seconds=2.64e-6, bound="memory", times=20.0)) == ["0.003 bytes", "20.0"]
+
+
+def owned(measured_s: float | None, *actions: tuple[str, str, float, int]) -> OtherByOwner:
+    rows = [OwnedTime(owner=o, action=a, seconds=s, calls=1.0, in_steps=n) for o, a, s, n in actions]
+    return OtherByOwner(steps=3, seconds=sum(row.seconds for row in rows), measured_s=measured_s, actions=rows)
+
+
+ACTIONS = (
+    ("LearningRateMonitor", "on_train_batch_start", 1.9e-3, 3),
+    ("TensorBoardLogger", "log_metrics", 1.2e-3, 1),
+    ("Lightning", "loop", 0.5e-3, 3),
+    ("", "my block", 0.4e-3, 3),
+    ("lm_profiler", "timing of these", 0.2e-3, 3),
+    ("Mine", "on_train_batch_end", 0.1e-3, 3),
+)
+
+
+OTHER = {
+    "the longest are named, and the rest is added up": made_record(other_by_owner=owned(4.1e-3, *ACTIONS)),
+    # The table's figures are of the mean over ranks: these need not agree with them.
+    "of several ranks it is of the first": made_record(
+        rank_step_s=[0.01, 0.01], other_by_owner=owned(4.1e-3, *ACTIONS)
+    ),
+    "what was measured is unknown": made_record(other_by_owner=owned(None, *ACTIONS[2:4])),
+    "nothing was timed": made_record(),
+    "no action was seen": made_record(other_by_owner=owned(1.0)),
+}
+
+
+def test_the_line_of_other_is_as_stored() -> None:
+    assert_stored("report/other", {case: other_lines(record) for case, record in OTHER.items()})

@@ -1,0 +1,161 @@
+"""All that a record knows is on its page: every figure of the registry, of a record in which no field is unknown."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Iterator
+from typing import Any, Literal, Union, get_args, get_origin
+
+import pytest
+from made_runs import made_record
+from pydantic import BaseModel
+
+from lm_profiler.record.quantities import GROUPS, LISTS, PARTS, TIMES
+from lm_profiler.record.run import OddStep, RunRecord, StepCounters, Sync, Term, TermName, TimeSummary
+from lm_profiler.report.run.run_page import run_page
+from lm_profiler.report.run.sections import list_table, sections, shown
+from lm_profiler.report.run.verdict import odd_text
+from lm_profiler.report.tables.formats import render
+from lm_profiler.report.tables.terminal import lines
+
+
+def filled(kind: Any, numbers: Iterator[int]) -> Any:
+    """A value of the type ``kind`` with nothing unknown in it, each number another one."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return filled(next(of for of in inner if of is not types.NoneType), numbers)
+    if origin is Literal:
+        return inner[0]
+    if inner and inner[0] is Term:
+        return [filled(Term, numbers).model_copy(update={"name": name}) for name in get_args(TermName)]
+    if origin in (list, tuple):
+        return origin(filled(inner[0], numbers) for _ in range(2))
+    if origin is dict:
+        keys = (*PARTS, "forward_backward", "step", *DTYPES) if isinstance(inner[1], type) else ("key",)
+        return {key: filled(inner[1], numbers) for key in keys}
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind(**{name: filled(of.annotation, numbers) for name, of in kind.model_fields.items()})
+    number = next(numbers)
+    return {bool: True, int: number, float: number * 1.01, str: f"word{number}"}.get(kind, f"any{number}")
+
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+@pytest.fixture(scope="module")
+def full() -> RunRecord:
+    """Every field set; a run on a device, so that there are two clocks."""
+    record: RunRecord = filled(RunRecord, itertools.count(10_001))
+    names = ("warmup", "measure", "collectives", "whatif", "actions", "memory", "trace")
+    stages = {stage: n for n, stage in enumerate(names, 20_001)}
+    return record.model_copy(update={"steps": stages, "steps_planned": stages, "time": in_order(record.time)})
+
+
+def in_order(times: dict[str, TimeSummary]) -> dict[str, TimeSummary]:
+    return {part: times[part] for part in TIMES}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_figure_of_the_registry_that_a_record_has_is_on_its_page(full: RunRecord, group: str) -> None:
+    cells = {cell.text for table in sections(full) for row in table.rows for cell in row}
+    for of in GROUPS[group]:
+        assert of.get(full) is not None, of.name
+        times = of.unit == "s" and of.path.partition(".")[0] in ("time", "host_time", "floors")
+        in_ms = times or group in (
+            "Terms of the waterfall",
+            "Own work and waiting by phase",
+            "Use of the CPU",
+        )  # the titles say so
+        text = of.rounded(of.get(full), *(of.interval(full) or ())) if in_ms else shown(of, full)
+        assert text in cells, of.name
+
+
+DRAWN = ("ranks.by_rank[].own_by_column_s", "ranks.columns")
+"""As the heat map of the Ranks view."""
+
+
+@pytest.mark.parametrize("path", [path for path in LISTS if path not in DRAWN])
+def test_so_is_every_row_of_its_lists(full: RunRecord, path: str) -> None:
+    tables = [table for table in sections(full) if {of.heading for of in LISTS[path]} <= {*table.titles}]
+    expected = {"waterfall.terms": 12, "waterfall.terms[].contributors": 22}  # a row for the step; two of each of 11
+    assert [len(table.rows) for table in tables] == [expected.get(path, 2)]
+
+
+@pytest.mark.parametrize("kind", ["terminal", "markdown"])
+def test_the_page_says_what_is_no_figure_too(full: RunRecord, kind: str, tmp_path: Any) -> None:
+    page = render(run_page(full, tmp_path), kind)
+    assert full.command in page
+    assert all(note in page for note in full.notes)
+
+
+def test_80_columns_hold_the_page_and_cut_no_word_of_it(full: RunRecord, tmp_path: Any) -> None:
+    tables = run_page(full.model_copy(update={"command": "short"}), tmp_path)
+    shown_lines = [line for table in tables for line in lines(table, 80) if line != table.title]
+    assert max(map(len, shown_lines)) <= 80
+    assert "…" not in "".join(shown_lines)
+
+
+def told(record: RunRecord, title: str) -> dict[str, str]:
+    [section] = [table for table in sections(record) if table.title == title]
+    return {row[0].text: row[1].text for row in section.rows}
+
+
+def test_what_is_unknown_is_left_out_and_so_is_a_section_without_facts() -> None:
+    titles = [table.title for table in sections(made_record(status="oom"))]
+    assert titles == ["Steps"]
+
+
+def test_on_the_cpu_there_is_one_clock() -> None:
+    made = made_record()
+    on_cpu = made.model_copy(update={"environment": made.environment.model_copy(update={"device_type": "cpu"})})
+    for record, expected in ((made, 1), (on_cpu, 0)):
+        assert sum(table.title.startswith("Time on the host") for table in sections(record)) == expected
+
+
+def test_phases_that_did_not_occur_have_no_row() -> None:
+    times = next(table for table in sections(made_record()) if table.title.startswith("Time of a step"))
+    assert [row[0].text for row in times.rows] == ["forward", "backward", "other", "forward + backward", "step"]
+    assert [row[1].text.split()[0] for row in times.rows] == ["3.000", "5.000", "2.000", "8.000", "10.00"]
+
+
+def test_lines_that_synchronize_are_listed_up_to_a_page() -> None:
+    syncs = [Sync(file="m.py", line=n, function="f", count=n, call="item") for n in range(1, 101)]
+    record = made_record(syncs=syncs)
+    [table] = [table for table in sections(record) if "call" in table.titles]
+    assert len(table.rows) == 64
+    assert table.below == ["and 36 more"]
+    assert told(record, "Synchronization")["synchronizations"] == "5,050"
+
+
+def test_ranks_are_told_apart_and_by_how_much() -> None:
+    record = made_record(rank_step_s=[0.010, 0.012])
+    ranks = told(record, "Ranks")
+    assert (ranks["slowest rank longer by"], ranks["slowest rank's step"]) == ("20.0 %", "12.000 ms")
+    [table] = [table for table in sections(record) if "rank" in table.titles]
+    assert [[cell.text for cell in row] for row in table.rows] == [["0", "10.000"], ["1", "12.000"]]
+
+
+def test_the_counters_of_odd_steps_stand_below_what_is_usual() -> None:
+    usual = StepCounters(rank=0, gc_s=0.0, minor_faults=10.0)
+    slow = StepCounters(step=9, rank=0, gc_s=1.0, gc_generation=2, minor_faults=12.0)
+    odd = OddStep(step=9, step_s=1.1, ratio=11.0, part="other", excess_s=1.0, cause="garbage", cause_s=1.0, rank=0)
+    record = made_record(odd_steps=[odd], step_counters=[usual, slow])
+    table = list_table(record, "step_counters")
+    assert [heading.title for heading in table.headings] == [
+        "step", "rank", "garbage (ms)", "generation", "minor faults",
+    ]  # fmt: skip
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["median", "0", "0.000", "", "10"],
+        ["9", "0", "1,000.000", "2", "12"],
+    ]
+    assert [heading.title for heading in list_table(record, "odd_steps").headings][-3:] == [
+        "cause", "explained (ms)", "rank",
+    ]  # fmt: skip
+
+
+def test_of_an_earlier_record_without_causes_the_columns_are_as_they_were() -> None:
+    record = made_record(odd_steps=[{"step": 9, "step_s": 1.1, "ratio": 11.0, "part": "other", "excess_s": 1.0}])
+    assert len(list_table(record, "odd_steps").headings) == 5
+    assert not list_table(record, "step_counters").rows
+    assert odd_text(record.odd_steps[0]) == "step 9: 1.1 s, 11 x what others take, +1.0 s in other"

@@ -1,0 +1,221 @@
+"""Why a step takes as long as it does, in lines and tables whose figures add up as printed."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import get_args
+from unittest.mock import ANY
+
+import numpy as np
+import pytest
+from made_runs import made_record
+from made_waterfall import STEP_MS, TERMS_MS, made_waterfall
+from stored_texts import assert_stored
+
+from lm_profiler.record.quantities import QUANTITIES, TERMS
+from lm_profiler.record.run import RunRecord, Term, TermName, Waterfall
+from lm_profiler.report.run.run_page import run_page, time_table
+from lm_profiler.report.run.sections import waterfall_tables
+from lm_profiler.report.run.waterfall_text import no_waterfall, not_drawn, rungs, step_text, why_lines
+
+
+def lines_of(fall: Waterfall | None) -> list[str]:
+    return why_lines(made_record(waterfall=fall))
+
+
+def printed_sum(line: str) -> tuple[Decimal, Decimal]:
+    """The step that a line begins with, and the sum of its terms."""
+    step, terms = re.sub(r"\[.*?\] ", "", line).removeprefix("why: ").replace(",", "").split(" ms = ")
+    signed = re.findall(r"([+-]?) ?([\d.]+) [a-z]", terms)
+    return Decimal(step), sum((Decimal(sign + number) for sign, number in signed), Decimal(0))
+
+
+def test_every_term_has_a_title_and_the_order_is_the_records() -> None:
+    assert tuple(TERMS) == get_args(TermName)
+    assert len({title for title, _ in TERMS.values()}) == len(TERMS)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_figures_add_up_as_printed(seed: int) -> None:
+    """Of any split of any step."""
+    draws = np.random.default_rng(seed)
+    seconds = draws.dirichlet(np.full(len(TERMS), 0.5)) * 10 ** draws.uniform(-5, 1.5)
+    if seed % 2:
+        seconds[-1] *= -0.5
+    terms = [Term(name=name, seconds=float(s), at_most_s=float(s)) for name, s in zip(TERMS, seconds, strict=True)]
+    fall = made_waterfall().model_copy(update={"terms": terms, "step_s": float(seconds.sum()), "ci_low": None})
+    step, total = printed_sum(lines_of(fall)[0])
+    assert total == step
+    texts = [Decimal(rung.text.replace(",", "")) for rung in rungs(fall)]
+    assert sum(texts) == step
+    unit = 10.0 ** texts[0].as_tuple().exponent  # type: ignore[operator]  # of a finite number it is one
+    by_title = dict(zip((rung.title for rung in rungs(fall)), (rung.text for rung in rungs(fall)), strict=True))
+    for at_most, title in re.findall(r"at most ([\d.,]+) ms in ([a-z ]+)", " ".join(lines_of(fall)[1:])):
+        assert at_most == by_title[title.strip()]  # as the line above it has it
+    for rung, text in zip(rungs(fall), texts, strict=True):
+        assert float(text) == pytest.approx(rung.term.seconds * 1e3, abs=1.001 * unit)
+
+
+UNKNOWN_CLOCK = made_waterfall(
+    {"ideal": 50.0, "clock": 0.0, "slow_products": 49.99, "gaps": 0.01, "input": 0.0, "unexplained": 0.0},
+    100.0,
+    clock_share=None,
+)
+UNKNOWN_BANDWIDTH = made_waterfall(
+    {"ideal": 50.0, "beyond_bandwidth": 50.0, "unexplained": 0.0}, 100.0, bandwidth_bytes_per_s=None
+)
+FALLS = {
+    "the ideal, then the largest, then what is unexplained": made_waterfall(),
+    "a single small term keeps its name, and what took no time is not told": made_waterfall(
+        {"ideal": 50.0, "clock": 0.0, "communication": 0.4, "gaps": 40.0, "unexplained": 9.6}, 100.0
+    ),
+    "what is unexplained may be negative": made_waterfall({"ideal": 8.0, "bandwidth": 3.5, "unexplained": -1.5}, 10.0),
+    "and is shown where it is nothing": made_waterfall({"ideal": 8.0, "bandwidth": 2.0, "unexplained": 0.0}, 10.0),
+    "terms that do not add up": made_waterfall({"ideal": 70.0, "gaps": 10.0, "unexplained": 0.0}, 100.0),
+    "a term of a later version": made_waterfall(
+        {"ideal": 50.0, "power_cap": 30.0, "gaps": 20.0, "unexplained": 0.0}, 100.0
+    ),
+    "a bandwidth that nobody knows": UNKNOWN_BANDWIDTH,
+    "a clock that nobody knows": UNKNOWN_CLOCK,
+    "much is unexplained, so that no ceiling is told": made_waterfall(
+        {"ideal": 48.0, "slow_products": 41.0, "unexplained": 11.0}, 100.0
+    ),
+    "the traced steps took much more": made_waterfall(
+        {"ideal": 70.0, "slow_products": 41.0, "unexplained": -11.0}, 100.0
+    ),
+    "not quite as much is unexplained": made_waterfall(
+        {"ideal": 50.0, "slow_products": 41.0, "unexplained": 9.0}, 100.0
+    ),
+    "with a note": made_waterfall(notes=["the model's FLOPs take 3 ms"]),
+}
+
+
+def test_the_lines_are_as_stored(tmp_path: Path) -> None:
+    """Below the table of a run's end; at the head of its page; the tables of terms, with what is below."""
+    said = {}
+    for case, fall in FALLS.items():
+        record = made_record(waterfall=fall, notes=["one"])
+        below = [line for line in time_table(record).below if line.startswith(("why", "could save", "note"))]
+        head = {row[0].text: row[1].text for row in run_page(record, tmp_path)[0].rows}
+        told = {line.partition(": ")[0]: line.partition(": ")[2] for line in below}
+        assert {name: head.get(name) for name in WORDS[2:]} == {name: told.get(name) for name in WORDS[2:]}
+        terms = waterfall_tables(record)
+        said[case] = [*below, not_drawn(fall), *(line for table in terms for line in (*table.above, *table.below))]
+    assert_stored("report/why", said)
+
+
+@pytest.mark.parametrize("rest_ms, is_told", [(11.0, False), (-11.0, False), (9.0, True)])
+def test_no_ceiling_is_told_where_much_is_unexplained(rest_ms: float, is_told: bool) -> None:
+    """Any term may have taken more than the trace has seen."""
+    fall = made_waterfall({"ideal": 59.0 - rest_ms, "slow_products": 41.0, "unexplained": rest_ms}, 100.0)
+    terms = waterfall_tables(made_record(waterfall=fall))[0]
+    assert any(row[3].text for row in terms.rows) == is_told
+
+
+def test_a_term_that_nobody_can_tell_from_the_next_is_unknown_and_not_nought() -> None:
+    record = made_record(waterfall=UNKNOWN_CLOCK)
+    assert QUANTITIES["waterfall_clock_s"].get(record) is None
+    rows = {row[0].text: row[1].text for row in waterfall_tables(record)[0].rows}
+    assert rows["lower clock"] == "unknown"
+
+
+def test_nothing_is_beyond_a_bandwidth_that_nobody_knows() -> None:
+    assert [rung.title for rung in rungs(UNKNOWN_BANDWIDTH)] == ["ideal", "memory-bound", "unexplained"]
+    assert waterfall_tables(made_record(waterfall=UNKNOWN_BANDWIDTH))[0].rows[1][0].text == "memory-bound"
+
+
+def test_each_rung_begins_where_the_one_before_it_ends() -> None:
+    drawn = rungs(made_waterfall())
+    assert [rung.term.name for rung in drawn] == [name for name, ms in TERMS_MS.items() if ms]
+    starts_ms = np.cumsum([0.0, *(ms for ms in TERMS_MS.values() if ms)])[:-1]
+    assert [rung.start_s * 1e3 for rung in drawn] == pytest.approx(list(starts_ms))
+
+
+def test_without_a_waterfall_there_is_no_line_and_no_table() -> None:
+    record = made_record()
+    assert why_lines(record) == []
+    assert waterfall_tables(record) == []
+    assert not [line for line in time_table(record).below if line.startswith("why")]
+
+
+WORDS = ("verdict", "next", "why", "could save")
+
+
+def test_the_lines_stand_below_the_end_table() -> None:
+    below = time_table(made_record(waterfall=made_waterfall())).below
+    first = [line.partition(":")[0] for line in below]
+    assert [name for name in first if name in WORDS] == list(WORDS)
+
+
+def test_the_table_has_ceilings_phases_and_the_step_that_the_terms_add_up_to() -> None:
+    terms, contributors = waterfall_tables(made_record(waterfall=made_waterfall()))
+    assert terms.titles == [
+        "term", "time (ms)", "share", "could save at most (ms)", "data (ms)", "forward (ms)", "backward (ms)",
+    ]  # fmt: skip
+    rows = {row[0].text: [cell.text for cell in row[1:]] for row in terms.rows}
+    assert rows["slow matmuls"] == ["41.0", "24.4%", "41.0", "", "13.7", "27.3"]
+    assert rows["input"] == ["3.0", "1.8%", "3.0", "3.0", "", ""]
+    assert rows["step"][:2] == ["168.3 [167.3, 170.3]", "100.0%"]
+    assert sum(Decimal(row[0]) for name, row in rows.items() if name != "step") == Decimal("168.3")
+    first = [cell.text for cell in contributors.rows[0]]
+    assert first == ["slow matmuls", "model.blocks.*.attn", "aten::mm", "96", "21.0", ANY]
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_each_term_is_a_column_of_tables(name: str) -> None:
+    record = made_record(waterfall=made_waterfall())
+    assert QUANTITIES[f"waterfall_{name}_s"].get(record) == pytest.approx(TERMS_MS[name] / 1e3)
+    assert QUANTITIES["waterfall_step_s"].interval(record) == pytest.approx((0.1673, 0.1703))
+
+
+def untraced(**changes: object) -> RunRecord:
+    steps = {"measure": 20, "memory": 2, "trace": 2}
+    return made_record().model_copy(update={"steps": steps, "steps_planned": steps, **changes})
+
+
+def test_a_run_that_died_is_told_so_and_not_that_its_why_is_unknown() -> None:
+    assert why_lines(made_record(status="oom", steps_planned={"trace": 2})) == []
+
+
+def test_the_step_is_shown_with_its_interval() -> None:
+    assert step_text(made_waterfall()) == f"{STEP_MS} [167.3, 170.3]"
+
+
+def runs_without_one() -> dict[str, RunRecord]:
+    """By what is missing."""
+    use = made_record().utilisation
+    assert use is not None
+    unknown = use.model_copy(update={"peak_flops_per_s": None, "ceiling_flops_per_s": None})
+    ended = {"steps": {"measure": 3}, "notes": ["the loop ended in stage measure, after 3 of its 20 steps"]}
+    return {
+        "no trace was asked for": made_record(),
+        "no step was traced": untraced(steps={"measure": 20}),
+        "the loop ended before": untraced(**ended),
+        "FLOPs are unknown, as a note says": untraced(
+            utilisation=None, notes=["FLOPs unknown: the step may replay CUDA graphs"]
+        ),
+        "no step was looked at for FLOPs": untraced(utilisation=None, steps={"measure": 20, "trace": 2}),
+        "FLOPs are unknown": untraced(utilisation=None),
+        "no peak is known": untraced(utilisation=unknown),
+        "no peak is known and none was measured": untraced(
+            utilisation=unknown, notes=["ceiling unknown: it was 90 GFLOP/s now and 116 before"]
+        ),
+        "no dtype is known": untraced(utilisation=use.model_copy(update={"dtype": None})),
+        "it failed, as a note says": untraced(notes=["waterfall unknown: KeyError: 'ts'"]),
+        "an earlier version ran it": untraced(),
+        "the run died": made_record(status="oom"),
+        "there is one": made_record(waterfall=made_waterfall()),
+    }
+
+
+def test_a_run_without_one_is_told_why_and_what_to_do_as_stored() -> None:
+    said = {}
+    for case, record in runs_without_one().items():
+        told = no_waterfall(record)
+        lines = [line for line in time_table(record).below if line.startswith("why: unknown")]
+        asked_for = bool(record.steps_planned.get("trace"))  # nobody is told at a run's end who has asked for no trace
+        assert lines == ([f"why: unknown: {told.partition(': ')[2]}"] if asked_for else [])
+        said[case] = told
+    assert_stored("report/no_why", said)

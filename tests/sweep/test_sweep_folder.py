@@ -1,0 +1,159 @@
+"""Whose a sweep's folder is, and what is missing in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from by_hand import leave_record, plan
+
+from lm_profiler.record.sweep import PLAN_FILE, read_outcome
+from lm_profiler.sweep import sweep_folder as folder_module
+from lm_profiler.sweep.outcome import Ended, record_outcome
+from lm_profiler.sweep.request import Request
+from lm_profiler.sweep.sweep_folder import SweepFolder, clear
+from lm_profiler.sweep.sweep_plan import plan_of
+from lm_profiler.usage_error import UsageError
+
+
+def missing(path: Path) -> set[str]:
+    with SweepFolder(path, plan("a", "b", "c", "d")) as folder:
+        folder.take_over()
+        return {cell.id for cell in folder.missing()}
+
+
+def test_what_has_an_outcome_is_not_missing_unless_it_was_interrupted(tmp_path: Path) -> None:
+    cells = plan("a", "b", "c", "d")
+    cells.write(tmp_path / PLAN_FILE)
+    leave_record(tmp_path, "ok", "a")
+    leave_record(tmp_path, "interrupted", "b")
+    leave_record(tmp_path, "ok", "c")  # still running when everything was killed
+    for cell in cells.cells[:2]:
+        record_outcome(tmp_path, cell, Ended(0 if cell.id == "a" else 130, 1.0))
+    assert missing(tmp_path) == {"b", "c", "d"}
+
+
+def test_a_cell_that_ended_when_nobody_was_left_to_write_it_down_is_taken_over(tmp_path: Path) -> None:
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
+    for cell, ended in (("a", '{"code": 0, "duration_s": 2.5}'), ("b", '{"code": -9, "duration_s": 1}'), ("c", "{")):
+        leave_record(tmp_path, "ok", cell)
+        (tmp_path / cell / "ended.json").write_text(ended)
+    assert missing(tmp_path) == {"b", "c", "d"}
+    outcome = read_outcome(tmp_path, "a")
+    assert outcome is not None
+    assert (outcome.status, outcome.duration_s, outcome.exit_code) == ("ok", 2.5, 0)
+
+
+@pytest.mark.parametrize("ended", ["[]", "null", '"code"', "1e400", "[" * 100_000])
+def test_a_damaged_end_of_a_cell_is_as_none(ended: str, tmp_path: Path) -> None:
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
+    leave_record(tmp_path, "ok", "a")
+    (tmp_path / "a" / "ended.json").write_text(ended)
+    assert missing(tmp_path) == {"a", "b", "c", "d"}
+
+
+def test_a_pipe_in_the_place_of_a_cells_end_makes_nobody_wait(tmp_path: Path) -> None:
+    plan("a", "b", "c", "d").write(tmp_path / PLAN_FILE)
+    leave_record(tmp_path, "ok", "a")
+    os.mkfifo(tmp_path / "a" / "ended.json")
+    assert missing(tmp_path) == {"a", "b", "c", "d"}
+
+
+def test_a_cell_whose_folder_is_removed_is_missing_again(tmp_path: Path) -> None:
+    cells = plan("a", "b")
+    cells.write(tmp_path / PLAN_FILE)
+    for cell in cells.cells:
+        leave_record(tmp_path, "failed", cell.id)
+        record_outcome(tmp_path, cell, Ended(1, 1.0))
+    with SweepFolder(tmp_path, cells) as folder:
+        assert folder.missing() == []
+        assert list(clear(tmp_path, cells.cells[0]).iterdir()) == []
+        assert folder.missing() == [cells.cells[0]]
+
+
+@pytest.mark.parametrize(
+    "other,told",
+    [
+        (plan("a", "c"), "other cells"),
+        (plan("a", "b", verb="test"), "other cells"),
+        (plan("a", "b", seed=1), "another seed"),
+        (plan("a", "b", config_sha256="1"), "another config file, or one that was changed since"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_another_plan_is_refused(other: object, told: str, tmp_path: Path) -> None:
+    plan("a", "b").write(tmp_path / PLAN_FILE)
+    before = (tmp_path / "sweep.json").read_text()
+    with pytest.raises(
+        UsageError, match=f"^name: expected the sweep that was started in .+, given one with {told}; name "
+    ):
+        SweepFolder(tmp_path, other)  # type: ignore[arg-type]
+    assert (tmp_path / "sweep.json").read_text() == before
+
+
+def test_the_same_cells_in_another_order_or_by_another_path_are_the_same_sweep(tmp_path: Path) -> None:
+    first = Request(name="s", log_dir=str(tmp_path), grid={"a.x": ["1", "2"]})
+    (tmp_path / "s").mkdir()
+    plan_of(first, {}).write(tmp_path / "s" / PLAN_FILE)
+    again = replace(first, log_dir=os.path.relpath(tmp_path), grid={"a.x": ["2", "1"]})
+    with SweepFolder(again.folder, plan_of(again, {})) as folder:
+        assert {cell.id for cell in folder.missing()} == {"x=1", "x=2"}
+    with pytest.raises(UsageError, match="given one with other options for all cells"):
+        SweepFolder(tmp_path / "s", plan_of(replace(first, options=["--a.y=3"]), {}))
+
+
+def test_of_two_sweeps_that_begin_at_once_the_second_sees_the_firsts_plan(tmp_path: Path) -> None:
+    first = SweepFolder(tmp_path, plan("a"))
+
+    def sleep(seconds: float) -> None:
+        first.begin()
+        first.__exit__(None, None, None)
+
+    with pytest.raises(UsageError, match="given one with other cells"):
+        SweepFolder(tmp_path, plan("b"), sleep)
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "version_0").mkdir()
+    with pytest.raises(UsageError, match=r"^name: expected a new folder or a sweep's, given "):
+        SweepFolder(tmp_path, plan("a"))
+    (tmp_path / "sweep.json").write_text(json.dumps({"schema_version": 99}))
+    with pytest.raises(UsageError, match=r"^name: expected a sweep, given a damaged one"):
+        SweepFolder(tmp_path, plan("a"))
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "_PATIENCE_S", 0.0)
+    told = r"^name: expected a sweep that is not running, given "
+    with SweepFolder(tmp_path / "s", plan("a")), pytest.raises(UsageError, match=told):
+        SweepFolder(tmp_path / "s", plan("a"))
+    with SweepFolder(tmp_path / "s", plan("a")):
+        pass
+
+
+def test_the_folder_is_taken_until_the_last_process_that_has_it_is_gone(tmp_path: Path) -> None:
+    with SweepFolder(tmp_path, plan("a")) as folder:
+        folder.begin()
+        kept = os.dup(folder.lock)
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            os.close(kept)
+
+    with SweepFolder(tmp_path, plan("a"), sleep):
+        assert len(waited) == 3
+
+
+def test_nothing_is_left_of_a_sweep_that_never_began(tmp_path: Path) -> None:
+    with SweepFolder(tmp_path / "logs" / "s", plan("a")):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    with SweepFolder(tmp_path / "logs" / "s", plan("a")) as folder:
+        assert folder.is_new
+        folder.begin()
+    assert (tmp_path / "logs" / "s" / "sweep.json").exists()
