@@ -14,7 +14,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
+from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 
 import grimp
 import matplotlib.pyplot as plt
@@ -27,6 +29,7 @@ else:
 
 import ranks_picture
 
+from lm_profiler.analysis.conclude import FINDINGS
 from lm_profiler.cli import main as program
 from lm_profiler.record.improve import ImproveRecord
 from lm_profiler.record.quantities import (
@@ -56,6 +59,7 @@ def write_all(folder: Path) -> None:
     floors, imports = rooms(), imports_between_rooms()
     (folder / "rooms.md").write_text(rooms_table(floors, imports), encoding="utf-8")
     draw(floors, imports, folder / "rooms.svg")
+    draw_way(folder / "way.svg")
     ranks_picture.draw(folder / "ranks.svg")
 
 
@@ -229,6 +233,55 @@ def draw(floors: list[list[str]], imports: Mapping[tuple[str, str], int], file: 
         axes.text(x, y + (0.17 if inner else 0), name, ha="center", va="center", fontsize=11, weight="bold", zorder=4)
         axes.text(x, y - 0.2, inner, ha="center", va="center", fontsize=7.5, color="0.3", zorder=4)
     axes.set(xlim=(-0.8, 12.8), ylim=(-0.6, 2.0 * len(floors) - 1.3))
+    axes.axis("off")
+    figure.savefig(file, facecolor="white")
+    plt.close(figure)
+
+
+WAY = (
+    (
+        "marks",
+        "lm_profiler.callbacks.marks.phases:PhaseProfiler",
+        "an instant on two clocks where a phase begins or ends",
+    ),
+    ("rows", "lm_profiler.callbacks.session:Session", "a row a step, on disk each second"),
+    (
+        "collect",
+        "lm_profiler.callbacks.collect:Collector",
+        "asks Trainer, module, torch and machine; nothing else does",
+    ),
+    ("Evidence", "lm_profiler.analysis.evidence:Evidence", "plain data, kept in evidence.json.gz"),
+    ("conclude", "lm_profiler.analysis.conclude:conclude", ""),
+    ("RunRecord", "lm_profiler.record.run:RunRecord", "every figure, in run.json"),
+    ("write_run", "lm_profiler.callbacks.outcome.run_files:write_run", "when the loop ends, and once with everything"),
+    ("show", "lm_profiler.report.run.run_page:end_tables", "terminal, tables, pictures, pages: from the record alone"),
+)
+"""The way of a step through the code: what it is called, where that is, and what happens there."""
+
+
+def draw_way(file: Path) -> None:
+    """Draw the way of a step, from names that the code has.
+
+    Raises:
+        AttributeError: one of them is not there any more.
+    """
+    figure, axes = plt.subplots(figsize=(8.5, 0.82 * len(WAY)), layout="constrained")
+    for at, (name, place, what) in enumerate(WAY):
+        module, _, attribute = place.partition(":")
+        getattr(import_module(module), attribute)
+        y = -1.6 * at
+        what = what or "a function a finding: " + ", ".join(title for title, _ in FINDINGS)
+        box = FancyBboxPatch((0, y - 0.45), 3, 0.9, boxstyle="round,pad=0.02", facecolor="white", edgecolor=f"C{at}")
+        axes.add_patch(box)
+        axes.text(1.5, y, name, ha="center", va="center", fontsize=11, weight="bold")
+        axes.text(
+            3.3, y + 0.2, module.removeprefix(f"{PACKAGE}.") + f": {attribute}", va="center", fontsize=8.5, color="0.3"
+        )
+        axes.text(3.3, y + 0.12, fill(what, 92), va="top", fontsize=8.5)
+        if at:
+            arrow = FancyArrowPatch((1.5, y + 1.15), (1.5, y + 0.45), arrowstyle="-|>", mutation_scale=12, color="0.3")
+            axes.add_patch(arrow)
+    axes.set(xlim=(-0.2, 12.8), ylim=(-1.6 * len(WAY) + 0.8, 0.8))
     axes.axis("off")
     figure.savefig(file, facecolor="white")
     plt.close(figure)
