@@ -272,6 +272,9 @@ BAD_FORK = PrivateName(
 
 # Planning: a process of its own, in which code of torch is replaced. Without one of these: the plan is unknown.
 
+ENGINE = PrivateName(
+    "torch.autograd._engine_run_backward", "recomputes as a GPU would", "a plan computes as the CPU does"
+)
 FAKE_MODE = PrivateName("torch._subclasses.fake_tensor.FakeTensorMode", "tensors without data", "plan unknown")
 FAKE_TENSOR = PrivateName("torch._subclasses.fake_tensor.FakeTensor", "tensors without data", "plan unknown")
 ASKED_VALUE = PrivateName(

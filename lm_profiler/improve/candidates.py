@@ -17,8 +17,8 @@ from typing import Any
 from lm_profiler.analysis.hardware.device_rates import Dtype, peak
 from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.analysis.remedies.catalogue import tried_on
-from lm_profiler.analysis.remedies.options import ATTENTION, WORKERS
 from lm_profiler.analysis.remedies.remedy import BY_WORKERS, OTHER_BATCH, UNKNOWN, FirstRun, Hardware, name_of
+from lm_profiler.analysis.remedies.remedy_options import ATTENTION, WORKERS
 from lm_profiler.record.entry import Entry
 from lm_profiler.record.run import Environment
 

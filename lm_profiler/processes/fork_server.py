@@ -2,7 +2,7 @@
 
 Each cell is a process that runs ``python -m PROGRAM`` with the cell's arguments. With modules, which must touch no
 device, they are imported once, and a cell is a copy of this process. Without, it is a fresh interpreter. Requests come
-in through the socket on stdin, and answers go out there (``lm_profiler.processes.cells``).
+in through the socket on stdin, and answers go out there (``lm_profiler.processes.cell_server``).
 
 The end of a cell is also written beside its output, for the case that nobody hears the answer. When the requests end,
 for whatever reason, every cell is killed: none outlives the sweep.
@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
-from lm_profiler.processes.cells import ENDED_FILE, CellEnded, CellStarted, SignalCell, StartCell
+from lm_profiler.processes.cell_server import ENDED_FILE, CellEnded, CellStarted, SignalCell, StartCell
 from lm_profiler.processes.child import die_with_parent
 from lm_profiler.record.files import write_whole
 

@@ -16,13 +16,13 @@ from torch.optim import Optimizer
 
 from lm_profiler.callbacks.instruments.sent_step import SentOptimizer, SentStep, shape_of
 from lm_profiler.callbacks.instruments.work import StepWork
+from lm_profiler.measure.copies.module_copy import ModuleCopy
 from lm_profiler.measure.counts.flop_formulas import UncountableError
 from lm_profiler.measure.counts.flops import WORK
 from lm_profiler.measure.fake.unknown import TAKEN_FOR_ONE
 from lm_profiler.measure.fake.untouched import leave_files
 from lm_profiler.measure.fake.world import FakeWorld, prepare
 from lm_profiler.measure.memory.traffic import StepTraffic
-from lm_profiler.measure.module_copy import ModuleCopy
 from lm_profiler.record.run import Flops
 from lm_profiler.rehearse.loop import Rehearsal, reason_of
 from lm_profiler.rehearse.one_device import AS_WIDE, CPU, FakeDevice, SilentLogger

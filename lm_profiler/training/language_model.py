@@ -244,7 +244,8 @@ class LanguageModel(LightningModule):
         inputs_BT, targets_BT = batch
         logits_BTV = self.forward(inputs_BT)
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        if self.metrics is not None and self._is_attached():  # a copy, to count or to compare, logs nothing
+        # A copy, to count or to compare, logs nothing: it has no Trainer, or its tensors are fake and have no values.
+        if self.metrics is not None and type(loss) is Tensor and self._is_attached():
             self.metrics.log(self, stage, loss, logits_BTV, targets_BT)
         return loss
 

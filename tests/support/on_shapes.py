@@ -13,9 +13,9 @@ from torch._subclasses import FakeTensorMode
 
 from lm_profiler.callbacks.instruments.sent_step import shape_of
 from lm_profiler.measure.clocks.timeline import BACKWARD, FORWARD, Span, Timeline
+from lm_profiler.measure.copies.module_copy import ModuleCopy, undisturbed
 from lm_profiler.measure.counts.step_flops import StepFlops
 from lm_profiler.measure.counts.traffic import ForwardTraffic
-from lm_profiler.measure.module_copy import ModuleCopy, undisturbed
 from lm_profiler.record.run import Flops
 
 CPU = torch.device("cpu")

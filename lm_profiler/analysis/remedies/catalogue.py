@@ -7,7 +7,8 @@ from pathlib import Path
 
 from lm_profiler.analysis.improve.trials import Candidate
 from lm_profiler.analysis.plan.planned import Planned
-from lm_profiler.analysis.remedies import options, sentences
+from lm_profiler.analysis.remedies import remedy_options as options
+from lm_profiler.analysis.remedies import sentences
 from lm_profiler.analysis.remedies.remedy import (
     EFFECTS,
     ORDER,

@@ -18,7 +18,7 @@ from lm_profiler.cli.arguments import read_config
 from lm_profiler.cli.endings import interrupting
 from lm_profiler.cli.errors import TOLD_IN, answered
 from lm_profiler.measure.boundary import say
-from lm_profiler.processes.cells import CellEnded, CellServer, ServerError
+from lm_profiler.processes.cell_server import CellEnded, CellServer, ServerError
 from lm_profiler.record.calls import FAILED, INTERRUPTED, OK, command_line
 from lm_profiler.record.entry import collect
 from lm_profiler.record.quantities import counted

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lm_profiler.torch_names import tree_map
+from lm_profiler.torch_names import ENGINE, tree_map
 
 _ALWAYS = frozenset({
     "acos", "asin", "binary_cross_entropy_with_logits", "cdist", "cosh", "cosine_embedding_loss", "cosine_similarity",
@@ -76,15 +76,16 @@ def recompute_alike(gpu: tuple[int, int]) -> None:
     For a process of its own: code of torch is replaced in it.
     """
 
-    def within(run: Callable[..., Any]) -> Callable[..., Any]:
-        def differentiated(*args: Any, **kwargs: Any) -> Any:
-            with KernelsOfCuda(gpu):
-                return run(*args, **kwargs)
+    run = ENGINE.find_or(None)
+    if run is None:
+        return
 
-        return differentiated
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        with KernelsOfCuda(gpu):
+            return run(*args, **kwargs)
 
-    torch.autograd.backward = within(torch.autograd.backward)
-    torch.autograd.grad = within(torch.autograd.grad)
+    # Not the public functions around it: a mode that is entered sends their calls back to them by their names.
+    setattr(torch.autograd, ENGINE.name, differentiated)
 
 
 def _float32(value: Any) -> Any:

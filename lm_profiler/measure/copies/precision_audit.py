@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lm_profiler.measure.copies.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.measure.device.precision import Switches, operators_with_precision
-from lm_profiler.measure.module_copy import ModuleCopy, seed, undisturbed
 from lm_profiler.record.run import NumericsFacts, NumericsKind
 from lm_profiler.torch_names import tree_leaves
 
