@@ -88,7 +88,7 @@ def _best_split(r: Series, p: int) -> _Split:
     n = r.size
     noise = noise_of(r[p:] - r[:-p])  # the pattern cancels out
     phase = np.arange(n) % p
-    medians = np.nanmedian(np.append(r, np.full(-n % p, np.nan)).reshape(-1, p), axis=0)
+    medians = _phase_medians(r, p)
     z = np.clip((r - np.median(medians)) / noise, -_CLIP, _CLIP)
     order = np.argsort(medians)
     sums, counts = np.bincount(phase, z, p)[order], np.bincount(phase, minlength=p)[order]
@@ -100,6 +100,20 @@ def _best_split(r: Series, p: int) -> _Split:
     fewer_above = 2 * (at + 1) >= p
     phases = order[at + 1 :] if fewer_above else order[: at + 1]
     return _Split(float(gain[at]), p, tuple(sorted(phases.tolist())))
+
+
+def _phase_medians(r: Series, p: int) -> Series:
+    """Return the (p,) medians of the phases of ``r``, which has at least ``p`` values.
+
+    The last row is filled with infinities, which sort behind all values: so the middle of each phase is found by its
+    count. ``np.nanmedian`` returns the same, through masked arrays, in several times as long.
+    """
+    columns = np.sort(np.append(r, np.full(-r.size % p, np.inf)).reshape(-1, p), axis=0)
+    counts = np.full(p, r.size // p)
+    counts[: r.size % p] += 1
+    phase = np.arange(p)
+    lower, upper = columns[(counts - 1) // 2, phase], columns[counts // 2, phase]
+    return np.asarray((lower + upper) / 2.0)
 
 
 def _is_apart(r: Series, split: _Split) -> bool:

@@ -38,11 +38,11 @@ class Busy:
 
 def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
     """What tells whose host code runs at a moment; ``phases`` come by their start."""
-    starts = [phase.start for phase in phases]
+    starts, ends, names = ([getattr(phase, field) for phase in phases] for field in ("start", "end", "name"))
 
     def phase_at(moment: int) -> str:
         last = bisect_right(starts, moment) - 1
-        return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
+        return names[last] if last >= 0 and moment < ends[last] else NO_PHASE
 
     return phase_at
 

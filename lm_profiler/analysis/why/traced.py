@@ -6,10 +6,11 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.steps.statistics import student
 from lm_profiler.analysis.trace.intervals import NO_PHASE, gaps_between, phase_finder, shared_out
@@ -81,14 +82,15 @@ def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> 
 def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
     """A stretch in which no operator ran, cut where phases begin and end."""
     left = end - begin
-    at = max(bisect_right(work.phases, begin, key=attrgetter("start")) - 1, 0)
-    for phase in work.phases[at:]:
-        if phase.start >= end:
+    first = max(bisect_right(work.phase_starts, begin) - 1, 0)
+    for at in range(first, len(work.phases)):  # a slice would copy all later phases for each of many gaps
+        start, stop, name = work.phases[at]
+        if start >= end:
             break
-        inside = min(end, phase.end) - max(begin, phase.start)
+        inside = min(end, stop) - max(begin, start)
         if inside > 0:
             left -= inside
-            yield Gap(inside, phase.name, PYTHON)
+            yield Gap(inside, name, PYTHON)
     if left > 0:
         yield Gap(left, NO_PHASE, PYTHON)
 
@@ -138,13 +140,24 @@ class Traced:
     on_device: bool
     scatter: float | None = None
 
-    def of(self, use: Use) -> Iterator[Weighed]:
-        """The pieces of one use."""
-        return (weighed for weighed in self.pieces if weighed[0].use == use)
+    def of(self, use: Use) -> Sequence[Weighed]:
+        """Return the pieces of one use."""
+        return self._by_use[use]
 
     def seconds(self, use: Use) -> float:
-        """Of one step."""
-        return sum(own for _, own in self.of(use)) * 1e-9 / self.steps
+        """Return the seconds of one step that went to ``use``."""
+        return self._seconds[use]
+
+    @cached_property
+    def _by_use(self) -> Mapping[Use, list[Weighed]]:
+        by_use: dict[Use, list[Weighed]] = {use: [] for use in get_args(Use)}
+        for weighed in self.pieces:
+            by_use[weighed[0].use].append(weighed)
+        return by_use
+
+    @cached_property
+    def _seconds(self) -> Mapping[Use, float]:
+        return {use: sum(own for _, own in some) * 1e-9 / self.steps for use, some in self._by_use.items()}
 
 
 def traced_of(work: TracedWork) -> Traced:
@@ -169,8 +182,9 @@ def _scatter(weighed: Sequence[Weighed], begins: Sequence[int]) -> float | None:
     """From the variance of a step's time over its mean, pooled over products and memory."""
     sums = {use: [0.0] * len(begins) for use in ("products", "memory")}
     for piece, own in weighed:
-        if piece.use in sums:
-            sums[piece.use][max(bisect_right(begins, piece.start) - 1, 0)] += own
+        of_use = sums.get(piece.use)
+        if of_use is not None:
+            of_use[max(bisect_right(begins, piece.start) - 1, 0)] += own
     rates = [[own / (sum(of) / len(of)) - 1.0 for own in of] for of in sums.values() if any(of)]
     freedom = (len(begins) - 1) * len(rates)
     if freedom < 1:
@@ -188,16 +202,19 @@ def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float,
 
     The floor of an operator's call is shared by all kernels that it launched, as their times are.
     """
-    calls: defaultdict[tuple[int, int], list[Weighed]] = defaultdict(list)
-    for number, (piece, own) in enumerate(pieces):
-        calls[(0, piece.call) if piece.call >= 0 else (1, number)].append((piece, own))
-    shared = []
+    calls: defaultdict[int, list[Weighed]] = defaultdict(list)
+    for number, weighed in enumerate(pieces):
+        call_number = weighed[0].call
+        calls[call_number if call_number >= 0 else -1 - number].append(weighed)  # an unknown call is one of its own
+    shared: list[tuple[Piece, float, float | None]] = []
     known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
     for call in calls.values():
-        whole = sum(own for _, own in call)
-        of = call[0][0]
-        key = of.operator, id(of.inputs)
-        least = known[key] if key in known else known.setdefault(key, floor(of))
-        share = None if least is None else min(least / whole, 1.0)
-        shared += [(piece, own, None if share is None else share * own) for piece, own in call]
+        first = call[0][0]
+        key = first.operator, id(first.inputs)
+        least = known[key] if key in known else known.setdefault(key, floor(first))
+        if least is None:
+            shared += [(piece, own, None) for piece, own in call]
+            continue
+        share = min(least / sum(own for _, own in call), 1.0)
+        shared += [(piece, own, share * own) for piece, own in call]
     return shared

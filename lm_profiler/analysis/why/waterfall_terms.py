@@ -247,9 +247,16 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
     """Per operator whose lists are too long for the trace: they are of all parameters, or of a part in each call."""
-    cut = {
-        (piece.operator or "", piece.call) for piece, _ in traced.of("memory") if piece.inputs and is_cut(piece.inputs)
-    }
+    known: dict[int, bool] = {}  # equal inputs of a trace are one object
+    cut = set()
+    for piece, _ in traced.of("memory"):
+        if piece.inputs is None:
+            continue
+        key = id(piece.inputs)
+        if key not in known:
+            known[key] = is_cut(piece.inputs)
+        if known[key]:
+            cut.add((piece.operator or "", piece.call))
     calls = Counter(operator for operator, _ in cut)
     elements = step.lists.elements
     return {
