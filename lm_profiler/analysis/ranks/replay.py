@@ -28,7 +28,7 @@ class RanksWork:
     caused_s: Seconds
 
     def of_steps(self, kept: NDArray[np.bool_]) -> RanksWork:
-        """Of these steps alone."""
+        """Return the work of the ``kept`` steps alone."""
         return RanksWork(self.own_s[:, kept], self.waiting_s[:, kept], self.between_s[:, kept], self.caused_s[:, kept])
 
     @property
@@ -43,7 +43,7 @@ class RanksWork:
 
 
 def work_of(course: Course) -> RanksWork:
-    """What of ``course`` is own work: of each part's time, what was not waited."""
+    """Return the own work in ``course``: the time of each part that was not waited."""
     ranks = len(course.tracks)
     waiting = np.stack([_waited_ns(course, rank) for rank in range(ranks)])
     spent = np.stack([track.spent_ns() for track in course.tracks])
@@ -92,7 +92,7 @@ def _caused_ns(course: Course) -> Seconds:
 
 
 def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
-    """For whom each waits: everyone leaves when some rank comes, which is the one that does not wait."""
+    """Return for whom each waits: everyone leaves when some rank comes, which is the one that does not wait."""
     if kind == MEETING:
         return np.full(came.size, waits.argmin())
     order = came.argsort(kind="stable")
@@ -100,10 +100,10 @@ def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
 
 
 Cuts = Mapping[int, Seconds]
-"""Of each rank that does less, nanoseconds less before each event."""
+"""For each rank that does less, nanoseconds less before each event."""
 
 _ASKED = 256
-"""So many other ranks say what a segment usually takes."""
+"""The most other ranks that are asked what a segment usually takes."""
 
 
 @dataclass(eq=False)

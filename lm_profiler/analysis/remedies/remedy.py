@@ -39,7 +39,7 @@ EFFECTS = {
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the machine has. None is unknown: then the runs themselves will tell.
+    """The machine's facilities. None is unknown: then the runs themselves will tell.
 
     Attributes:
         half_precision: The mixed precision that it multiplies faster than float32; "" for none.
@@ -68,7 +68,7 @@ class FirstRun:
         return self.entry.option(path)
 
     def has(self, path: str) -> bool:
-        """Whether the run's parser knows the option ``path``."""
+        """Return whether the run's parser knows the option ``path``."""
         head, _, name = path.rpartition(".")
         section: Any = (self.record.config or {}).get(head)
         section = section.get("init_args", section) if isinstance(section, Mapping) else {}
@@ -124,7 +124,7 @@ def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known:
 
 
 def name_of(options: Mapping[str, str]) -> str:
-    """What a candidate with these options is called."""
+    """Return the name of a candidate with these options."""
     return " + ".join(f"{option}={text}" for option, text in options.items())
 
 

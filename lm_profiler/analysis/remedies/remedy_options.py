@@ -109,7 +109,7 @@ def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 
 def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
-    """The same samples of a step in fewer batches or in more; then more samples."""
+    """Yield options for the same samples of a step in fewer batches or in more; then for more samples."""
     batch, batches = run.option(_BATCH), run.option(_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
         return

@@ -32,7 +32,7 @@ class Phases:
 
 
 def noise_of(differences: Series) -> float:
-    """The standard deviation of values whose ``differences`` these are.
+    """Return the standard deviation of values whose ``differences`` these are.
 
     It is told by the lower three quarters of them, which neither spikes nor changes of level reach (von Neumann 1941).
     For a coarse clock it is half a tick at least; it is never less than ``FINEST``.
@@ -46,7 +46,8 @@ def noise_of(differences: Series) -> float:
 
 
 def pattern_of(residuals: Series, smallest: float) -> Phases | None:
-    """The pattern of ``residuals``, logarithms about their level; None where there is none of at least ``smallest``.
+    """Return the pattern of ``residuals``, logarithms about their level; None where there is none of at least
+    ``smallest``.
 
     Epoch folding: for every period the phases are split into two classes, the one with most phases being the base. The
     split counts by the square of its t statistic, less what choosing it among all splits and periods gives for nothing.
@@ -117,7 +118,7 @@ def _phase_medians(r: Series, p: int) -> Series:
 
 
 def _is_apart(r: Series, split: _Split) -> bool:
-    """Whether three in four of the split's steps lie beyond nine in ten of the others, on one side of them."""
+    """Return whether three in four of the split's steps lie beyond nine in ten of the others, on one side of them."""
     mine = np.isin(np.arange(r.size) % split.every, split.phases)
     some, rest = r[mine], r[~mine]
     beyond = max(int((some > np.quantile(rest, 0.9)).sum()), int((some < np.quantile(rest, 0.1)).sum()))

@@ -25,11 +25,11 @@ SMALLEST_EFFECT = 0.01
 """Changes of level under 1 % are not worth a word."""
 
 ODD = 0.10
-"""Of its level: a step that is off by less moves no figure by anything to speak of."""
+"""The share of its level by which a step is odd: one that is off by less hardly moves any figure."""
 
 _FEWEST_BESIDE = 5
 _ODD_OF_FEW = 0.5
-"""The same of fewer than ten steps, whose noise is hardly known."""
+"""The same share where there are fewer than ten steps, whose noise is hardly known."""
 
 FEWEST_STEPS = 10
 """Below ten steps no course and no pattern is looked for."""
@@ -109,7 +109,7 @@ class StepModel:
 
     @property
     def rise(self) -> float:
-        """By what share a trend's last step lies above its first; 0 of levels."""
+        """The share by which a trend's last step lies above its first; 0 where there are levels."""
         return math.expm1(float(self.shape[-1] - self.shape[self.cut])) if self.shape.size else 0.0
 
     @cached_property
@@ -185,7 +185,7 @@ class StepModel:
 
 
 def _around(mean: float, half: float, lag1: float) -> Interval:
-    """As far in logarithms on either side: a time is never negative."""
+    """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
     if mean <= 0.0:
         return Interval(mean, mean - half, mean + half, lag1)
     off = math.exp(min(half / mean, _WIDEST))

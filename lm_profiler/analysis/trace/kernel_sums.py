@@ -60,7 +60,7 @@ class _Totals(Generic[_Key]):
 
 
 def kernel_table(work: TracedWork) -> KernelTable:
-    """The table of a trace."""
+    """Return the table of a trace."""
     return (_of_device if work.on_device else _of_operators)(work)
 
 
@@ -121,7 +121,7 @@ def _table(work: TracedWork, totals: _Totals[_Row], time: Busy, **shares: Any) -
 
 
 def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
-    """The largest rows, equal layers merged, and what is left."""
+    """Return the largest rows, equal layers merged, and what is left."""
     merged = totals.by(lambda row: (*row[:4], *module_of(row[4])))
     largest = [(*key, calls, _seconds(ns)) for key, calls, ns in merged.longest_first()]
     rows = [
@@ -143,7 +143,7 @@ def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
 
 @lru_cache(maxsize=4096)
 def module_of(name: str | None) -> tuple[str | None, str | None]:
-    """Path, with ``*`` for indices, and class, of the range ``name``."""
+    """Return path, with ``*`` for indices, and class of the module whose range is ``name``."""
     if name is None or (match := _MODULE.fullmatch(name)) is None:
         return None, None
     return _INDEX.sub("*", match["path"]), match["type"]

@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedWork:
-    """What was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
+    """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
 
     ``launches`` are all calls of the driver, as they end, with numbers of ``names``; none where the device is the CPU.
     """
@@ -79,7 +79,7 @@ class TracedWork:
 
 
 def traced_work(packed: Packed) -> TracedWork:
-    """What ran in the trace's steps: kernels where it has any, else operators of the CPU.
+    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU.
 
     Raises:
         ValueError: there is no whole step in the trace.
@@ -93,7 +93,8 @@ def traced_work(packed: Packed) -> TracedWork:
 
 
 def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
-    """What was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one launch."""
+    """Yield what was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one
+    launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
@@ -124,7 +125,7 @@ def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
 
 @lru_cache(maxsize=4096)
 def _work_of(name: str, calls_others: bool, phase: str) -> tuple[Kind, Use]:
-    """What the operator ``name`` does in ``phase``, and what its time is used for."""
+    """Return what the operator ``name`` does in ``phase``, and what its time is used for."""
     kind = operator_kind(name)
     composite = name.startswith("aten::") and calls_others
     only_calls = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
@@ -140,5 +141,5 @@ def _use(kind: Kind, phase: str) -> Use:
 
 
 def rank_of(piece: Piece) -> int:
-    """Of things that run at the same time, the one of the lowest rank is what the time goes to."""
+    """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
     return _UNKNOWN if piece.use == "memory" and piece.kind == "other" else _RANKS[piece.use]

@@ -125,7 +125,7 @@ class Inputs(NamedTuple):
 
 
 class Packed:
-    """What of a trace's events counts, in some fifty bytes an event.
+    """The part of a trace's events that counts, in some fifty bytes an event.
 
     ``names`` and ``inputs`` are by their number; -1, which stands for none, finds the None at their end.
 
@@ -157,7 +157,7 @@ class Packed:
         return len(self._device) > 0
 
     def window(self) -> tuple[int, int]:
-        """From where the first step begins to where the last one ends.
+        """Return where the first step begins and where the last one ends.
 
         Raises:
             ValueError: there is no whole step.
@@ -167,12 +167,13 @@ class Packed:
         return self.steps[0].start, max(step.end for step in self.steps)
 
     def device(self) -> Iterator[list[int]]:
-        """Start, length, name's number and correlation of all that ran on the device, by start."""
+        """Yield start, length, name's number and correlation of all that ran on the device, by start."""
         rows = np.asarray(self._device).reshape(-1, 4)
         return iter(rows[np.argsort(rows[:, 0], kind="stable")].tolist())
 
     def host(self) -> Iterator[list[int]]:
-        """Start, length, thread, what, value and the rest of the host's events; of one moment, the longest first."""
+        """Yield start, length, thread, what, value and the rest of the host's events; of one moment, the longest
+        first."""
         rows = np.asarray(self._host).reshape(-1, 6)
         start, length, _, what, *_ = rows.T
         order = np.lexsort((-length, np.maximum(what, _MODULE), start))
@@ -207,7 +208,7 @@ class Packed:
             kept.append(Range(start, start + length, name.removeprefix(PHASE_PREFIX)))
 
     def _inputs_of(self, event: Mapping[str, Any]) -> int:
-        """The number of what the operator was given; equal ones are kept once."""
+        """Return the number of what the operator was given; equal inputs are kept once."""
         arguments = event.get("args")
         if not arguments or "Input Dims" not in arguments:
             return -1
@@ -228,7 +229,7 @@ class Packed:
 
 @lru_cache(maxsize=4096)
 def _needs_values(name: str) -> bool:
-    """Whether what the operator ``name`` does depends on the values that it was given."""
+    """Return whether what the operator ``name`` does depends on the values that it was given."""
     return _VALUES.search(name) is not None
 
 
@@ -238,7 +239,7 @@ def _call_name(event: Mapping[str, Any]) -> str:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[int, int]:
-    """Start and length, which the profiler writes in microseconds."""
+    """Return start and length, which the profiler writes in microseconds."""
     return round(event["ts"] * 1e3), round(event.get("dur", 0) * 1e3)
 
 
@@ -292,7 +293,7 @@ class _Open:
 
 
 def walk(packed: Packed) -> Iterator[Operator | LaunchCall]:
-    """All operators, as they end, and all launches.
+    """Yield all operators, as they end, and all launches.
 
     What runs in the backward pass belongs to the module in whose forward pass its node of the graph was made: the
     profiler links the two (``fwdbwd``). What is recomputed there is in its module's own range again.

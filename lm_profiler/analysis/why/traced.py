@@ -23,7 +23,7 @@ _LONG_NS = 10_000
 """A call of the driver that lasts longer is worth a name: launching takes 5 microseconds."""
 
 _MOST = 0.5
-"""Of a gap that a call must fill to be its cause."""
+"""The share of a gap that a call must fill to be its cause."""
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
@@ -49,7 +49,7 @@ def gaps_of(
     pieces: Sequence[tuple[Piece, int]],
     idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
-    """What the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
+    """Yield what the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
     if not work.on_device:
         for piece, own in pieces:
             if piece.use == "dispatch":
@@ -71,7 +71,7 @@ def gaps_of(
 
 
 def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
-    """What of a gap before a kernel of ``phase`` passed while the host saw to the batch, and what did not."""
+    """Split a gap before a kernel of ``phase``: what passed while the host saw to the batch, and the rest."""
     inside = sum(part.ns for part in _python(work, begin, end) if part.phase in INPUT_PHASES)
     if inside:
         yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
@@ -80,7 +80,7 @@ def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> 
 
 
 def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
-    """A stretch in which no operator ran, cut where phases begin and end."""
+    """Yield a stretch in which no operator ran, cut where phases begin and end."""
     left = end - begin
     first = max(bisect_right(work.phase_starts, begin) - 1, 0)
     for at in range(first, len(work.phases)):  # a slice would copy all later phases for each of many gaps
@@ -96,7 +96,7 @@ def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
 
 
 def _calls(work: TracedWork) -> list[_DriverCall]:
-    """Calls of the driver that made the host wait, or that took long, by when they end."""
+    """Return calls of the driver that made the host wait, or that took long, by when they end."""
     calls = []
     for event in work.launches:
         name, operator = work.names[event.name] or "", work.names[event.operator]
@@ -107,7 +107,7 @@ def _calls(work: TracedWork) -> list[_DriverCall]:
 
 
 def _in_call(calls: Sequence[_DriverCall], begin: int, end: int) -> str | None:
-    """The call that the host was in while the device had nothing to do, or for whose end it had waited."""
+    """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
     for call in calls[bisect_left(calls, begin, key=attrgetter("end")) :]:
         if min(call.end, end) - max(call.start, begin) > _MOST * (end - begin):
             return f"in {call.what}"
@@ -161,7 +161,7 @@ class Traced:
 
 
 def traced_of(work: TracedWork) -> Traced:
-    """What the traced steps went to."""
+    """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.end, work.pieces
     if work.on_device:
         end = max([end, *(piece.end for piece in pieces)])
@@ -179,7 +179,7 @@ def traced_of(work: TracedWork) -> Traced:
 
 
 def _scatter(weighed: Sequence[Weighed], begins: Sequence[int]) -> float | None:
-    """From the variance of a step's time over its mean, pooled over products and memory."""
+    """Return the scatter, from the variance of a step's time over its mean, pooled over products and memory."""
     sums = {use: [0.0] * len(begins) for use in ("products", "memory")}
     for piece, own in weighed:
         of_use = sums.get(piece.use)
@@ -198,7 +198,7 @@ Floor = Callable[[Piece], float | None]
 
 
 def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
-    """Each piece, its own time and its share of its call's floor, which is never more than its own time.
+    """Return each piece, its own time and its share of its call's floor, which is never more than its own time.
 
     The floor of an operator's call is shared by all kernels that it launched, as their times are.
     """
