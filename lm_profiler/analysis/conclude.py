@@ -188,7 +188,7 @@ def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None 
         except Exception as error:  # the measurements are right, and so are the other findings
             notes.append(f"{what} unknown: {type(error).__name__}: {error}".removesuffix(": "))
             continue
-        record = record.model_copy(update=facts)
+        record = record.model_copy(update=facts)  # the next finding may need it
     return record.model_copy(update={"notes": notes})
 
 

@@ -83,7 +83,7 @@ def _caused_ns(course: Course) -> Seconds:
             blame = np.bincount(holder[awaited], earlier, ranks) + np.bincount(awaited, waits - earlier, ranks)
             caused[:, course.step[event]] += blame / (ranks - 1)
         if course.kinds[event] == MEETING and len(members) == ranks:
-            held[:] = 0.0
+            held[:] = 0.0  # all leave together: nobody is late by what was before
             continue
         most = np.where(earlier > waits / 2.0, holder[awaited], awaited)
         holder[members] = np.where(waits > held[members], most, holder[members])
@@ -170,6 +170,7 @@ class Replay:
         step = self.course.step
         inside = step >= 0
         cut = np.zeros(len(step))
+        # First where it takes longer than the others do; what that does not cover comes off all of its work alike.
         for weight in (beyond, spent[:, rank]):
             total = np.bincount(step[inside], weight[inside], len(less))
             left = less - np.bincount(step[inside], cut[inside], len(less))

@@ -90,6 +90,7 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
     # Nobody is held against itself.
     above = means - (means[held].sum() - held * means) / np.maximum(len(fast) - held, 1)
     slow = [rank for rank in np.argsort(-above).tolist() if above[rank] >= _LEAST * step_s and fast != (rank,)]
+    # A model is fitted for each test: with many slow ranks the two extremes tell of all.
     tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
     known = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
     return [
@@ -101,6 +102,7 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
 def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
     apart = own_s[rank] - own_s[[other for other in fast if other != rank]].mean(axis=0)
     seconds, n = float(apart.mean()), apart.size
+    # The model is of positive times: a mean step is added to the differences, which may be negative.
     x = np.maximum(step_s + apart, _LOWEST * step_s)
     model = fit(x, warms_up=False)
     rest, even = x - model.expected, ~model.odd

@@ -92,7 +92,7 @@ def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
     """
     n = y.size
     most = min(_MOST_CHANGES, n // 10)
-    y = y - np.median(y)
+    y = y - np.median(y)  # sums of squares about 0 lose digits far from it
     scores, ways_of = [], []
     for phi in _PHI:
         costs = _Costs.of(y, float(phi))
@@ -119,7 +119,7 @@ def _clear(y: Series, cuts: Sequence[int], smallest: float) -> list[int]:
         weakest = int(np.argmin(clear))
         if clear[weakest] >= 1.0:
             break
-        del cuts[weakest]
+        del cuts[weakest]  # one at a time: its neighbours have longer levels now, and may be clear
     return cuts
 
 

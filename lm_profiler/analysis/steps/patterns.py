@@ -66,7 +66,7 @@ def pattern_of(residuals: Series, smallest: float) -> Phases | None:
         by = float(np.median(r[mine]) - np.median(r[~mine]))
         if abs(by) < smallest / 2:
             break
-        r[mine] -= by
+        r[mine] -= by  # what is left is split again
         offsets[list(best.phases)] += by
         best = _best_split(r, every)
     if np.ptp(offsets) < smallest:
@@ -95,6 +95,7 @@ def _best_split(r: Series, p: int) -> _Split:
     sums, counts = np.bincount(phase, z, p)[order], np.bincount(phase, minlength=p)[order]
     below, steps = np.cumsum(sums)[:-1], np.cumsum(counts)[:-1]
     t = (sums.sum() - below) / (n - steps) - below / steps
+    # What the best of so many splits gains by chance alone: longer periods have more of them.
     free = 2.0 * np.log([p * math.comb(p, k) for k in range(1, p)])
     gain = t**2 / (1.0 / steps + 1.0 / (n - steps)) - free
     at = int(gain.argmax())

@@ -132,7 +132,7 @@ class StepModel:
     @property
     def extra(self) -> float:
         """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
-        even = ~self._stretch(self.odd)
+        even = ~self._stretch(self.odd)  # one odd step would otherwise pass for its whole phase
         phase, x = self._stretch(self._classes)[even], self._stretch(self.seconds)[even]
         means = np.bincount(phase, x) / np.maximum(np.bincount(phase), 1)
         slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
@@ -204,6 +204,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     n = x.size
     if n < FEWEST_STEPS or not x.min() > 0.0:
         return plain(x)
+    # In logarithms noise is a share of the step, the same at each level.
     y = np.log(x)
     phases = _phases(y)
     pattern = np.zeros(n) if phases is None else phases.repeated(n)
@@ -220,6 +221,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     odd = np.zeros(n, bool)
     odd[cut:] = away[begins:] & (np.abs(np.expm1(y[cut:] - pattern[cut:] - course.fitted)) >= ODD)
     edges = tuple(cut + edge for edge in course.edges)
+    # The longest level; of equally long ones the last, which the run goes on with.
     first, end = max(pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0]))
     return StepModel(
         x,

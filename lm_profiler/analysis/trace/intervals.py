@@ -77,6 +77,7 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
     rank = np.asarray(ranks)
     own = np.zeros(len(start), dtype=np.int64)
     order = np.argsort(start, kind="stable")
+    # By rank, the lowest first: each has what neither a lower rank nor an earlier interval of its own covers.
     for level in np.unique(rank):
         mine = order[rank[order] == level]
         reached = np.maximum.accumulate(stop[mine])

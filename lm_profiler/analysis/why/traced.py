@@ -164,9 +164,11 @@ def traced_of(work: TracedWork) -> Traced:
     """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.end, work.pieces
     if work.on_device:
+        # The device may still work off what the last step launched.
         end = max([end, *(piece.end for piece in pieces)])
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
+    # What runs wholly beside something of a lower rank has no time of its own.
     weighed = [(piece, ns) for piece, ns in zip(pieces, own, strict=True) if ns]
     idle = gaps_between(starts, ends, begin, end)
     return Traced(

@@ -69,6 +69,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
+    # What is left, so that the terms always add up to the step; it may be negative.
     terms.append(Term(name="unexplained", seconds=step.step_s - sum(term.seconds for term in terms)))
     if too_long:
         terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
@@ -197,6 +198,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
 def _less(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
     """``gaps`` without what was waited in their phases, seconds a step: it is in the longest."""
     left, kept = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}, []
+    # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
     for gap in sorted(gaps, key=lambda gap: -gap.ns):
         taken = min(gap.ns, left.get(gap.phase, 0))
         if taken:
