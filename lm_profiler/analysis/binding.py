@@ -27,7 +27,7 @@ _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's steps and its trace show.
+    """The facts that a run's steps and its trace show.
 
     Attributes:
         known: its record.

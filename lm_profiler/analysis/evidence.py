@@ -123,9 +123,9 @@ class Evidence:
     environment: Environment | None = None
     model: ModelFacts | None = None
     settings: Settings | None = None
-    """What is switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
+    """The settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
     lists: Lists | None = None
-    """What the optimizers are given in lists of tensors."""
+    """The lists of tensors that the optimizers are given."""
     multiprocessors: int | None = None
     """The number of multiprocessors of one device."""
     peak_flops_per_s: float | None = None
@@ -137,7 +137,7 @@ class Evidence:
     by_dtype: Mapping[str, int] = field(default_factory=dict)
     """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
     work: Mapping[str, Work] = field(default_factory=dict)
-    """What each phase of a step has to do at least, on one device."""
+    """The least work of each phase of a step, on one device."""
     work_batches: float | None = None
     """Batches of the step whose work this is, over all ranks."""
     ceilings: Mapping[str, float | None] = field(default_factory=dict)

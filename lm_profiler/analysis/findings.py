@@ -338,7 +338,7 @@ def _communication(known: Known) -> Iterator[Finding]:
 
 
 def _waits_for_host(known: Known) -> bool:
-    """Whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
+    """Return whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
     return (known.term_s("gaps") or 0.0) >= 0.1 * known.step_s
 
 

@@ -128,7 +128,7 @@ class _Searcher:
         return replace(self.now, ended="budget" if more or unchecked or cut else "done")
 
     def chosen(self) -> Generator[Question, Ran | Checked, list[Compared]]:
-        """What is to be proven next, the most promising first; empty where nothing is, or no room is left."""
+        """Return what is to be proven next, the most promising first; empty where nothing is, or no room is left."""
         while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
             batch = [one for one in pool if name_of(one) in self.screened]
             if not batch:

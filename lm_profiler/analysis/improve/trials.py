@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run went.
+    """The outcome of a run.
 
     Attributes:
         seconds: Of a step (mean of the measured ones), scaled to the first setting's tokens or samples, so that

@@ -149,7 +149,8 @@ class Replay:
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
     def _usual(self, part: int, others: tuple[int, ...]) -> tuple[Seconds, Seconds]:
-        """What ``others`` take in ``part``: the median of their steps, the shortest of each first; and before each
+        """Return what ``others`` take in ``part``: the median of their steps, the shortest of each first; and before
+        each
         event, in nanoseconds."""
         if (part, others) not in self._usuals:
             of_steps = np.median(np.sort(self._own_s[list(others), :, part], axis=1), axis=0)
@@ -158,7 +159,8 @@ class Replay:
         return self._usuals[part, others]
 
     def _cut(self, rank: int, part: int, of_steps: Seconds, of_events: Seconds) -> Seconds:
-        """How much less before each event: the whole of it taken off where the rank takes longer than others do.
+        """Return how much less there is before each event: the whole of it taken off where the rank takes longer than
+        others do.
 
         As the others its fastest step takes what their fastest do, and so on. So it keeps its own ups and downs: a rank
         that equals another step by step would never wait for it.
@@ -191,7 +193,7 @@ class Replay:
         return self._parts[part]
 
     def _ends_ns(self, cuts: Cuts) -> float:
-        """When the last rank is done, if each does so much less."""
+        """Return when the last rank is done, if each does so much less."""
         course, segments = self.course, self._segments
         if cuts:
             segments = segments.copy()

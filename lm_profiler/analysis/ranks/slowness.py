@@ -118,7 +118,8 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
 
 @dataclass(frozen=True)
 class _Mean:
-    """How far the mean of noise may lie from 0: Student's t of each AR(1) coefficient, weighed by how likely it is."""
+    """The distance from 0 that the mean of noise may have: Student's t of each AR(1) coefficient, weighed by how likely
+    it is."""
 
     weights: Seconds
     widths: Seconds

@@ -34,7 +34,7 @@ EFFECTS = {
     OTHER_OPTIMIZER: "the optimizer",
     OTHER_CONTEXT: "the context",
 }
-"""What a plan calls each effect on training that it offers, the least effect first."""
+"""A plan's words for each effect on training that it offers, the least effect first."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Smaller(Candidate):
 
     @property
     def changes(self) -> str:
-        """What it may change in training, in short; empty for nothing."""
+        """The remedy's possible effect on training, in short; empty for nothing."""
         return EFFECTS.get(self.may_change, self.may_change or "")
 
 

@@ -65,7 +65,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a mean consists of: the regular steps' level, what the pattern adds to it, and what odd steps add."""
+    """The parts of a mean: the regular steps' level, what the pattern adds to it, and what odd steps add."""
 
     level: float
     pattern: float
@@ -79,7 +79,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What the step times of a run say, by index from 0.
+    """The model of a run's step times, by index from 0.
 
     Attributes:
         seconds: (n,) the series.
@@ -139,7 +139,7 @@ class StepModel:
         return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
 
     def parts_of(self, x: Series) -> Parts:
-        """What the mean of any series of the same steps consists of, over the stretch, in its own unit."""
+        """Return what the mean of any series of the same steps consists of, over the stretch, in its own unit."""
         here, regular, odd = (self._stretch(of) for of in (x, self.regular, self.odd))
         if not regular.any():
             return Parts(float(here.mean()), 0.0, 0.0)

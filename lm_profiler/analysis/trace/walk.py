@@ -79,10 +79,10 @@ def _more(file: TextIO, held: str) -> str:
 
 
 MODULE_PREFIX, PHASE_PREFIX, STEP_PREFIX = "module: ", "phase: ", "ProfilerStep#"
-"""How the names of the ranges begin that the instruments, and the profiler itself, put into a trace."""
+"""Beginnings of the names of ranges that the instruments, and the profiler itself, put into a trace."""
 
 COMPILED_GRAPH = "CompiledFxGraph"
-"""What torch.compile's graphs are called here; the profiler puts a digest after it."""
+"""The name of torch.compile's graphs here; the profiler puts a digest after it."""
 
 _COMPILED = f"## Call {COMPILED_GRAPH}"
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -93,7 +93,7 @@ _FORMERLY = {
     "Memcpy": "gpu_memcpy",
     "Memset": "gpu_memset",
 }
-"""What categories were called before torch 1.12."""
+"""Today's names of the categories that torch before 1.12 wrote."""
 
 _UNNAMED = {461: "cudaStreamGetCaptureInfo", 486: "cudaEventElapsedTime", 505: "cudaLaunchKernel"}
 """Numbers of calls (cupti_runtime_cbid.h) for which torch 2.11's profiler on CUDA 13 has but the name INVALID."""
@@ -112,7 +112,7 @@ class Range(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What an operator was given, an entry an argument, as the profiler writes it where it records shapes.
+    """The inputs of an operator, an entry an argument, as the profiler writes it where it records shapes.
 
     ``dims`` and ``strides`` of a list of tensors are lists themselves. ``values`` are kept of attention, where they
     say whether it is causal, and of look-ups, of which dimension.

@@ -43,7 +43,7 @@ _TAIL = 2.5
 
 
 HOST_PLACES = ("data", "forward", "backward", "optimizer")
-"""Where the host can be delayed."""
+"""The phases in which the host can be delayed."""
 
 
 @dataclass(frozen=True)
