@@ -20,14 +20,14 @@ from lm_profiler.record.steps import StepTable
 from lm_profiler.record.text import ranks_text
 
 _ALIKE = 1e-6
-"""Relative: figures that are closer are the same. Rows in a file are rounded to a nanosecond."""
+"""Relative distance below which two figures count as the same. Rows in a file are rounded to a nanosecond."""
 
 _INPUTS = frozenset(of.name for of in fields(Evidence)) - {"notes"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What ``field`` of the record, by its dotted path, was and is; None where it was or is not there."""
+    """A change of ``field``, a dotted path in the record; None where the record did not have it, or has it no more."""
 
     field: str
     before: Any

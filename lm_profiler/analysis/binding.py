@@ -27,7 +27,7 @@ _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What a run's steps and its trace show.
+    """The facts that a run's steps and its trace show.
 
     Attributes:
         known: its record.
@@ -44,11 +44,11 @@ class RunFacts:
     kernels: KernelTable | None = None
 
     def share(self, *parts: str) -> float:
-        """Of the mean step."""
+        """Return the share of the mean step that ``parts`` take."""
         return sum(self.known.mean_s(part) for part in parts) / self.known.step_s
 
     def interval(self, share: float, parts: Sequence[str]) -> tuple[float, float]:
-        """The 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
+        """Return the 95 % interval of the ``share`` that ``parts`` have: that of parts - share x step, over the step.
 
         A mean step is added to it, because the model's intervals are of times.
         """
@@ -60,13 +60,13 @@ class RunFacts:
 
     @property
     def utilisation(self) -> float | None:
-        """Of the machine's own ceiling, else of the datasheet."""
+        """The share of the machine's own ceiling that a step reaches, else of the datasheet's peak."""
         use = self.known.record.utilisation
         return None if use is None else use.hfu if use.of_ceiling is None else use.of_ceiling
 
     @property
     def idle_share(self) -> float | None:
-        """Of the traced steps, on the device; None where none was traced."""
+        """The share of the traced steps in which the device had nothing to do; None where none was traced."""
         kernels = self.kernels
         if kernels is None or kernels.source != "kernels" or not kernels.window_s:
             return None
@@ -80,7 +80,7 @@ def binding(
     device_idle: float | None = None,
     kernels: KernelTable | None = None,
 ) -> Verdict | None:
-    """What binds the run; None where no step was measured.
+    """Return what binds the run; None where no step was measured.
 
     A device that waits for data or for the host says nothing about its arithmetic, and one that communicates or waits
     for memory is no better off with more FLOP/s. Ranks that wait for one of them say nothing about themselves. So they
@@ -98,7 +98,8 @@ def binding(
 
 
 def _certain(verdict: Verdict, seen: RunFacts) -> Verdict:
-    """Not certain where the steps do not tell, or something else had what the machine's rates are held against."""
+    """Return ``verdict``, not certain where the steps do not tell, or something else had what the machine's rates are
+    held against."""
     distorted = verdict.bound_by in ("compute", "memory bandwidth", "host", None)
     few = seen.model.end - seen.model.first < FEWEST_VALUES
     noisy = seen.known.record.steadiness is not None and seen.known.record.steadiness.word == "noisy"
@@ -119,7 +120,8 @@ def _straggler(seen: RunFacts) -> Verdict | None:
 
 
 def _input(seen: RunFacts) -> Verdict | None:
-    """Said where the share is a third at least; with what else may bind it where it may as well be less."""
+    """Judge the wait for batches: it binds from a third of the step on; where that is open, the next cause is told as
+    well."""
     parts = ("data", "transfer")
     share = seen.share(*parts)
     low, high = seen.interval(share, parts)
@@ -137,7 +139,8 @@ def _input(seen: RunFacts) -> Verdict | None:
 
 
 def _communication(seen: RunFacts) -> Verdict | None:
-    """What no compute hides: as the ranks say it, without their waiting; else as rank 0's trace has it."""
+    """Judge the communication that no compute hides: as the ranks say it, without their waiting, else by rank 0's
+    trace."""
     ranks = seen.known.record.ranks
     share = None if seen.kernels is None else seen.kernels.communication_share
     if ranks is not None and ranks.exposed_s and ranks.step_s > 0.0:
@@ -148,7 +151,10 @@ def _communication(seen: RunFacts) -> Verdict | None:
 
 
 def _host(seen: RunFacts) -> Verdict | None:
-    """A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too."""
+    """Judge the host's launching.
+
+    A device that has finished at a mark may have been busy all the way to it: it must be known to be idle, too.
+    """
     idle, used = seen.idle_share, seen.utilisation
     if not seen.known.on_device or (idle is None and used is None):
         return None  # host and device are one; or nothing tells waiting from working
@@ -190,7 +196,7 @@ def _compute(seen: RunFacts) -> Verdict | None:
 
 
 def _nothing(seen: RunFacts) -> Verdict:
-    """What stands out though nothing binds: time outside every phase, or how little of the machine is used."""
+    """Return what stands out though nothing binds: time outside every phase, or how little of the machine is used."""
     outside, used = 1.0 - seen.share("data", "transfer", *_COMPUTE), seen.utilisation
     facts = {"working": seen.share(*_COMPUTE), "outside": outside, "data": seen.share("data")}
     because = "outside" if outside >= OTHER else "shared" if seen.known.contended else "unknown"

@@ -58,7 +58,7 @@ from lm_profiler.record.run import (
 from lm_profiler.record.steps import Peaks, StepRow
 
 _PRECISIONS = {"float32": "32", "bfloat16": "bf16", "float16": "16"}
-"""Of Lightning, for torch's names."""
+"""Lightning's names of precisions, by torch's names of dtypes."""
 
 _BEYOND = 1.05
 """A share of the measured matmul rate that noise cannot explain."""
@@ -106,7 +106,7 @@ class RunSteps:
 
     @cached_property
     def machine(self) -> Environment:
-        """What it ran on.
+        """The machine that the run was on.
 
         Raises:
             ValueError: that is unknown.
@@ -117,16 +117,16 @@ class RunSteps:
 
     @property
     def devices(self) -> int:
-        """Those that share a step's FLOPs. Ranks on the CPU share its cores: they are one device."""
+        """The number of devices that share a step's FLOPs. Ranks on the CPU share its cores: they are one device."""
         return 1 if self.machine.device_type == "cpu" else self.evidence.world_size
 
     def dtype(self, precision: str) -> Dtype | None:
-        """In which matmuls of a Lightning ``precision`` run."""
+        """Return the dtype in which matmuls of a Lightning ``precision`` run."""
         return matmul_dtype(precision, str(self.machine.flags.get("float32_matmul_precision", "highest")))
 
     @property
     def main_dtype(self) -> Dtype | None:
-        """In which this run multiplies most."""
+        """The dtype in which this run multiplies most."""
         return self.dtype(main_precision(self.evidence))
 
     @cached_property
@@ -174,7 +174,7 @@ Found = dict[str, Any]
 """Fields of the record."""
 
 Finding = Callable[[RunSteps, RunRecord, list[str]], Found]
-"""From the run, the record so far, and the notes, to which it may add."""
+"""A function of the run, the record so far, and the notes, to which it may add; it returns fields of the record."""
 
 
 def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None = None) -> RunRecord:
@@ -188,7 +188,7 @@ def conclude(evidence: Evidence, findings: Iterable[tuple[str, Finding]] | None 
         except Exception as error:  # the measurements are right, and so are the other findings
             notes.append(f"{what} unknown: {type(error).__name__}: {error}".removesuffix(": "))
             continue
-        record = record.model_copy(update=facts)
+        record = record.model_copy(update=facts)  # the next finding may need it
     return record.model_copy(update={"notes": notes})
 
 
@@ -226,7 +226,7 @@ def _made_ahead(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def made_ahead_notes(loader: LoaderFacts | None, steps: Sequence[StepRow], batches: float) -> list[str]:
-    """That the measured steps lived on batches that workers had made before; each worker may just have made one."""
+    """Return a note where the measured steps lived on prefetched batches; one for each worker is usual."""
     if loader is None or not steps or (loader.used_up or 0) <= (loader.workers or 0):
         return []
     mean_s = fmean(row.time("step") for row in steps)
@@ -255,7 +255,7 @@ def _reading(peaks: Peaks) -> MemoryReading:
 
 
 def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """A step's share of the energy goes by its time; it is unknown where not all ranks told of their GPUs."""
+    """Return the energy of a step, by its share of the time; unknown where not all ranks told of their GPUs."""
     reading, steps, seen = run.evidence.telemetry, run.stretch, run.evidence
     if reading is None or reading.energy_j is None or not reading.duration_s or not steps:
         return {}
@@ -268,7 +268,7 @@ def _energy(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def _slack(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """What the delays of the ``whatif`` stage cost."""
+    """Return what the delays of the ``whatif`` stage cost."""
     if (of := run.evidence.experiment) is None:
         return {}
     steps = mean_over_ranks(run.rows.of_stages("whatif"))
@@ -311,7 +311,8 @@ def judge_utilisation(
     ceiling_flops_per_s: float | None,
     peak_flops_per_s: float | None,
 ) -> Utilisation:
-    """How close a step of ``flops`` (all ranks) is to ``devices`` devices; ``peak_flops_per_s`` overrides the table."""
+    """Judge how close a step of ``flops`` (all ranks) comes to ``devices`` devices; ``peak_flops_per_s`` overrides the
+    table."""
     known = peak(device_name, dtype) if dtype is not None else None
     rate, source = (None, None) if known is None else (known.flops_per_s, known.source)
     if peak_flops_per_s is not None:
@@ -332,7 +333,7 @@ def judge_utilisation(
 
 
 def _ranks(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """In the stretch, or in the steps after it in which collectives were timed on the stream."""
+    """Tell who waited in the stretch, or in the steps after it in which collectives were timed on the stream."""
     seen = run.evidence
     if len(seen.timelines) < 2:
         return {}
@@ -374,7 +375,8 @@ def _waterfall(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
 
 
 def waterfall_of(seen: Evidence, record: RunRecord, devices: int) -> Waterfall | None:
-    """Where the time of the mean step of ``record`` went, on one of ``devices``; None where FLOPs or peak are unknown,
+    """Return where the time of the mean step of ``record`` went, on one of ``devices``; None where FLOPs or peak are
+    unknown,
     or nothing was traced."""
     traced, used, times, rates = seen.traced, record.utilisation, record.time.get("step"), record.rates
     if traced is None or used is None or used.dtype is None or times is None or not times.mean or rates is None:
@@ -424,7 +426,7 @@ def clock_share(telemetry: Telemetry | None, rate: FlopRate, multiprocessors: in
 
 
 def _settings(run: RunSteps, record: RunRecord, notes: list[str]) -> Found:
-    """What is switched on already, so that nobody is told to switch it on."""
+    """Return what is switched on already, so that nobody is told to switch it on."""
     if (asked := run.evidence.settings) is None:
         return {}
     use, rate = record.utilisation, record.throughput

@@ -85,7 +85,7 @@ class Evidence:
     rows: _UNTYPED = ()
     """A ``StepTable``, or rows, of all ranks and stages. Their own files keep them."""
     batch_counts: Sequence[Sequence[BatchCount]] = ()
-    """Where they change, of each rank."""
+    """The steps at which the number of batches changes, for each rank."""
     between_steps_s: float | None = None
     between: Sequence[BetweenSteps] = ()
     device_idle: float | None = None
@@ -103,47 +103,47 @@ class Evidence:
     contention: Contention | None = None
     syncs: Sequence[Sync] | None = None
     counters: Sequence[StepCounters] = ()
-    """Of each measured step, of each rank that knows."""
+    """Counters of each measured step, of each rank that has them."""
     experiment: Experiment | None = None
     """Delays that were held in the ``whatif`` stage."""
     timelines: Sequence[RankTimeline] = ()
-    """Of each rank that knows when it came to its collectives."""
+    """The timeline of each rank that knows when it came to its collectives."""
     reducers: Sequence[ReducerTimes] = ()
-    """Of each rank where DDP trains."""
+    """The reducer's times on each rank, where DDP trains."""
     ranks_heard: int = 1
-    """Of how many ranks the facts are; ``rows`` may be of more, whose files were found."""
+    """The number of ranks that the facts are of; ``rows`` may be of more, whose files were found."""
 
     # What the Trainer, the module and the machine say.
     world_size: int = 1
     accumulate_grad_batches: int = 1
     precision: str = "32-true"
-    """The Trainer's."""
+    """The Trainer's precision, by Lightning's name."""
     reduces_in_backward: bool = False
     """Whether DDP wraps the module, so that gradients are reduced while backward goes on."""
     environment: Environment | None = None
     model: ModelFacts | None = None
     settings: Settings | None = None
-    """What is switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
+    """The settings that are switched on, as far as it can be asked; ``conclude`` adds what the figures say."""
     lists: Lists | None = None
-    """What the optimizers are given in lists of tensors."""
+    """The lists of tensors that the optimizers are given."""
     multiprocessors: int | None = None
-    """Of one device."""
+    """The number of multiprocessors of one device."""
     peak_flops_per_s: float | None = None
-    """Of one device, where the user says it."""
+    """The peak of one device, where the user says it."""
 
     # What is determined after all timing.
     flops: Flops | None = None
-    """Of a step of ``work_batches``, over all ranks."""
+    """FLOPs of a step of ``work_batches``, over all ranks."""
     by_dtype: Mapping[str, int] = field(default_factory=dict)
     """FLOPs of a step of one rank, by the dtype of their factors in torch's names."""
     work: Mapping[str, Work] = field(default_factory=dict)
-    """What each phase of a step has to do at least, on one device."""
+    """The least work of each phase of a step, on one device."""
     work_batches: float | None = None
     """Batches of the step whose work this is, over all ranks."""
     ceilings: Mapping[str, float | None] = field(default_factory=dict)
     """The machine's own FLOP/s for each dtype of the run's matmuls, by torch's names: of one device."""
     copied_bytes_per_s: float | None = None
-    """By one device, in a large copy."""
+    """Bytes/s that one device read and wrote in a large copy."""
     numerics: NumericsFacts | None = None
     kernels: _UNTYPED = None
     """Where the time of rank 0's traced steps went, a ``KernelTable``. The trace's own file keeps it."""
@@ -165,7 +165,7 @@ def write_evidence(folder: Path, evidence: Evidence) -> None:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """The evidence of the run in ``folder``, with its rows and what its trace says.
+    """Return the evidence of the run in ``folder``, with its rows and what its trace says.
 
     Raises:
         RecordError: there is none, or a file of it is damaged or foreign.
@@ -186,7 +186,7 @@ def read_evidence(folder: Path) -> Evidence:
 
 
 def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
-    """What the trace in ``path`` says; nothing where there is none, or none with a whole step.
+    """Return what the trace in ``path`` says; nothing where there is none, or none with a whole step.
 
     Raises:
         RecordError: it is not whole, or cannot be read.
@@ -204,5 +204,5 @@ def read_trace(path: Path) -> tuple[KernelTable | None, Traced | None]:
 
 
 def rows_of(evidence: Evidence) -> StepTable:
-    """The rows as one table."""
+    """Return the rows as one table."""
     return StepTable.of(evidence.rows)

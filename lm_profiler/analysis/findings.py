@@ -17,7 +17,7 @@ from lm_profiler.record.quantities import PARTS
 from lm_profiler.record.run import LIGHTNING, OURS, Finding, FindingName, PythonTime, RunRecord, Settings
 
 WORTH = 0.05
-"""Of the step: what could save less is not said."""
+"""The share of the step that a finding must save at least to be told."""
 
 _DOUBTED = 0.5  # of a remedy that has to be tried, on a machine that others use
 _COMPUTE = ("forward", "zero_grad", "backward", "clip", "optimizer")
@@ -45,7 +45,7 @@ class Known:
 
     @cached_property
     def steps(self) -> int:
-        """That were measured, whatever the figures are of."""
+        """The number of measured steps, whatever the figures are of."""
         return self.record.steps.get("measure", 0)
 
     @cached_property
@@ -55,7 +55,7 @@ class Known:
 
     @cached_property
     def scale(self) -> float:
-        """What a busy machine's times are multiplied by where only their mean is known: fastest steps over the mean."""
+        """The factor for a busy machine's times of which only the mean is known: fastest steps over the mean."""
         step = self.record.time.get("step")
         return self.step_s / step.mean if self.contended and step is not None and step.mean else 1.0
 
@@ -69,7 +69,8 @@ class Known:
         return self.record.environment is not None and self.record.environment.device_type != "cpu"
 
     def mean_s(self, part: str, clock: str = "time") -> float:
-        """Of one clock; on a busy machine its 5th percentile: what nothing else made longer."""
+        """Return the mean seconds of ``part`` on one clock; on a busy machine the 5th percentile, which nothing else
+        made longer."""
         time = getattr(self.record, clock).get(part)
         return 0.0 if time is None else (time.p5 if self.contended else time.mean) or 0.0
 
@@ -77,7 +78,7 @@ class Known:
         return self.mean_s(part, "host_time")
 
     def term_s(self, *names: str) -> float | None:
-        """Of the waterfall; None where there is none."""
+        """Return the seconds of these terms of the waterfall; None where there is none."""
         fall = self.record.waterfall
         return None if fall is None else self.scale * sum(term.seconds for term in fall.terms if term.name in names)
 
@@ -90,7 +91,7 @@ Look = Callable[[Known], Iterator[Finding]]
 
 
 def findings_of(record: RunRecord) -> list[Finding]:
-    """All that is worth a word of a run with its times, the one first that likely saves most."""
+    """Return the findings worth telling, the one first that likely saves most."""
     known = Known(record)
     if known.whole_s <= 0.0:
         return []
@@ -110,7 +111,7 @@ def _ranks(known: Known) -> Iterator[Finding]:
 
 
 def _input(known: Known) -> Iterator[Finding]:
-    """The batch comes late. Its making sleeps or has an empty queue, which no other program fakes."""
+    """Find batches that come late. The loader sleeps or has an empty queue, which no other program fakes."""
     settings, data = known.settings, known.record.time.get("data")
     waited_s, copied_s = known.mean_s("data"), known.mean_s("transfer")
     loader = known.record.loader
@@ -139,7 +140,8 @@ def _input(known: Known) -> Iterator[Finding]:
 
 
 def _between(known: Known) -> Iterator[Finding]:
-    """Validation, checkpoints, the turn of an epoch: per step, whether or not they are of a step's time."""
+    """Find validation, checkpoints and the turn of an epoch: seconds per step, whether or not they are of a step's
+    time."""
     names: dict[str, FindingName] = {"validation": "validation", "checkpoint": "checkpoint", "epoch": "epoch"}
     workers = known.settings.num_workers
     for of in known.record.between:
@@ -153,7 +155,7 @@ def _between(known: Known) -> Iterator[Finding]:
 
 
 def _owners(known: Known) -> Iterator[Finding]:
-    """Whose ``other`` is: callbacks, loggers, hooks of the module. Checkpoints are told by themselves."""
+    """Find whose ``other`` is: callbacks, loggers, hooks of the module. Checkpoints are told by themselves."""
     owned = known.record.other_by_owner
     if owned is None:
         return
@@ -181,7 +183,8 @@ def _owners(known: Known) -> Iterator[Finding]:
 
 
 def _python(known: Known) -> Iterator[Finding]:
-    """A function of the program that sleeps, or computes outside of torch, or calls torch too often, in its phase."""
+    """Find functions of the program that sleep, compute outside of torch, or call torch too often, each in its
+    phase."""
     if known.on_device and not _waits_for_host(known):
         return
     by_function: defaultdict[tuple[str, str, str], list[PythonTime]] = defaultdict(list)
@@ -208,14 +211,14 @@ def _python(known: Known) -> Iterator[Finding]:
 
 
 def _outside_torch(row: PythonTime) -> float:
-    """Seconds that are not the work of torch or a library; of calls of torch that are too short, all."""
+    """Return the seconds that are not the work of torch or a library; calls of torch that are too short count whole."""
     if row.what == "torch":
         return row.seconds if row.calls >= _MANY_CALLS and row.seconds / row.calls < _SMALL_CALL_S else 0.0
     return 0.0 if row.what == "library" else row.seconds
 
 
 def _asleep(known: Known) -> Iterator[Finding]:
-    """A phase in which the thread neither runs nor is ready to, where no line of the program is known for it."""
+    """Find phases in which the thread neither runs nor is ready to, where no line of the program is known for it."""
     told = {row.phase for row in known.record.python_times}
     for phase, use in known.record.thread_use.items():
         if known.on_device or phase not in _COMPUTE or phase in told or not use.wall_s:
@@ -225,7 +228,7 @@ def _asleep(known: Known) -> Iterator[Finding]:
 
 
 def _pattern(known: Known) -> Iterator[Finding]:
-    """Every so many-th step takes longer, in a part of which nothing else is said."""
+    """Find that every so many-th step takes longer, in a part of which nothing else is said."""
     steady = known.record.steadiness
     if steady is None or steady.pattern is None or not steady.pattern_s or steady.pattern_s < 0.0:
         return
@@ -246,7 +249,7 @@ def _counters(known: Known) -> Iterator[Finding]:
 
 
 def _checks(known: Known) -> Iterator[Finding]:
-    """What is switched on to find errors, and costs time."""
+    """Find what is switched on to find errors, and costs time."""
     compute_s = sum(known.mean_s(part) for part in ("forward", "backward"))
     if known.settings.anomalies:
         yield known.finding("anomalies", compute_s)
@@ -255,7 +258,7 @@ def _checks(known: Known) -> Iterator[Finding]:
 
 
 def _sync(known: Known) -> Iterator[Finding]:
-    """Lines that make the host wait for the device, by the gaps that they leave."""
+    """Find lines that make the host wait for the device, by the gaps that they leave."""
     fall, syncs = known.record.waterfall, known.record.syncs
     if fall is None or not syncs:
         return
@@ -268,7 +271,7 @@ def _sync(known: Known) -> Iterator[Finding]:
 
 
 def _small_batch(known: Known) -> Iterator[Finding]:
-    """What a step costs whatever the batch: twice the batch halves it for each sample."""
+    """Find what a step costs whatever the batch: twice the batch halves it for each sample."""
     gaps_s = max((known.term_s("gaps") or 0.0) - sum(finding.saves_s for finding in _python(known)), 0.0)
     fixed_s = sum(known.host_s(part) for part in _FIXED) + gaps_s + _lightning_s(known)
     free = known.settings.memory_free_share
@@ -297,7 +300,7 @@ def _optimizer(known: Known) -> Iterator[Finding]:
 
 
 def _compile(known: Known) -> Iterator[Finding]:
-    """Gaps and memory traffic that fusing saves; nothing is said of it where neither is known."""
+    """Find gaps and memory traffic that fusing saves; nothing is said of it where neither is known."""
     fall = known.record.waterfall
     if known.settings.compiled is False and fall is not None:
         fused_s = known.scale * sum(
@@ -335,12 +338,12 @@ def _communication(known: Known) -> Iterator[Finding]:
 
 
 def _waits_for_host(known: Known) -> bool:
-    """Whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
+    """Return whether a device has nothing to do for a tenth of the step, so that what the host does can matter."""
     return (known.term_s("gaps") or 0.0) >= 0.1 * known.step_s
 
 
 def _line(known: Known, phase: str, seconds: float) -> dict[str, Any]:
-    """The line of the program that most of ``seconds`` of a phase were spent in, if one was."""
+    """Return the line of the program that most of ``seconds`` of a phase were spent in, if one was."""
     rows = [row for row in known.record.python_times if row.phase == phase]
     longest = max(rows, key=lambda row: row.seconds, default=None)
     if longest is None or longest.seconds < 0.5 * seconds:

@@ -90,7 +90,7 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` finds.
+    """The findings of ``compare``.
 
     The step's interval holds with ``CONFIDENCE``; those of the other parts hold with it all together (Bonferroni).
 
@@ -236,7 +236,10 @@ def _memory(a: Side, b: Side) -> list[MemoryChange]:
 
 
 def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioInterval | None:
-    """Of one run against one: the allocator does the same in each run of a program, the system only nearly."""
+    """Return the interval of B's peak over A's.
+
+    One run against one is enough: the allocator does the same in each run of a program, the system only nearly.
+    """
     if max(len(a), len(b)) > 1:
         return repeats_interval(a, b, CONFIDENCE)
     if not a[0] or not b[0]:
@@ -246,7 +249,7 @@ def _peaks_interval(reading: str, a: Sequence[int], b: Sequence[int]) -> RatioIn
 
 
 def _scatter(a: int, b: int, spread: ProcessSpread) -> list[str]:
-    """What so many runs a side cannot say."""
+    """Return what so many runs a side cannot say."""
     if a == b == 1:
         known = "were seen to" if spread.learned else "are taken to"
         remedy = "" if spread.learned else "; lm_profiler selftest shows by how much here"

@@ -20,7 +20,7 @@ _TOLERANCE = 0.01  # batches of text vary in tokens from run to run
 
 @dataclass(frozen=True)
 class Difference:
-    """What ``path`` is on either side; None where that side does not have it."""
+    """The values of ``path`` on either side; None where that side does not have it."""
 
     path: str
     a: Any

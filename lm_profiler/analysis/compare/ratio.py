@@ -20,7 +20,8 @@ MARGIN = 0.01
 """A change of less than 1 % is not called one."""
 
 CONFIDENCE = 0.97
-"""Of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries, and steps that
+"""The confidence of a comparison's intervals: equal programs are to be called different in fewer than 5 % of all tries,
+and steps that
 are not what a model of them says take their share of that."""
 
 

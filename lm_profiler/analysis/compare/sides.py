@@ -59,7 +59,7 @@ class Side:
     notes: list[str]
 
     def means(self, part: str) -> list[Interval]:
-        """Of each run, the part's mean in a step with its interval."""
+        """Return the part's mean in a step with its interval, for each run."""
         return [run.mean(part) for run in self.runs]
 
     def typical_s(self, part: str) -> float:
@@ -67,7 +67,7 @@ class Side:
         return typical([own.mean for own in self.means(part)])
 
     def occurs(self, part: str) -> bool:
-        """Whether any step has it."""
+        """Return whether any step has the part."""
         return any(row.time(part) > 0.0 for run in self.runs for row in run.steps)
 
     def known(self, of: Quantity) -> list[Any] | None:
@@ -107,7 +107,7 @@ def without_waiting(*sides: Side) -> list[Side]:
 
 
 def _waits_s(ranks: Ranks | None) -> dict[str, float]:
-    """Of the mean rank by part; where not each rank is known, of the median one."""
+    """Return the waiting seconds of the mean rank by part; of the median rank where not each is known."""
     if ranks is None:
         return {}
     waits_s = {part: spread.median_s for part, spread in ranks.waiting.items()}
@@ -195,7 +195,7 @@ def _reason(entry: Entry) -> str:
 
 
 def _as_repeat(first: Run, other: Run) -> list[str]:
-    """In what the surroundings of two repeats differ; in nothing else may they."""
+    """Return in what the surroundings of two repeats differ; in nothing else may they."""
     config = [difference for difference in in_config(first.record, other.record) if difference.path not in SEEDS]
     for difference in (*unlike(first.record, other.record), *config):
         raise UsageError(

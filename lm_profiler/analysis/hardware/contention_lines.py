@@ -8,7 +8,7 @@ _MUCH = 0.10  # of what the CPUs could do: it costs caches, memory bandwidth and
 
 
 def contention_lines(contention: Contention | None) -> list[str]:
-    """What took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
+    """Return what took CPU time or the GPU from the run, a phrase each; none where nothing did, or nobody knows."""
     if contention is None:
         return []
     said, whole_s = [], contention.wall_s * contention.cpus

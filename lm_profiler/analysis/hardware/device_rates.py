@@ -30,14 +30,15 @@ class Peak:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Of a device's memory, reading and writing together, with where the figure is from."""
+    """The rate of a device's memory, reading and writing together, with the source of the figure."""
 
     bytes_per_s: float
     source: str
 
 
 def bandwidth(device_name: str) -> Bandwidth | None:
-    """Of the memory of the device that reports itself as `device_name`, as `peak` finds it; None where unknown."""
+    """Return the bandwidth of the device that reports itself as `device_name`, as `peak` finds it; None where
+    unknown."""
     row = _BY_NAME.get(_normalised(device_name))
     if row is None or row.memory is None:
         return None
@@ -89,7 +90,7 @@ def rates_of(
     float32_as: Dtype | None = "float32",
     given: Mapping[str, float] | None = None,
 ) -> Rates:
-    """Of the device that reports itself as ``device_name``.
+    """Return the rates of the device that reports itself as ``device_name``.
 
     Args:
         device_name: as ``peak`` takes it.
@@ -123,7 +124,8 @@ _ROUNDED = 1.02
 
 
 def sheet_clock_hz(peak_flops_per_s: float, multiprocessors: int, max_clock_hz: float) -> float | None:
-    """At which a device of so many multiprocessors has its datasheet's dense peak; None where no clock fits.
+    """Return the clock at which a device of so many multiprocessors has its datasheet's dense peak; None where no clock
+    fits.
 
     A multiprocessor's matrix units do a power of two of FLOPs a clock (NVIDIA from Volta on: 1024 in fp16 there, 2048
     on GA100, 4096 on GH100, half and less on consumer chips; AMD's CDNA alike), so that the peak tells the clock up to

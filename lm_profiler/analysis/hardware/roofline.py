@@ -21,12 +21,12 @@ LEAST_S = 1e-6
 """A floor below this is none: a kernel's launch takes longer, whatever the kernel does."""
 
 IN_CACHES = "they lie in caches, or that rate is too low"
-"""What it says of bytes that took less than they take at the bandwidth."""
+"""The note's words on bytes that took less than they take at the bandwidth."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a phase of one step has to do on one device: FLOPs by dtype, and bytes to and from its memory.
+    """The work of a phase of one step on one device: FLOPs by dtype, and bytes to and from its memory.
 
     None is unknown; ``on_the_bus`` are bytes between host and device, of whose bandwidth nothing is known.
     """
@@ -37,7 +37,7 @@ class Work:
 
 
 def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
-    """The floor of a phase that took ``took_s`` seconds.
+    """Return the floor of a phase that took ``took_s`` seconds.
 
     A floor in bytes that the phase beat tells that its bytes lay in caches: then the FLOPs alone are its floor. One in
     FLOPs that it beat tells that the peak is not the device's: then there is none. ``beaten_floors`` says so.
@@ -56,7 +56,8 @@ def floor_of(work: Work, rates: Rates, took_s: float | None) -> Floor:
 
 
 def beaten_floors(work: Mapping[str, Work], rates: Rates, took_s: Mapping[str, float | None]) -> list[str]:
-    """Why phases that took ``took_s`` seconds have no floor, where it is because they beat it: a note for each reason.
+    """Return why phases that took ``took_s`` seconds have no floor, where it is because they beat it: a note for each
+    reason.
 
     ``work`` and ``took_s`` are by phase.
     """

@@ -32,7 +32,7 @@ _DRAWS = 40_000
 
 
 def spread(settings: Sequence[Sequence[float]], known: ProcessSpread = ASSUMED_SPREAD) -> float:
-    """How far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
+    """Return how far processes of one setting differ: the std of the logarithms of their seconds, over all settings.
 
     It begins at what is ``known`` of the machine; what is assumed weighs as much as one process beyond the first.
     """
@@ -64,13 +64,14 @@ def repeated_interval(
 
 
 def gain(ratios: Sequence[float], spread: float, errors: float = 0.0) -> float:
-    """By how much B looks faster than ``MARGIN``, in logarithms, with so many standard ``errors`` taken off."""
+    """Return by how much B looks faster than ``MARGIN``, in logarithms, with so many standard ``errors`` taken off."""
     logs = np.log(finite(ratios))
     return math.log1p(-MARGIN) - float(logs.mean()) - errors * _standard_error(logs, spread)
 
 
 def hopeless(ratios: Sequence[float], spread: float) -> bool:
-    """Whether more pairs are not worth their time: B hardly saves ``MARGIN``. It is asked at looks, after the first."""
+    """Return whether more pairs are not worth their time: B hardly saves ``MARGIN``. It is asked at looks, after the
+    first."""
     return len(ratios) in LOOKS[1:] and gain(ratios, spread, -_SURE) < 0.0
 
 
@@ -89,18 +90,18 @@ def _widths(error: float, looks: tuple[int, ...]) -> float:
 
 
 def _standard_error(logs: NDArray[np.float64], spread: float) -> float:
-    """Of the mean of pairs' logarithms."""
+    """Return the standard error of the mean of the pairs' logarithms, with ``spread`` counted as a few pairs."""
     squares = _BORROWED * 2.0 * spread**2 + _squares(logs)
     return math.sqrt(squares / (_BORROWED + logs.size - 1) / logs.size)
 
 
 def _squares(logs: NDArray[np.float64]) -> float:
-    """The sum of their squared distances from their mean."""
+    """Return the sum of the squared distances of ``logs`` from their mean."""
     return float(((logs - logs.mean()) ** 2).sum())
 
 
 FEWEST_PAIRS, MOST_PAIRS = LOOKS[0], LOOKS[-1]
-"""Of runs in one proof."""
+"""The fewest and the most pairs of runs in one proof."""
 
 ENDED = "the budget ended it"
 PASSED = "it did not look faster beside the others"
@@ -108,7 +109,7 @@ _UNLIKELY = "more pairs would hardly show it to be faster"
 
 
 def judged(compared: Compared, most: int, spread: float) -> Compared:
-    """With its interval and, once that decides or there is no more to be had, its verdict."""
+    """Return the comparison with its interval and, once that decides or there is no more to be had, its verdict."""
     compared = failed(compared)
     if compared.verdict is not None or len(compared.a) != len(compared.b):
         return compared
@@ -124,7 +125,7 @@ def judged(compared: Compared, most: int, spread: float) -> Compared:
 
 
 def failed(compared: Compared) -> Compared:
-    """With a verdict where the latest run of a side did not end well."""
+    """Return the comparison with a verdict where the latest run of a side did not end well."""
     for side, runs in (("", compared.b), ("what it is compared with ", compared.a)):
         if runs and runs[-1].seconds is None:
             if runs[-1].cut:
@@ -137,7 +138,7 @@ def failed(compared: Compared) -> Compared:
 
 
 def takes_place_of(new: Compared, old: Compared) -> bool:
-    """Whether ``old`` is the same comparison, or no more than a look at the same candidate."""
+    """Return whether ``old`` is the same comparison, or no more than a look at the same candidate."""
     looked = old.verdict is None or old.why == PASSED
     return new.candidate == old.candidate and (looked or new.a_options == old.a_options)
 
@@ -155,7 +156,7 @@ def ratio_of(compared: Compared) -> float:
 
 
 def passed_over(compared: Compared, spread: float) -> Compared:
-    """What a screening says of one that does not look faster beside the others; only a proof may say FASTER."""
+    """Return a screening's verdict on one that does not look faster beside the others; only a proof may say FASTER."""
     interval = repeated_interval(compared.ratios, compared.error, spread)
     compared, word = replace(compared, interval=interval), change(interval)
     if word == "SLOWER" or word == "SAME":

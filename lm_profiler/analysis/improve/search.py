@@ -49,23 +49,24 @@ SHARE = 4
 """Pairs that a proof may have, however many wait: two say little of what saves 10 %."""
 
 LAST_PAIRS = 6
-"""Of runs that compare the final setting with the first anew. The time of one pair more is kept for them, for numbers
-are checked and runs may take longer than they did; or of a quarter of the budget's pairs, where that is fewer."""
+"""Pairs of runs that compare the final setting with the first anew; a quarter of the budget's pairs, where that is
+fewer.
+The time of one pair more is kept for them, for numbers are checked and runs may take longer than they did."""
 
 FEWEST_RUNS = 1 + 4 * FEWEST_PAIRS
-"""Without which nothing is tried: the first setting's, a proof, and the last comparison."""
+"""The fewest runs in the budget with which anything is tried: the first setting's, a proof, and the last comparison."""
 
 _ROUNDS, _HALVED_AFTER = 6, (2, 4)
-"""Of a screening, each with a run of the baseline and of whatever is left."""
+"""The rounds of a screening, each with a run of the baseline and of whatever is left."""
 
 _CLEAR = 2.5
 """Standard errors by which what looks faster is screened no longer: the best of a dozen equal ones hardly ever is."""
 
 _MOVED = 0.85
-"""Where the step has become so much faster since a screening, what bound it may be gone: all is screened anew."""
+"""The step over what it was at the last screening, below which all is screened anew: what bound it may be gone."""
 
 _SETTLED = ("NUMERICS", "FAILED")
-"""Of these another setting would hardly change anything."""
+"""Verdicts that another setting would hardly change."""
 
 
 def improve(
@@ -127,7 +128,7 @@ class _Searcher:
         return replace(self.now, ended="budget" if more or unchecked or cut else "done")
 
     def chosen(self) -> Generator[Question, Ran | Checked, list[Compared]]:
-        """What is to be proven next, the most promising first; empty where nothing is, or no room is left."""
+        """Return what is to be proven next, the most promising first; empty where nothing is, or no room is left."""
         while self.room() >= FEWEST_PAIRS and (pool := self.pool()):
             batch = [one for one in pool if name_of(one) in self.screened]
             if not batch:
@@ -150,7 +151,7 @@ class _Searcher:
         return [one for one in self.latest() if one.a_options == self.now.options and may_go_on(one)]
 
     def latest(self) -> list[Compared]:
-        """Of each candidate."""
+        """Return the latest comparison of each candidate."""
         return list({name_of(one): one for one in self.now.tried}.values())
 
     def screen(self, alive: list[Compared]) -> Generator[Question, Ran | Checked, list[Compared]]:
@@ -208,7 +209,8 @@ class _Searcher:
         return next((of for of in broken if of is not None and of.options.items() < options.items()), None)
 
     def on_top(self, candidate: Candidate) -> Compared:
-        """Of the candidate with the latest setting, where it takes the place of what its group had."""
+        """Return a comparison of the candidate with the latest setting, where it takes the place of what its group
+        had."""
         kept = [one for group, one in self.kept.items() if group != candidate.group]
         options = {option: text for one in (*kept, candidate) for option, text in one.options.items()}
         return Compared(candidate, self.now.options, options)
@@ -275,7 +277,7 @@ class _Searcher:
         return judged(compared, most, self.spread_beside(compared))
 
     def spread_beside(self, compared: Compared) -> float:
-        """By how far the processes of all other comparisons differ."""
+        """Return how far the processes of all other comparisons differ."""
         own = {id(ran) for ran in (*compared.a, *compared.b)}
         return spread([seconds([ran for ran in runs if id(ran) not in own]) for runs in self.runs.values()], self.known)
 
@@ -304,13 +306,13 @@ class _Searcher:
         return max(0, int((self.left_s - self.kept_s) / self.pair_s()))
 
     def has_time_for(self, compared: Compared) -> bool:
-        """Whether one pair more would end in time, and leave what the last comparison needs."""
+        """Return whether one pair more would end in time, and leave what the last comparison needs."""
         pair_s = self.pair_s(compared)
         kept_s = 0.0 if compared.candidate is None else max(self.kept_s, FEWEST_PAIRS * pair_s)
         return self.left_s >= kept_s + pair_s
 
     def pair_s(self, compared: Compared | None = None) -> float:
-        """What a pair takes, by the runs of the two settings so far, else by all."""
+        """Return the seconds of a pair, by the runs of the two settings so far, else by all."""
         usual_s = _usual_s([ran for runs in self.runs.values() for ran in runs])
         sides = () if compared is None else (compared.a_options, compared.b_options)
         each_s = [_usual_s(self.runs.get(frozenset(options.items()), ())) or usual_s for options in sides]
@@ -318,13 +320,14 @@ class _Searcher:
 
 
 def _usual_s(runs: Sequence[Ran]) -> float:
-    """What a run that ended well took; 0 where none did."""
+    """Return the mean seconds of runs that ended well; 0 where none did."""
     took = [ran.took_s for ran in runs if ran.seconds is not None]
     return sum(took) / len(took) if took else 0.0
 
 
 def _ordered(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """By the largest ceiling of each one's group, and of these the plainest first: what fails in it fails in others."""
+    """Sort by the largest ceiling of each one's group, the plainest of a group first: what fails in it fails in the
+    others."""
     most_s: dict[str, float] = {}
     for one in candidates:
         most_s[one.group] = max(most_s.get(one.group, -math.inf), -math.inf if one.ceiling_s is None else one.ceiling_s)

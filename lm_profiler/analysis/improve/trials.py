@@ -31,7 +31,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ran:
-    """How a run went.
+    """The outcome of a run.
 
     Attributes:
         seconds: Of a step (mean of the measured ones), scaled to the first setting's tokens or samples, so that
@@ -104,12 +104,12 @@ class Compared:
 
     @property
     def pairs(self) -> int:
-        """Of runs, both of which ended well."""
+        """The number of pairs in which both runs ended well."""
         return min(len(seconds(self.a)), len(seconds(self.b)))
 
     @property
     def ratios(self) -> list[float]:
-        """Of the pairs: seconds of B over seconds of A."""
+        """Seconds of B over seconds of A, for each pair."""
         return [b / a for a, b in zip(seconds(self.a), seconds(self.b), strict=False)]
 
     @property
@@ -133,7 +133,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Improvement:
-    """What is known so far.
+    """The state of a search so far.
 
     Attributes:
         first: The run of the first setting alone, before anything was compared; None until it has ended.
@@ -183,10 +183,10 @@ Improving = Generator[Question, Ran | Checked, Improvement]
 
 
 def seconds(runs: Sequence[Ran]) -> list[float]:
-    """Of those that ended well."""
+    """Return the seconds of the runs that ended well."""
     return [run.seconds for run in runs if run.seconds is not None]
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """None of no values."""
+    """Return the geometric mean; None where there are no values."""
     return math.exp(math.fsum(math.log(value) for value in values) / len(values)) if values else None

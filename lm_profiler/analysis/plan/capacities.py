@@ -80,7 +80,7 @@ ANY_GPU = (9, 0)
 """The compute capability that is planned for where it is unknown: no GPU gives its libraries larger workspaces."""
 
 _NEAR = 0.7
-"""As alike as this is a word that was perhaps meant."""
+"""How alike two words must be (``difflib``'s ratio) for one to be proposed for the other."""
 
 _SHOWN = 5
 """Names in a message."""
@@ -91,7 +91,7 @@ _BRANDS = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "generation"}
 
 @dataclass(frozen=True)
 class Capacity:
-    """Of the GPU whose driver calls it ``name``: bytes, of which it leaves a run some per cent less.
+    """The memory in bytes of the GPU that its driver calls ``name``; a run gets some per cent less.
 
     ``is_free``: they are what this machine has left now, and not all that there is. ``gpu``: its compute capability;
     None is the CPU.
@@ -176,6 +176,6 @@ def _next(known: Mapping[int, int], fitting: Sequence[int], high: int | None, ro
 
 
 def _meets(known: Mapping[int, int], a: int, b: int, room: float) -> int:
-    """Where the line through sizes ``a`` and ``b`` meets ``room``, rounded down."""
+    """Return where the line through sizes ``a`` and ``b`` meets ``room``, rounded down."""
     rise = known[b] - known[a]
     return int(a + (room - known[a]) * (b - a) / rise) if rise else 64 * b

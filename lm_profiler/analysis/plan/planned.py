@@ -76,7 +76,7 @@ class Planned:
 
     @property
     def peak(self) -> int:
-        """Of the step."""
+        """The peak of the step, in bytes."""
         return max(self.peaks.values())
 
     @property
@@ -96,7 +96,7 @@ class Planned:
 
     @property
     def certain(self) -> int:
-        """Of the step in any case: a compiler may keep fewer activations."""
+        """The bytes that the step needs in any case: a compiler may keep fewer activations."""
         causes = self.causes.get(self.phase) if self.compiled else None
         return self.peak - (0 if causes is None else causes.activations_and_rest or 0)
 
@@ -114,7 +114,8 @@ def needed(peak: int, reserved: int | None) -> int:
 
 
 def fits(planned: Planned, has: int) -> bool | None:
-    """Whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can tell.
+    """Return whether the run fits into ``has`` bytes: not where it needs more than all of them; between, nobody can
+    tell.
 
     Nor of steps that grow: one of those that follow may not fit.
     """
@@ -125,14 +126,15 @@ def fits(planned: Planned, has: int) -> bool | None:
 
 @dataclass(frozen=True)
 class PlannedFloors:
-    """By phase, with the rates that they rest on."""
+    """The floors of a step by phase, with the rates that they rest on."""
 
     by_phase: dict[str, Floor]
     rates: Rates
 
     @property
     def seconds(self) -> float | None:
-        """Of the step: the sum of the floors that are known; None where none is. Phases follow one another."""
+        """Seconds of the step: the sum of the floors that are known, for phases follow one another; None where none
+        is."""
         known = [floor.seconds for floor in self.by_phase.values() if floor.seconds is not None]
         return sum(known) if any(known) else None
 
@@ -143,7 +145,8 @@ class PlannedFloors:
 
 
 def planned_floors(planned: Planned, device: str) -> PlannedFloors:
-    """Of ``planned`` on the GPU of that name; where the table of peaks does not know it, no floor is known."""
+    """Return the floors of ``planned`` on the GPU of that name; where the table of peaks does not know it, no floor is
+    known."""
     dtypes = {dtype for work in planned.work.values() for dtype in work.flops or {}}
     rates = rates_of(device, dict.fromkeys(sorted(dtypes)), None, matmul_dtype("32", planned.float32))
     return PlannedFloors({phase: floor_of(work, rates, None) for phase, work in planned.work.items()}, rates)

@@ -28,7 +28,8 @@ _WENT_ON_NS = 200_000
 held."""
 
 _MAY_GO_ON = 0.05
-"""Of the calls of one kind in one phase, as a share: more, and none of them is one that all wait in."""
+"""The share of the calls of one kind in one phase before which ranks may have gone on; above it no rank waits in
+any."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Course:
 
 
 def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool) -> Course:
-    """Bring ``timelines`` together.
+    """Return the common course of ``timelines``.
 
     Args:
         timelines: of at least two ranks.
@@ -96,7 +97,8 @@ def course_of(timelines: Sequence[RankTimeline], steps: Instants, overlap: bool)
 
 @dataclass(frozen=True)
 class _Events:
-    """In order; ``labels`` are the calls' names, empty of a step's begin and end. The rest is as in ``Course``."""
+    """Events in their order; ``labels`` are the calls' names, empty of a step's begin and end. The rest is as in
+    ``Course``."""
 
     labels: list[str]
     came_ns: Instants
@@ -127,7 +129,7 @@ def _events(
 
 
 def _steps(order: NDArray[np.int64], steps: Instants) -> NDArray[np.int64]:
-    """Of each event, by where the steps' own stand among them."""
+    """Return the step of each event, by where the steps' own events stand among them."""
     step, now, count = np.full(len(order), -1, dtype=np.int64), -1, len(steps)
     follows = np.append(np.diff(steps) == 1, False)
     for event, index in enumerate(order.tolist()):
@@ -157,7 +159,7 @@ def _next_event(came: Instants, members: NDArray[np.bool_], tracks: Sequence[Tra
 
 
 def _kinds(events: _Events, at: NDArray[np.int64], parts: NDArray[np.uint8], overlap: bool) -> NDArray[np.int8]:
-    """By what they are: with ``overlap``, of the buckets amid the same backward the last alone is waited for."""
+    """Return whom each event holds. With ``overlap``, ranks wait for the last bucket of a backward alone."""
     kinds = np.full(len(events.labels), OPEN, dtype=np.int8)
     first = events.members.argmax(axis=1)
     for e in events.calls:
@@ -175,7 +177,8 @@ def _kinds(events: _Events, at: NDArray[np.int64], parts: NDArray[np.uint8], ove
 def _open_where_ranks_went_on(
     kinds: NDArray[np.int8], events: _Events, parts: NDArray[np.uint8], followed: Instants, tolerance_ns: int
 ) -> None:
-    """Calls of one name in one part are alike."""
+    """Mark calls as holding nobody where ranks went on before the last came; calls of one name in one part are
+    alike."""
     release = _release(events.came_ns, events.members)
     free = np.asarray((events.members & (followed < release[:, None] - tolerance_ns)).any(axis=1))
     first = events.members.argmax(axis=1)

@@ -27,7 +27,8 @@ class BackwardCommunication:
 
 
 def backward_communication(ranks: Sequence[ReducerTimes]) -> BackwardCommunication | None:
-    """From the backwards that all ``ranks`` know of; None where there are none, or only one rank knows."""
+    """Return the mean over the backwards that all ``ranks`` know of; None where there are none, or only one rank
+    knows."""
     if len(ranks) < 2:
         return None
     common = sorted(set.intersection(*(set(each.exposed_s) for each in ranks)))
@@ -46,8 +47,11 @@ class Exposed(NamedTuple):
 
 
 def exposed_communication(reducers: Sequence[ReducerTimes], traced: Traced | None) -> Exposed:
-    """Of backward what DDP times, where it does: the waiting is not in it. Of all else what the trace of a device has:
-    its waiting is, for one rank's trace cannot tell the two apart."""
+    """Return the communication that no compute hides, by phase.
+
+    Backward's is DDP's own, where DDP times it: without waiting. All else is what the trace of a device has, with
+    waiting, for one rank's trace cannot tell the two apart.
+    """
     seconds = _of_trace(traced)
     sources = [] if traced is None or not seconds else [_source_of(traced)]
     reduced = backward_communication(reducers)
@@ -61,7 +65,8 @@ def exposed_communication(reducers: Sequence[ReducerTimes], traced: Traced | Non
 
 
 def _of_trace(traced: Traced | None) -> dict[str, float]:
-    """Of a device alone: on the CPU the calls return at once, and what is waited for is in no operator."""
+    """Return the seconds by phase, for a device alone: on the CPU the calls return at once, and what is waited for is
+    in no operator."""
     if traced is None or not traced.on_device:
         return {}
     ns: Counter[str] = Counter()

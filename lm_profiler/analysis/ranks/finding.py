@@ -16,12 +16,12 @@ from lm_profiler.analysis.ranks.slowness import Slow, slow_ranks
 from lm_profiler.record.run import RANK_PARTS, Contention, RankDoubt, RankFinding, SlowRank, StepCounters
 
 _MOST = 0.5
-"""Of what a rank takes longer: other programs may have made so much of it, and it is still its own doing."""
+"""The share of a rank's lateness that other programs may have made, for it to be still its own doing."""
 
 
 @dataclass(frozen=True)
 class Contended:
-    """What other programs can have added to the mean step of each rank, in seconds.
+    """Seconds that other programs can have added to the mean step of each rank, in seconds.
 
     Attributes:
         added_s: what the training thread was ready to run and had no CPU, and what caches, memory and cores that are
@@ -33,7 +33,8 @@ class Contended:
     threads_s: Sequence[float]
 
     def is_sure(self, slow: Slow) -> bool:
-        """Whether at most half of its lateness can be other programs' doing: not that of a sleep or a late batch."""
+        """Return whether at most half of its lateness can be other programs' doing: not that of a sleep or a late
+        batch."""
         mine = self.added_s[slow.rank]
         theirs = [seconds for rank in slow.fast if rank != slow.rank and (seconds := self.added_s[rank]) is not None]
         if mine is None or not theirs:
@@ -42,7 +43,8 @@ class Contended:
 
 
 def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks: Sequence[int]) -> Contended | None:
-    """Of ``ranks``, from the ``counters`` of their measured steps; None where nothing else used the machine."""
+    """Return what other programs can have added to ``ranks``, from the ``counters`` of their measured steps; None where
+    nothing else used the machine."""
     if shared is None or not shared.shared:
         return None
     by_rank: dict[int, list[StepCounters]] = {rank: [] for rank in ranks}
@@ -55,7 +57,8 @@ def contended(shared: Contention | None, counters: Sequence[StepCounters], ranks
 
 
 def _of_rank(steps: Sequence[StepCounters], taken: float) -> tuple[float | None, float]:
-    """What the training thread may have lost a step, None where that is unknown; and its other threads."""
+    """Return the seconds a step that the training thread may have lost, None if unknown, and that its other threads may
+    have."""
     mean: Mapping[str, float | None] = {
         name: fmean(values) if (values := [v for one in steps if (v := getattr(one, name)) is not None]) else None
         for name in ("wall_s", "asleep_s", "cpu_wait_s", "cpu_s")
@@ -68,13 +71,13 @@ def _of_rank(steps: Sequence[StepCounters], taken: float) -> tuple[float | None,
 
 
 _WORTH = 0.02
-"""Of the step: what mending must save at least, to be spoken of."""
+"""The share of the step that mending must save at least to be told."""
 
 _JITTER = 0.05
-"""Of the step: what evening a part must save, where no rank is the slow one."""
+"""The share of the step that evening a part must save, where no rank is the slow one."""
 
 _MATTERS = 0.1
-"""Of what mending all saves: a rank's part is named if without it so much less is saved."""
+"""The share of what mending all saves, by which less is saved without a rank's part, for that to be named."""
 
 _ALONE = 4
 """More ranks that are slow in one part are mended together or not at all."""
@@ -86,7 +89,7 @@ _CHANCE = 2.33
 """The normal quantile of one in a hundred."""
 
 _ONE = 0.8
-"""Of all waiting: whoever causes more of it does not take turns with others."""
+"""The share of all waiting above which the rank that causes it does not take turns with others."""
 
 _LEAST_STEPS = 3
 _MOST_KEPT = 64
@@ -107,7 +110,7 @@ class HeardRanks:
 
 
 def finding(replay: Replay, group: HeardRanks) -> RankFinding:
-    """What the steps say."""
+    """Return for whom the others wait, by the steps that were replayed."""
     work, steps = replay.work, len(replay.course.steps)
     if steps < _LEAST_STEPS:
         return RankFinding(kind="unsure", doubt="few steps", steps=steps)
@@ -125,7 +128,7 @@ def finding(replay: Replay, group: HeardRanks) -> RankFinding:
 
 
 def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFinding | None:
-    """What of ``slow`` has to be mended, and saves enough to be told."""
+    """Return those of ``slow`` that have to be mended, if that saves enough to be told."""
     mended = _that_matter(slow, replay)
     saves_s = replay.saves_s(mended)
     if saves_s < _WORTH * replay.work.step_s:
@@ -160,7 +163,7 @@ def _told(slow: Sequence[Slow], replay: Replay, group: HeardRanks) -> RankFindin
 
 
 def _that_matter(slow: Sequence[Slow], replay: Replay) -> list[Slow]:
-    """Those without which less would be saved, the slowest first: mending another one of them may be in vain."""
+    """Return those without which less would be saved, the slowest first: mending another one of them may be in vain."""
     in_part: defaultdict[int, list[Slow]] = defaultdict(list)
     for one in slow:
         in_part[one.part].append(one)
@@ -191,13 +194,13 @@ def _slow_rank(one: Slow, replay: Replay, group: HeardRanks) -> SlowRank:
 
 
 def _last_in(work: RanksWork, ranks: Sequence[int]) -> int:
-    """In how many steps the others waited longest for them."""
+    """Return in how many steps the others waited longest for ``ranks``."""
     rest = np.delete(work.caused_s, ranks, axis=0).max(axis=0, initial=0.0)
     return int(np.count_nonzero(work.caused_s[ranks].sum(axis=0) > rest))
 
 
 def _others_wait_s(work: RanksWork, ranks: Sequence[int]) -> float:
-    """How long those that are not of ``ranks`` wait for them, in the mean; of all ranks, how long each waits."""
+    """Return how long those that are not of ``ranks`` wait for them, in the mean; of all ranks, how long each waits."""
     everyone = len(work.own_s)
     others = np.delete(work.waiting_s, ranks, axis=0) if len(ranks) < everyone else work.waiting_s
     waited_s = float(others.sum(axis=2).mean())

@@ -40,7 +40,7 @@ def _waiting(timeline: RankTimeline, least: dict[tuple[str, int], int]) -> RankT
 def comes_ns(
     called_ns: Instants, took_ns: Instants, host_ns: Instants, stream_ns: Instants, behind: NDArray[np.bool_]
 ) -> Instants:
-    """Of each call the instant on the stream.
+    """Return the instant of each call on the stream.
 
     A part of a step is on the stream the rank's own work and the calls that it stands in. In its own work a call comes
     as far on as in the host's time of that part.

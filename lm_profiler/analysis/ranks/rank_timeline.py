@@ -49,7 +49,7 @@ class ClockOffset:
         return (self.ahead_ns[1] - self.ahead_ns[0]) / apart if apart else 0.0
 
     def on_first(self, instants: Instants) -> Instants:
-        """The same instants on rank 0's clock."""
+        """Return the same instants on rank 0's clock."""
         ahead = self.ahead_ns[0] + np.rint((instants - self.at_ns[0]) * self.drift).astype(np.int64)
         return np.asarray(instants - ahead, dtype=np.int64)
 
@@ -85,7 +85,7 @@ class RankTimeline:
     waited_ns: Instants | None = None
 
     def __eq__(self, other: Any) -> bool:
-        """Whether both say the same."""
+        """Return whether both say the same."""
         if not isinstance(other, RankTimeline):
             return NotImplemented
         return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
@@ -111,7 +111,7 @@ class Track:
 
     @staticmethod
     def of(timeline: RankTimeline, steps: Instants) -> Track:
-        """Of ``steps``, which ``timeline`` has."""
+        """Return the track of ``steps``, which ``timeline`` has."""
         counts = np.diff(timeline.first)
         kept = np.isin(timeline.steps, steps)
         of_step = np.repeat(kept, counts)
@@ -123,12 +123,12 @@ class Track:
 
     @property
     def begin_ns(self) -> Instants:
-        """Of each step."""
+        """When each step began."""
         return self.marks_ns[self.first[:-1]]
 
     @property
     def end_ns(self) -> Instants:
-        """Of each step."""
+        """When each step ended."""
         return self.marks_ns[self.first[1:] - 1]
 
     def at(self, instants: Instants) -> NDArray[np.int64]:
@@ -142,7 +142,7 @@ class Track:
         return np.asarray(spent.reshape(-1, OUTSIDE + 1)[:, :OUTSIDE], dtype=np.float64)
 
     def in_part_until_ns(self, code: int, instants: Instants) -> NDArray[np.float64]:
-        """How long it was in a part up to each instant, from its first mark on."""
+        """Return how long the rank was in a part up to each instant, from its first mark on."""
         lasted = np.diff(self.marks_ns) * (self.codes[:-1] == code)
         # Relative to the first mark: instants since boot have no room for nanoseconds in a float.
         zero = self.marks_ns[0]

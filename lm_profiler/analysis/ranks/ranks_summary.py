@@ -30,7 +30,7 @@ def ranks_of(
     contention: Contention | None = None,
     counters: Sequence[StepCounters] = (),
 ) -> Ranks | None:
-    """Who worked and who waited; None where fewer than two ranks say so, or they have no step in common.
+    """Return who worked and who waited; None where fewer than two ranks say so, or they have no step in common.
 
     Args:
         timelines: of the ranks that know.
@@ -86,7 +86,7 @@ def _by_host(ranks: Iterable[int], hosts: Iterable[str]) -> dict[str, list[int]]
 
 
 def alignment(timelines: Sequence[RankTimeline]) -> ClockAlignment:
-    """How the clocks of ``timelines`` were brought together."""
+    """Return how the clocks of ``timelines`` were brought together."""
     offsets = [timeline.clock for timeline in timelines if timeline.clock.at_ns != (0, 0)]
     if not offsets:
         return ClockAlignment(method="one clock: all ranks are of one machine", uncertainty_s=0.0)
@@ -109,7 +109,7 @@ def _common_steps(timelines: Sequence[RankTimeline]) -> Instants:
 
 
 def _spreads(seconds: Seconds, named: Sequence[int]) -> dict[str, RankSpread]:
-    """Of each part that any rank spent time in."""
+    """Return the spread over the ranks of each part that any rank spent time in."""
     means = seconds.mean(axis=1)
     return {
         part: RankSpread(
@@ -130,7 +130,7 @@ def _shown(work: RanksWork) -> list[int]:
 
 
 def _columns(steps: int) -> NDArray[np.int64]:
-    """Where each column begins."""
+    """Return where each column begins."""
     return np.unique(np.linspace(0, steps, min(steps, _COLUMNS), endpoint=False).astype(np.int64))
 
 

@@ -28,7 +28,7 @@ class RanksWork:
     caused_s: Seconds
 
     def of_steps(self, kept: NDArray[np.bool_]) -> RanksWork:
-        """Of these steps alone."""
+        """Return the work of the ``kept`` steps alone."""
         return RanksWork(self.own_s[:, kept], self.waiting_s[:, kept], self.between_s[:, kept], self.caused_s[:, kept])
 
     @property
@@ -43,7 +43,7 @@ class RanksWork:
 
 
 def work_of(course: Course) -> RanksWork:
-    """What of ``course`` is own work: of each part's time, what was not waited."""
+    """Return the own work in ``course``: the time of each part that was not waited."""
     ranks = len(course.tracks)
     waiting = np.stack([_waited_ns(course, rank) for rank in range(ranks)])
     spent = np.stack([track.spent_ns() for track in course.tracks])
@@ -83,7 +83,7 @@ def _caused_ns(course: Course) -> Seconds:
             blame = np.bincount(holder[awaited], earlier, ranks) + np.bincount(awaited, waits - earlier, ranks)
             caused[:, course.step[event]] += blame / (ranks - 1)
         if course.kinds[event] == MEETING and len(members) == ranks:
-            held[:] = 0.0
+            held[:] = 0.0  # all leave together: nobody is late by what was before
             continue
         most = np.where(earlier > waits / 2.0, holder[awaited], awaited)
         holder[members] = np.where(waits > held[members], most, holder[members])
@@ -92,7 +92,7 @@ def _caused_ns(course: Course) -> Seconds:
 
 
 def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
-    """For whom each waits: everyone leaves when some rank comes, which is the one that does not wait."""
+    """Return for whom each waits: everyone leaves when some rank comes, which is the one that does not wait."""
     if kind == MEETING:
         return np.full(came.size, waits.argmin())
     order = came.argsort(kind="stable")
@@ -100,10 +100,10 @@ def _awaited(kind: int, came: Instants, waits: Seconds) -> NDArray[np.int64]:
 
 
 Cuts = Mapping[int, Seconds]
-"""Of each rank that does less, nanoseconds less before each event."""
+"""For each rank that does less, nanoseconds less before each event."""
 
 _ASKED = 256
-"""So many other ranks say what a segment usually takes."""
+"""The most other ranks that are asked what a segment usually takes."""
 
 
 @dataclass(eq=False)
@@ -149,7 +149,8 @@ class Replay:
         return (self._whole_ns - self._ends_ns(cuts)) * 1e-9 / len(self.course.steps)
 
     def _usual(self, part: int, others: tuple[int, ...]) -> tuple[Seconds, Seconds]:
-        """What ``others`` take in ``part``: the median of their steps, the shortest of each first; and before each
+        """Return what ``others`` take in ``part``: the median of their steps, the shortest of each first; and before
+        each
         event, in nanoseconds."""
         if (part, others) not in self._usuals:
             of_steps = np.median(np.sort(self._own_s[list(others), :, part], axis=1), axis=0)
@@ -158,7 +159,8 @@ class Replay:
         return self._usuals[part, others]
 
     def _cut(self, rank: int, part: int, of_steps: Seconds, of_events: Seconds) -> Seconds:
-        """How much less before each event: the whole of it taken off where the rank takes longer than others do.
+        """Return how much less there is before each event: the whole of it taken off where the rank takes longer than
+        others do.
 
         As the others its fastest step takes what their fastest do, and so on. So it keeps its own ups and downs: a rank
         that equals another step by step would never wait for it.
@@ -170,6 +172,7 @@ class Replay:
         step = self.course.step
         inside = step >= 0
         cut = np.zeros(len(step))
+        # First where it takes longer than the others do; what that does not cover comes off all of its work alike.
         for weight in (beyond, spent[:, rank]):
             total = np.bincount(step[inside], weight[inside], len(less))
             left = less - np.bincount(step[inside], cut[inside], len(less))
@@ -190,7 +193,7 @@ class Replay:
         return self._parts[part]
 
     def _ends_ns(self, cuts: Cuts) -> float:
-        """When the last rank is done, if each does so much less."""
+        """Return when the last rank is done, if each does so much less."""
         course, segments = self.course, self._segments
         if cuts:
             segments = segments.copy()

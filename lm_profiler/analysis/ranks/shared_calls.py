@@ -46,7 +46,7 @@ def told_apart(
 
 
 def _buckets(sizes: Sequence[int | None], buckets: Sequence[int]) -> list[bool]:
-    """Of each call of one backward, whether it is the next bucket."""
+    """Return, for each call of one backward, whether it is the next bucket."""
     of_ddp: list[bool] = []
     for size in sizes:
         reduced = sum(of_ddp)

@@ -17,19 +17,19 @@ from lm_profiler.analysis.steps.statistics import FEWEST_VALUES, PHI, ar1_means
 from lm_profiler.analysis.steps.step_model import fit
 
 SIGNIFICANCE = 0.02
-"""Of calling any rank slower when all are equal."""
+"""The probability of calling any rank slower when all are equal."""
 
 _LEAST = 0.01
-"""Of the step: what is less is not looked at."""
+"""The share of the step below which an excess is not looked at."""
 
 _CLEAR = 0.5
-"""Of what the slowest rank takes longer than the fastest: a gap in between that is as large divides slow from fast."""
+"""The gap that divides slow ranks from fast ones, as a share of the distance of the slowest from the fastest."""
 
 _TESTED = 8
-"""Of more ranks that are slow in one part, the slowest and the least slow are tested."""
+"""The most ranks of a part that are tested each; of more, the slowest and the least slow."""
 
 _HALF = 0.5
-"""Of the highest level: levels as high are those of the slow stretch."""
+"""The share of the highest level above which levels belong to the slow stretch."""
 
 _LOWEST = 0.05
 _GRID = (np.arange(256) + 0.5) / 256.0
@@ -61,7 +61,7 @@ class Slow:
 
 
 def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
-    """Those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
+    """Return those of [rank, step, part] that are slower by 1 % of the mean step ``step_s`` or more, the slowest first.
 
     Means over the steps are compared, not medians: what happens every fifth step counts. Differences are taken within
     each step, so that steps that are long for all do no harm. Bonferroni's correction is for all ranks and parts.
@@ -75,7 +75,7 @@ def slow_ranks(own_s: Seconds, step_s: float) -> list[Slow]:
 
 
 def fast_ranks(means_s: Seconds) -> tuple[int, ...]:
-    """Those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
+    """Return those below the largest gap between ranks if it is a clear one, even if they are the fewer; else all."""
     order = np.argsort(means_s, kind="stable")
     gaps = np.diff(means_s[order])
     at = int(gaps.argmax())
@@ -90,6 +90,7 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
     # Nobody is held against itself.
     above = means - (means[held].sum() - held * means) / np.maximum(len(fast) - held, 1)
     slow = [rank for rank in np.argsort(-above).tolist() if above[rank] >= _LEAST * step_s and fast != (rank,)]
+    # A model is fitted for each test: with many slow ranks the two extremes tell of all.
     tested = slow if len(slow) <= _TESTED else [slow[0], slow[-1]]
     known = {rank: _tested(own_s, rank, part, fast, step_s, tests) for rank in tested}
     return [
@@ -101,6 +102,7 @@ def _in_part(own_s: Seconds, part: int, step_s: float, tests: int) -> list[Slow]
 def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s: float, tests: int) -> Slow:
     apart = own_s[rank] - own_s[[other for other in fast if other != rank]].mean(axis=0)
     seconds, n = float(apart.mean()), apart.size
+    # The model is of positive times: a mean step is added to the differences, which may be negative.
     x = np.maximum(step_s + apart, _LOWEST * step_s)
     model = fit(x, warms_up=False)
     rest, even = x - model.expected, ~model.odd
@@ -116,7 +118,8 @@ def _tested(own_s: Seconds, rank: int, part: int, fast: tuple[int, ...], step_s:
 
 @dataclass(frozen=True)
 class _Mean:
-    """How far the mean of noise may be from 0: Student's t of each AR(1) coefficient, weighed by how likely it is."""
+    """The distance from 0 that the mean of noise may have: Student's t of each AR(1) coefficient, weighed by how likely
+    it is."""
 
     weights: Seconds
     widths: Seconds
@@ -124,7 +127,8 @@ class _Mean:
 
     @classmethod
     def of(cls, noise: Seconds, odd: float, freedom: int) -> _Mean:
-        """Of ``noise``, whose mean is as uncertain by ``odd`` beside; ``freedom`` counts what was not fitted."""
+        """Return the mean of ``noise``, which is as uncertain by ``odd`` besides; ``freedom`` counts what was not
+        fitted."""
         if noise.size < FEWEST_VALUES:
             return cls(np.ones(1), np.full(1, np.inf), 1)
         score, _, widths = ar1_means(noise - noise.mean())

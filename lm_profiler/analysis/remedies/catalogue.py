@@ -113,7 +113,7 @@ _BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
 
 
 def likely_share(finding: Finding) -> float:
-    """How much of what is possible the remedy of ``finding`` usually saves."""
+    """Return how much of what is possible the remedy of ``finding`` usually saves."""
     remedy = _BY_NAME.get(finding.name)
     return 1.0 if remedy is None else remedy.likely
 

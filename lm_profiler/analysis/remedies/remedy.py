@@ -34,12 +34,12 @@ EFFECTS = {
     OTHER_OPTIMIZER: "the optimizer",
     OTHER_CONTEXT: "the context",
 }
-"""What a plan calls each effect on training that it offers, the least effect first."""
+"""A plan's words for each effect on training that it offers, the least effect first."""
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the machine has. None is unknown: then the runs themselves will tell.
+    """The machine's facilities. None is unknown: then the runs themselves will tell.
 
     Attributes:
         half_precision: The mixed precision that it multiplies faster than float32; "" for none.
@@ -68,7 +68,7 @@ class FirstRun:
         return self.entry.option(path)
 
     def has(self, path: str) -> bool:
-        """Whether the run's parser knows the option ``path``."""
+        """Return whether the run's parser knows the option ``path``."""
         head, _, name = path.rpartition(".")
         section: Any = (self.record.config or {}).get(head)
         section = section.get("init_args", section) if isinstance(section, Mapping) else {}
@@ -108,7 +108,7 @@ class Smaller(Candidate):
 
     @property
     def changes(self) -> str:
-        """What it may change in training, in short; empty for nothing."""
+        """The remedy's possible effect on training, in short; empty for nothing."""
         return EFFECTS.get(self.may_change, self.may_change or "")
 
 
@@ -124,7 +124,7 @@ def smaller(options: Mapping[str, Any], may_change: str | None = None, is_known:
 
 
 def name_of(options: Mapping[str, str]) -> str:
-    """What a candidate with these options is called."""
+    """Return the name of a candidate with these options."""
     return " + ".join(f"{option}={text}" for option, text in options.items())
 
 

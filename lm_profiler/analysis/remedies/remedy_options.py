@@ -109,7 +109,7 @@ def checkpointing(planned: Planned, context: int | None) -> Iterator[Smaller]:
 
 
 def other_batches(run: FirstRun, hardware: Hardware) -> _Tried:
-    """The same samples of a step in fewer batches or in more; then more samples."""
+    """Yield options for the same samples of a step in fewer batches or in more; then for more samples."""
     batch, batches = run.option(_BATCH), run.option(_BATCHES)
     if not isinstance(batch, int) or not isinstance(batches, int):
         return
@@ -157,7 +157,8 @@ def workers(run: FirstRun, hardware: Hardware) -> _Tried:
 
 
 def _core_of_a_worker(run: FirstRun) -> float:
-    """How much of a core one who makes batches needs at most, by the first run; the whole of it where that is unknown.
+    """Return how much of a core a worker of the loader needs at most, by the first run; the whole of it where that is
+    unknown.
 
     Over the time in which the loop waited for batches, its processes had so much CPU time, all else that they did
     included. What they wait for, files say, needs no core.

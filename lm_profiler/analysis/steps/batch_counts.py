@@ -11,7 +11,7 @@ from lm_profiler.record.run import LoaderFacts
 
 
 class BatchCount(NamedTuple):
-    """From ``step`` on, each step of a rank takes so many batches, which hold so many samples.
+    """The batches of each step of a rank from ``step`` on, and the samples in them.
 
     0 batches and None samples are unknown.
     """
@@ -22,14 +22,14 @@ class BatchCount(NamedTuple):
 
 
 class MeanCounts(NamedTuple):
-    """Of a mean step, over all ranks; None is unknown."""
+    """Batches and samples of a mean step, over all ranks; None is unknown."""
 
     batches: float | None = None
     samples: float | None = None
 
 
 def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> MeanCounts:
-    """The mean over ``steps``, of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
+    """Return the mean over ``steps`` of the counts of all ``ranks``. Unknown where it is for one step of one rank."""
     if not (ranks and all(ranks) and len(steps)):
         return MeanCounts()
     batches, samples = 0.0, 0.0
@@ -41,7 +41,8 @@ def mean_counts(ranks: Sequence[Sequence[BatchCount]], steps: Sequence[int]) -> 
 
 
 def changed_batches_note(counts: Sequence[BatchCount], last: int, mean: float | None) -> list[str]:
-    """The note on a rank whose steps up to ``last`` do not all take as many batches; ``mean`` is of measured ones."""
+    """Return the note on a rank whose steps up to ``last`` do not all take as many batches; ``mean`` is of measured
+    ones."""
     known = [count for count in counts if count.batches and count.step <= last]
     numbers = {count.batches for count in known}
     if len(numbers) < 2 or mean is None:
@@ -76,6 +77,6 @@ def lasting_step_s(mean_s: float, steps: int, batches: float, loader: LoaderFact
 
 
 def _begun(loader: LoaderFacts, ready: int | None) -> float:
-    """Batches that are being made, half of each: of a queue that is full none."""
+    """Return half the number of batches that are being made: none where the queue is full."""
     free = max((loader.ahead or 0) - (ready or 0), 0)
     return min(loader.workers or 0, free) / 2.0

@@ -123,7 +123,7 @@ def _scaled(record: RunRecord, times: Mapping[str, TimeSummary]) -> Utilisation 
 
 
 def readable(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
-    """Those of ``entries`` that have steps to cut, and what is wrong with the others, a line each."""
+    """Return those of ``entries`` that have steps to cut, and what is wrong with the others, a line each."""
     good, problems = [], []
     for entry in entries:
         try:

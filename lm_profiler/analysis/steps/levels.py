@@ -59,7 +59,7 @@ class Levels:
 
 
 def course_of(y: Series, smallest: float) -> Levels:
-    """The course of ``y``, a logarithm without odd values; a trend smaller than ``smallest`` counts as none."""
+    """Return the course of ``y``, a logarithm without odd values; a trend smaller than ``smallest`` counts as none."""
     n = y.size
     few = -(-n // _LONGEST)
     means = y[: n // few * few].reshape(-1, few).mean(axis=1)
@@ -75,7 +75,7 @@ def course_of(y: Series, smallest: float) -> Levels:
 
 
 def change_costs(n: int, changes: int) -> float:
-    """What so many changes must raise twice the log likelihood of ``n`` values by.
+    """Return what so many changes must raise twice the log likelihood of ``n`` values by.
 
     Simulated (benchmarks/statistics): false alarms of at most 1 % where values are independent, 3 % at AR(1) of 0.6;
     in the form of Schwarz's criterion (Yao 1988, Statistics & Probability Letters 6:181).
@@ -84,7 +84,7 @@ def change_costs(n: int, changes: int) -> float:
 
 
 def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
-    """Where the level changes, and by how much that is better than one level; dynamic programming over all cuts.
+    """Return where the level changes, and by how much that is better than one level; dynamic programming over all cuts.
 
     The segmentation is that of Auger & Lawrence (1989, Bulletin of Mathematical Biology 51:39); the likelihood is
     marginal in levels and scale (Harville 1974) and averaged over the AR(1) coefficient. A burst, with one level
@@ -92,7 +92,7 @@ def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
     """
     n = y.size
     most = min(_MOST_CHANGES, n // 10)
-    y = y - np.median(y)
+    y = y - np.median(y)  # sums of squares about 0 lose digits far from it
     scores, ways_of = [], []
     for phi in _PHI:
         costs = _Costs.of(y, float(phi))
@@ -110,7 +110,8 @@ def _segments(y: Series, smallest: float) -> tuple[list[int], float]:
 
 
 def _clear(y: Series, cuts: Sequence[int], smallest: float) -> list[int]:
-    """Those of ``cuts`` that are large enough, and not explained by noise, which may be larger there than elsewhere."""
+    """Return those of ``cuts`` that are large enough, and not explained by noise, which may be larger there than
+    elsewhere."""
     cuts = list(cuts)
     while cuts:
         edges = [0, *cuts, y.size]
@@ -118,12 +119,12 @@ def _clear(y: Series, cuts: Sequence[int], smallest: float) -> list[int]:
         weakest = int(np.argmin(clear))
         if clear[weakest] >= 1.0:
             break
-        del cuts[weakest]
+        del cuts[weakest]  # one at a time: its neighbours have longer levels now, and may be clear
     return cuts
 
 
 def _clearness(y: Series, begin: int, at: int, end: int, smallest: float) -> float:
-    """How many times as large a change is as it has to be."""
+    """Return how many times as large a change is as it has to be."""
     before, after = y[begin:at], y[at:end]
     near = np.concatenate([(before - before.mean())[-_NEAR:], (after - after.mean())[:_NEAR]])
     noise = math.sqrt(float(near @ near) / max(near.size - 2, 1) + FINEST**2)

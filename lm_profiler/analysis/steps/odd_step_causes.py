@@ -13,10 +13,10 @@ from lm_profiler.record.run import OddStep, StepCounters
 from lm_profiler.record.steps import StepRow, StepTable
 
 EXPLAINED = 0.5
-"""Of what a step took beyond the median: what explains less is not called its cause."""
+"""The share of a step's excess over the median that a cause must explain."""
 
 _TOLD = 0.1
-"""Of the same: a counter that differs by less is not worth a word."""
+"""The share of the same excess below which a counter is not told."""
 
 _COUNTS = {
     "major_faults": ("major page fault", "major page faults"),
@@ -48,7 +48,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What is known of one rank's measured steps."""
+    """The readings of one rank's measured steps."""
 
     counters: dict[int, StepCounters]
     usual: StepCounters
@@ -56,12 +56,12 @@ class _Rank:
     """How long the loop waited for its batch, on the host."""
 
     def beyond(self, name: str, step: int) -> float:
-        """By how much ``name`` is more than usual in ``step``; 0 where that is unknown."""
+        """Return by how much ``name`` is more than usual in ``step``; 0 where that is unknown."""
         now, usual = getattr(self.counters[step], name), getattr(self.usual, name)
         return 0.0 if now is None or usual is None else max(now - usual, 0.0)
 
     def inside(self, name: str, step: int) -> float:
-        """The same of seconds that are read between steps: less what may have passed between them."""
+        """Return the same for seconds that are read between steps, less what may have passed between them."""
         return max(self.beyond(name, step) - self.beyond("between_s", step), 0.0)
 
     def data_beyond(self, step: int) -> float:
@@ -137,7 +137,7 @@ def _explained(odd: OddStep, ranks: dict[int, _Rank], workers: int | None) -> Od
 
 
 def _causes(rank: _Rank, odd: OddStep, workers: int | None) -> list[Cause]:
-    """What may have held ``odd`` up, each with the seconds that it explains."""
+    """Return what may have held ``odd`` up, each with the seconds that it explains."""
     step, counters = odd.step, rank.counters[odd.step]
     causes = [
         Cause(f"garbage collection of generation {counters.gc_generation}", rank.beyond("gc_s", step)),

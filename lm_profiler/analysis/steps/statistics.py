@@ -113,7 +113,8 @@ def student(freedom: float, confidence: float) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """How likely Student's t lies within the tangent of ``angle`` times the root of ``freedom`` (Abramowitz & Stegun
+    """Return how likely Student's t lies within the tangent of ``angle`` times the root of ``freedom`` (Abramowitz &
+    Stegun
     1964, 26.7.3 and 26.7.4).
     """
     odd, squared = freedom % 2, math.cos(angle) ** 2

@@ -25,11 +25,11 @@ SMALLEST_EFFECT = 0.01
 """Changes of level under 1 % are not worth a word."""
 
 ODD = 0.10
-"""Of its level: a step that is off by less moves no figure by anything to speak of."""
+"""The share of its level by which a step is odd: one that is off by less hardly moves any figure."""
 
 _FEWEST_BESIDE = 5
 _ODD_OF_FEW = 0.5
-"""The same of fewer than ten steps, whose noise is hardly known."""
+"""The same share where there are fewer than ten steps, whose noise is hardly known."""
 
 FEWEST_STEPS = 10
 """Below ten steps no course and no pattern is looked for."""
@@ -65,7 +65,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a mean consists of: the regular steps' level, what the pattern adds to it, and what odd steps add."""
+    """The parts of a mean: the regular steps' level, what the pattern adds to it, and what odd steps add."""
 
     level: float
     pattern: float
@@ -79,7 +79,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class StepModel:
-    """What the step times of a run say, by index from 0.
+    """The model of a run's step times, by index from 0.
 
     Attributes:
         seconds: (n,) the series.
@@ -109,7 +109,7 @@ class StepModel:
 
     @property
     def rise(self) -> float:
-        """By what share a trend's last step lies above its first; 0 of levels."""
+        """The share by which a trend's last step lies above its first; 0 where there are levels."""
         return math.expm1(float(self.shape[-1] - self.shape[self.cut])) if self.shape.size else 0.0
 
     @cached_property
@@ -132,14 +132,14 @@ class StepModel:
     @property
     def extra(self) -> float:
         """What the step that differs most by the pattern takes beyond the level, a share of it; 0 without one."""
-        even = ~self._stretch(self.odd)
+        even = ~self._stretch(self.odd)  # one odd step would otherwise pass for its whole phase
         phase, x = self._stretch(self._classes)[even], self._stretch(self.seconds)[even]
         means = np.bincount(phase, x) / np.maximum(np.bincount(phase), 1)
         slow = means[1:][means[1:] > 0.0] / means[0] - 1.0 if means.size and means[0] > 0.0 else means[:0]
         return float(slow[np.abs(slow).argmax()]) if slow.size else 0.0
 
     def parts_of(self, x: Series) -> Parts:
-        """What the mean of any series of the same steps consists of, over the stretch, in its own unit."""
+        """Return what the mean of any series of the same steps consists of, over the stretch, in its own unit."""
         here, regular, odd = (self._stretch(of) for of in (x, self.regular, self.odd))
         if not regular.any():
             return Parts(float(here.mean()), 0.0, 0.0)
@@ -185,7 +185,7 @@ class StepModel:
 
 
 def _around(mean: float, half: float, lag1: float) -> Interval:
-    """As far in logarithms on either side: a time is never negative."""
+    """Return the interval that reaches as far in logarithms on either side: a time is never negative."""
     if mean <= 0.0:
         return Interval(mean, mean - half, mean + half, lag1)
     off = math.exp(min(half / mean, _WIDEST))
@@ -204,6 +204,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     n = x.size
     if n < FEWEST_STEPS or not x.min() > 0.0:
         return plain(x)
+    # In logarithms noise is a share of the step, the same at each level.
     y = np.log(x)
     phases = _phases(y)
     pattern = np.zeros(n) if phases is None else phases.repeated(n)
@@ -220,6 +221,7 @@ def fit(step_s: ArrayLike, warms_up: bool = True) -> StepModel:
     odd = np.zeros(n, bool)
     odd[cut:] = away[begins:] & (np.abs(np.expm1(y[cut:] - pattern[cut:] - course.fitted)) >= ODD)
     edges = tuple(cut + edge for edge in course.edges)
+    # The longest level; of equally long ones the last, which the run goes on with.
     first, end = max(pairwise(edges), key=lambda stretch: (stretch[1] - stretch[0], stretch[0]))
     return StepModel(
         x,

@@ -39,7 +39,7 @@ def mean_over_ranks(rows: Sequence[StepRow], world: int | None = None) -> list[S
 
 
 def world_of(record: RunRecord | None) -> int | None:
-    """How many ranks the run had; None where it does not say."""
+    """Return how many ranks the run had; None where it does not say."""
     return None if record is None or record.environment is None else record.environment.world_size
 
 
@@ -53,7 +53,7 @@ def rank_medians(rows: Sequence[StepRow]) -> list[float]:
 
 
 def ideal_step_s(record: RunRecord) -> float | None:
-    """How long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
+    """Return how long a step would take at the device's peak: what MFU is a share of. None where the MFU is unknown."""
     share = record.utilisation.mfu if record.utilisation is not None else None
     step_s = record.time["step"].mean
     return share * step_s if share is not None and step_s is not None else None
@@ -97,7 +97,7 @@ def _summary(x: Series, model: StepModel) -> TimeSummary:
 def step_figures(
     rows: Sequence[StepRow], model: StepModel, samples: float | None = None, lag: float = 1.0
 ) -> dict[str, Any]:
-    """What a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
+    """Return what a record says of ``rows`` of ``samples`` each, by its fields; ``lag`` as above.
 
     Args:
         rows: the measured steps, all with the device's time.
@@ -116,7 +116,7 @@ def step_figures(
 
 
 def shares(times: Mapping[str, TimeSummary]) -> dict[str, float]:
-    """Of each part in the mean step: they add up to 1. Empty where it took no time."""
+    """Return the share of each part in the mean step, which add up to 1; nothing where the step took no time."""
     whole = times["step"].mean
     return {part: (times[part].mean or 0.0) / whole for part in TIMES} if whole else {}
 

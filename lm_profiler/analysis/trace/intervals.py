@@ -15,7 +15,7 @@ from lm_profiler.analysis.trace.walk import Range
 Times = NDArray[np.int64]
 
 NO_PHASE = "other"
-"""What lies in no phase."""
+"""The phase of what lies in none."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Busy:
     idle: Counter[str] = field(default_factory=Counter)
 
     def add(self, start: int, end: int, phase: str) -> None:
-        """Time before ``start`` that nothing covered was idle, and is ``phase``'s."""
+        """Add an interval of ``phase``; time before ``start`` that nothing covered was idle."""
         if start > self.reached:
             self.idle[phase] += start - self.reached
             self.reached = start
@@ -37,18 +37,19 @@ class Busy:
 
 
 def phase_finder(phases: Sequence[Range]) -> Callable[[int], str]:
-    """What tells whose host code runs at a moment; ``phases`` come by their start."""
-    starts = [phase.start for phase in phases]
+    """Return a function that tells whose host code runs at a moment; ``phases`` come by their start."""
+    starts, ends, names = ([getattr(phase, field) for phase in phases] for field in ("start", "end", "name"))
 
     def phase_at(moment: int) -> str:
         last = bisect_right(starts, moment) - 1
-        return phases[last].name if last >= 0 and moment < phases[last].end else NO_PHASE
+        return names[last] if last >= 0 and moment < ends[last] else NO_PHASE
 
     return phase_at
 
 
 def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
-    """What any interval covers between ``begin`` and ``end``, without overlaps, by time: where it begins and ends."""
+    """Return what any interval covers between ``begin`` and ``end``, without overlaps, by time: where it begins and
+    ends."""
     order = np.argsort(np.asarray(starts, dtype=np.int64), kind="stable")
     start, stop = (np.clip(np.asarray(side, dtype=np.int64)[order], begin, end) for side in (starts, ends))
     reached = np.maximum.accumulate(stop)
@@ -58,7 +59,7 @@ def union_of(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -
 
 
 def by_phase(starts: Times, ends: Times, phases: Sequence[Range]) -> Counter[str]:
-    """How much of what lasts from ``starts`` to ``ends`` lies in each phase, and outside all of them."""
+    """Return how much of what lasts from ``starts`` to ``ends`` lies in each phase, and outside all of them."""
     covered: Counter[str] = Counter()
     for phase in phases:
         start, end = (np.clip(side, phase.start, phase.end) for side in (starts, ends))
@@ -68,7 +69,7 @@ def by_phase(starts: Times, ends: Times, phases: Sequence[Range]) -> Counter[str
 
 
 def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int], begin: int, end: int) -> Times:
-    """How much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
+    """Return how much of the time from ``begin`` to ``end`` is each interval's own, in nanoseconds.
 
     What several cover is the one's of the lowest rank; among equals, the one's that began first.
     """
@@ -76,6 +77,7 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
     rank = np.asarray(ranks)
     own = np.zeros(len(start), dtype=np.int64)
     order = np.argsort(start, kind="stable")
+    # By rank, the lowest first: each has what neither a lower rank nor an earlier interval of its own covers.
     for level in np.unique(rank):
         mine = order[rank[order] == level]
         reached = np.maximum.accumulate(stop[mine])
@@ -88,7 +90,7 @@ def shared_out(starts: Sequence[int], ends: Sequence[int], ranks: Sequence[int],
 
 
 def _covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, end: int) -> Times:
-    """How much of each stretch from ``first`` to ``last`` any of the intervals covers."""
+    """Return how much of each stretch from ``first`` to ``last`` any of the intervals covers."""
     if not len(starts):
         return np.zeros(len(first), dtype=np.int64)
     left, right = union_of(starts, ends, begin, end)  # type: ignore[arg-type]
@@ -104,7 +106,7 @@ def _covered(starts: Times, ends: Times, first: Times, last: Times, begin: int, 
 
 
 def gaps_between(starts: Sequence[int], ends: Sequence[int], begin: int, end: int) -> tuple[Times, Times]:
-    """Where nothing runs between ``begin`` and ``end``: from when to when."""
+    """Return where nothing runs between ``begin`` and ``end``: from when to when."""
     if not len(starts):
         return np.array([begin]), np.array([end])
     left, right = union_of(starts, ends, begin, end)

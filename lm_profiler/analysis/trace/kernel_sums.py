@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -36,23 +36,31 @@ class _Totals(Generic[_Key]):
     """Calls and nanoseconds by key."""
 
     def __init__(self) -> None:
-        self.calls: Counter[_Key] = Counter()
-        self.ns: Counter[_Key] = Counter()
+        self._sums: dict[_Key, list[int]] = {}
 
     def add(self, key: _Key, calls: int, nanoseconds: int) -> None:
-        self.calls[key] += calls
-        self.ns[key] += nanoseconds
+        sums = self._sums.get(key)
+        if sums is None:
+            self._sums[key] = [calls, nanoseconds]
+        else:
+            sums[0] += calls
+            sums[1] += nanoseconds
 
     def by(self, coarser: Callable[[_Key], _Coarser]) -> _Totals[_Coarser]:
-        """Added up by what ``coarser`` makes of the keys."""
+        """Return the totals by what ``coarser`` makes of each key."""
         merged = _Totals[_Coarser]()
-        for key, nanoseconds in self.ns.items():
-            merged.add(coarser(key), self.calls[key], nanoseconds)
+        for key, (calls, nanoseconds) in self._sums.items():
+            merged.add(coarser(key), calls, nanoseconds)
         return merged
+
+    def longest_first(self) -> list[tuple[_Key, int, int]]:
+        """Return key, calls and nanoseconds of each; equally long ones as they came."""
+        rows = [(key, calls, nanoseconds) for key, (calls, nanoseconds) in self._sums.items()]
+        return sorted(rows, key=lambda row: -row[2])
 
 
 def kernel_table(work: TracedWork) -> KernelTable:
-    """The table of a trace."""
+    """Return the table of a trace."""
     return (_of_device if work.on_device else _of_operators)(work)
 
 
@@ -92,17 +100,14 @@ def _row(piece: Piece) -> _Row:
 
 def _table(work: TracedWork, totals: _Totals[_Row], time: Busy, **shares: Any) -> KernelTable:
     rows, rest = _rows(totals)
-    by_kind = totals.by(lambda row: row[:2])
+    by_kind = totals.by(lambda row: row[:2]).longest_first()
     phases = {}
     for phase in PARTS:
-        kinds = {
-            kind: KindTime(count=by_kind.calls[part, kind], total_s=_seconds(ns))
-            for (part, kind), ns in by_kind.ns.most_common()
-            if part == phase
-        }
+        here = [(kind, calls, ns) for (part, kind), calls, ns in by_kind if part == phase]
+        kinds = {kind: KindTime(count=calls, total_s=_seconds(ns)) for kind, calls, ns in here}
         busy_s, idle_s = _seconds(time.busy[phase]), _seconds(time.idle[phase])
         if kinds or idle_s:
-            overlap_s = _seconds(max(sum(by_kind.ns[phase, kind] for kind in kinds) - time.busy[phase], 0))
+            overlap_s = _seconds(max(sum(ns for *_, ns in here) - time.busy[phase], 0))
             phases[phase] = PhaseKernels(busy_s=busy_s, idle_s=idle_s, overlap_s=overlap_s, kinds=kinds)
     return KernelTable(
         source="kernels" if work.on_device else "operators",
@@ -116,9 +121,9 @@ def _table(work: TracedWork, totals: _Totals[_Row], time: Busy, **shares: Any) -
 
 
 def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
-    """The largest rows, equal layers merged, and what is left."""
+    """Return the largest rows, equal layers merged, and what is left."""
     merged = totals.by(lambda row: (*row[:4], *module_of(row[4])))
-    largest = [(*key, merged.calls[key], _seconds(ns)) for key, ns in merged.ns.most_common()]
+    largest = [(*key, calls, _seconds(ns)) for key, calls, ns in merged.longest_first()]
     rows = [
         KernelRow(
             phase=phase,
@@ -136,8 +141,9 @@ def _rows(totals: _Totals[_Row]) -> tuple[list[KernelRow], Rest]:
     return rows, Rest(rows=len(left), count=sum(row[-2] for row in left), total_s=sum(row[-1] for row in left))
 
 
+@lru_cache(maxsize=4096)
 def module_of(name: str | None) -> tuple[str | None, str | None]:
-    """Path, with ``*`` for indices, and class, of the range ``name``."""
+    """Return path, with ``*`` for indices, and class of the module whose range is ``name``."""
     if name is None or (match := _MODULE.fullmatch(name)) is None:
         return None, None
     return _INDEX.sub("*", match["path"]), match["type"]

@@ -130,7 +130,8 @@ _PYTHON_ARGUMENTS = re.compile(r"_object_at_|_tensorptr|_(Copy|MMA)Atom|_Tiled")
 
 @lru_cache(maxsize=4096)
 def kernel_kind(name: str, operator: str | None = None) -> Kind:
-    """What runs on the device under ``name``; where that says nothing, what ``operator`` does, which launched it.
+    """Return the kind of what runs on the device under ``name``; where that says nothing, what ``operator`` does, which
+    launched it.
 
     Args:
         name: as the profiler writes it: a kernel's, with its arguments or without, or ``Memcpy …``.
@@ -142,12 +143,13 @@ def kernel_kind(name: str, operator: str | None = None) -> Kind:
 
 @lru_cache(maxsize=4096)
 def operator_kind(name: str) -> Kind:
-    """What the operator ``name``, such as ``aten::mm``, does itself, without the operators that it calls."""
+    """Return the kind of what the operator ``name``, such as ``aten::mm``, does itself, without the operators that it
+    calls."""
     return _first(_OPERATORS, name)
 
 
 def _called(name: str) -> str:
-    """``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
+    """Return ``name`` without its argument list, whose types are words of other kinds; template arguments stay."""
     if name.startswith("kernel_cutlass_"):  # CUTLASS's Python, which writes arguments into the name
         return _PYTHON_ARGUMENTS.split(name, maxsplit=1)[0]
     depth = 0

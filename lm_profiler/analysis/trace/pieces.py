@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from lm_profiler.analysis.trace.intervals import phase_finder
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedWork:
-    """What was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
+    """The work that was wanted between ``begin`` and ``end``, the window of the whole ``steps``.
 
     ``launches`` are all calls of the driver, as they end, with numbers of ``names``; none where the device is the CPU.
     """
@@ -72,9 +72,14 @@ class TracedWork:
     begin: int
     end: int
 
+    @cached_property
+    def phase_starts(self) -> list[int]:
+        """Where each of ``phases`` begins, to be searched by bisection."""
+        return [phase.start for phase in self.phases]
+
 
 def traced_work(packed: Packed) -> TracedWork:
-    """What ran in the trace's steps: kernels where it has any, else operators of the CPU.
+    """Return what ran in the trace's steps: kernels where it has any, else operators of the CPU.
 
     Raises:
         ValueError: there is no whole step in the trace.
@@ -88,7 +93,8 @@ def traced_work(packed: Packed) -> TracedWork:
 
 
 def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) -> Iterator[Piece]:
-    """What was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one launch."""
+    """Yield what was launched while the steps lasted, by its start. A replayed CUDA graph has the graph's one
+    launch."""
     launches, phase_at = {call.correlation: call for call in calls}, phase_finder(packed.phases)
     for start, length, name, correlation in packed.device():
         # Without its launch there is only the work itself to tell when it was wanted.
@@ -104,22 +110,26 @@ def _kernels(packed: Packed, calls: Sequence[LaunchCall], begin: int, end: int) 
 
 
 def _operators(packed: Packed, begin: int, end: int) -> Iterator[Piece]:
-    names, phase_at = packed.names, phase_finder(packed.phases)
-    for number, call in enumerate(walk(packed)):
-        if isinstance(call, Operator) and begin <= call.start <= end:
-            name = names[call.name] or ""
-            kind, phase = operator_kind(name), phase_at(call.start)
-            use = "dispatch" if _calls_only(name, kind, call.own < call.length) else _use(kind, phase)
-            of = (kind, name, name, names[call.module], phase, number, packed.inputs[call.inputs])
-            calls = (call.own, names[call.caller], call.again)
-            yield Piece(call.start, call.start + call.length, call.start, use, *of, *calls)
+    names, inputs, phase_at = packed.names, packed.inputs, phase_finder(packed.phases)
+    for number, event in enumerate(walk(packed)):
+        if not isinstance(event, Operator):
+            continue
+        start, length, own, called, caller, module, again, given = event
+        if not begin <= start <= end:
+            continue
+        name, phase = names[called] or "", phase_at(start)
+        kind, use = _work_of(name, own < length, phase)
+        of = (kind, name, name, names[module], phase, number, inputs[given])
+        yield Piece(start, start + length, start, use, *of, own, names[caller], again)
 
 
 @lru_cache(maxsize=4096)
-def _calls_only(name: str, kind: Kind, calls_others: bool) -> bool:
-    """Whether the operator computes nothing itself."""
+def _work_of(name: str, calls_others: bool, phase: str) -> tuple[Kind, Use]:
+    """Return what the operator ``name`` does in ``phase``, and what its time is used for."""
+    kind = operator_kind(name)
     composite = name.startswith("aten::") and calls_others
-    return kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
+    only_calls = kind == "other" and (composite or _CALLS_ONLY.match(name) is not None)
+    return kind, "dispatch" if only_calls else _use(kind, phase)
 
 
 def _use(kind: Kind, phase: str) -> Use:
@@ -131,5 +141,5 @@ def _use(kind: Kind, phase: str) -> Use:
 
 
 def rank_of(piece: Piece) -> int:
-    """Of things that run at the same time, the one of the lowest rank is what the time goes to."""
+    """Return the rank: of things that run at the same time, the one of the lowest rank has the time."""
     return _UNKNOWN if piece.use == "memory" and piece.kind == "other" else _RANKS[piece.use]

@@ -41,7 +41,7 @@ def contributors(
     things: str,
     why: Callable[[Piece], str | None] = lambda piece: None,
 ) -> list[Contributor]:
-    """The largest modules of a term of ``seconds`` a step, which the weights are scaled to.
+    """Return the largest modules of a term of ``seconds`` a step, which the weights are scaled to.
 
     Args:
         weighed: pieces of all ``steps`` traced steps.
@@ -73,7 +73,7 @@ def contributors(
 
 
 def _detail(group: _Module, scale: float, steps: int, things: str, why: Callable[[Piece], str | None]) -> str | None:
-    """How much of it is of the largest kind, and what is known of the largest piece."""
+    """Return how much of it is of the largest kind, and what is known of the largest piece."""
     kind = _most(group.kinds)
     count = f"{round(group.counts[kind] / steps, 2):,g}"  # of one step: 23 in two of them are 11.5
     told = f"{count} {kind} {things[:-1] if count == '1' else things}"
@@ -88,13 +88,13 @@ def _most(counted: Counter[str]) -> str:
 
 
 def ms(seconds: float) -> str:
-    """``seconds`` in words, to three digits at least."""
+    """Return ``seconds`` in words, to three digits at least."""
     value = seconds * 1e3
     return f"{value:,.0f} ms" if value >= 99.95 else f"{value:.3g} ms"
 
 
 def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, float]:
-    """How ``seconds`` are shared by the phases of what is ``weighed``."""
+    """Return how ``seconds`` are shared by the phases of what is ``weighed``."""
     ns: Counter[str] = Counter()
     for phase, weight in weighed:
         ns[phase] += weight  # type: ignore[assignment]
@@ -103,7 +103,7 @@ def by_phase(weighed: Iterable[tuple[str, float]], seconds: float) -> dict[str, 
 
 
 def waits(gaps: Iterable[Gap], seconds: float, steps: int) -> list[Contributor]:
-    """The largest causes of ``gaps``, which together are ``seconds`` a step."""
+    """Return the largest causes of ``gaps``, which together are ``seconds`` a step."""
     lost: Counter[tuple[str, str]] = Counter()
     count: Counter[tuple[str, str]] = Counter()
     for gap in gaps:

@@ -34,7 +34,7 @@ class Product(NamedTuple):
 
 
 def product_of(name: str, inputs: Inputs) -> Product | None:
-    """What the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown.
+    """Return what the operator ``name`` multiplies; a multiply-add is two FLOPs. None is unknown.
 
     Causal attention counts half: fused kernels leave out the blocks that are masked.
     """
@@ -52,7 +52,8 @@ def product_of(name: str, inputs: Inputs) -> Product | None:
 
 
 def _attention(base: str, shapes: Sequence[Sequence[int]], dtype: str | None, inputs: Inputs) -> Product | None:
-    """Of [B, H, T, D] each; operators that are not called ``scaled_dot_product`` are given [B, T, H, D]."""
+    """Return the FLOPs of attention over tensors [B, H, T, D]; operators that are not called ``scaled_dot_product`` are
+    given [B, T, H, D]."""
     backward = "backward" in base
     given = shapes[1:4] if backward else shapes[:3]
     if [len(one) for one in given] != [4, 4, 4]:
@@ -92,7 +93,8 @@ def tile_of(kernel: str) -> tuple[int, int] | None:
 
 
 def quantization(kernel: str, product: Product, multiprocessors: int) -> Quantization | None:
-    """What ``kernel`` loses on ``product``. Of the two ways to lay its tile, the better one: it is at least this."""
+    """Return what ``kernel`` loses on ``product``. Of the two ways to lay its tile, the better one: it is at least
+    this."""
     tile = tile_of(kernel)
     if tile is None or not product.m or not multiprocessors:
         return None

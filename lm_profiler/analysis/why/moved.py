@@ -39,7 +39,7 @@ class Operand(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """What is stored; 0 where that is unknown."""
+        """The bytes that are stored; 0 where that is unknown."""
         return self.stored * (self.item or 0)
 
 
@@ -72,7 +72,7 @@ def operands(inputs: Inputs, lists: Lists = UNKNOWN_LISTS) -> list[Operand]:
 
 
 def is_cut(inputs: Inputs) -> bool:
-    """Whether its lists of tensors were too long for the trace: the first one at least is never empty."""
+    """Return whether the lists of tensors were too long for the trace: the first one at least is never empty."""
     lists = (dims for dims, type_ in zip(inputs.dims, inputs.types, strict=False) if type_ == "TensorList")
     return next(lists, None) == []
 
@@ -90,7 +90,7 @@ _COMPARED = re.compile(r"(eq|ne|lt|le|gt|ge|isnan|isinf|isfinite|logical_\w+)_?"
 
 
 def least_bytes(name: str, inputs: Inputs, lists: Lists) -> int | None:
-    """Of one call of the operator ``name``; None is unknown.
+    """Return the bytes that one call of the operator ``name`` moves at least; None is unknown.
 
     A trace holds no results: they follow from what the operator does. Where that does not tell, only what is read
     counts, so that the figure is a lower bound.
@@ -145,13 +145,13 @@ def _like_first(given: Sequence[Operand], read: int) -> int:
 
 
 def _looked_up(given: Sequence[Operand], _: int) -> int:
-    """Of a table only the rows that are asked for."""
+    """Return the bytes of an embedding: only the rows of the table that are asked for."""
     table, indices = given[:2]
     return 2 * indices.elements * table.shape[-1] * (table.item or 0) + indices.bytes
 
 
 def _selected(given: Sequence[Operand], inputs: Inputs) -> int | None:
-    """The same along any dimension, which is the operator's second argument."""
+    """Return the bytes of a look-up along the dimension that is the operator's second argument."""
     if len(inputs.values) < 2 or len(given) < 2:
         return None
     (table, indices), dimension = given[:2], int(inputs.values[1])

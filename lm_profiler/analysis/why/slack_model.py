@@ -43,7 +43,7 @@ _TAIL = 2.5
 
 
 HOST_PLACES = ("data", "forward", "backward", "optimizer")
-"""Where the host can be delayed."""
+"""The phases in which the host can be delayed."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,8 @@ def plan(places: Sequence[str], steps: int, settle: int, workers: int, seed: int
 
 
 def held_in(blocks: Sequence[DelayBlock], delays_s: Sequence[float], step_s: Sequence[float]) -> list[Held]:
-    """What the blocks measured whose steps all ended: ``step_s`` are all of the stage, ``delays_s`` a block's each."""
+    """Return what the blocks measured whose steps all ended: ``step_s`` are all of the stage, ``delays_s`` a block's
+    each."""
     return [
         Held(block.round, block.place, block.level, delay_s, float(np.mean(step_s[block.kept : block.end])))
         for block, delay_s in zip(blocks, delays_s, strict=True)
@@ -129,7 +130,8 @@ def held_in(blocks: Sequence[DelayBlock], delays_s: Sequence[float], step_s: Seq
 
 
 def slack(held: Sequence[Held], workers: int, own_s: Mapping[str, float] | None = None) -> Slack | None:
-    """What the blocks say, None of less than two whole rounds; a place in which no delay was ever taken is left out.
+    """Return what the blocks say, None of less than two whole rounds; a place in which no delay was ever taken is left
+    out.
 
     ``own_s`` is what each place on the host takes of a step, more than which it cannot be faster; where it is unknown,
     nothing is said of a faster one.
@@ -180,7 +182,7 @@ class _MeanSteps:
         )
 
     def costs(self, place: str) -> NDArray[np.float64]:
-        """Of each level, less the steps without a delay."""
+        """Return the cost of each level: its mean step less the steps without a delay."""
         columns = [self._cells.index((place, level)) for level in LEVELS]
         return self.means[:, columns] - self.means[:, [self._cells.index((None, 0.0))]]
 
@@ -245,6 +247,6 @@ def _at_levels(
 
 
 def _with_interval(values: NDArray[np.float64], unsure: float) -> NDArray[np.float64]:
-    """The first, and the interval of the others, wider by what one process cannot promise."""
+    """Return the first value, and the interval of the others, wider by what one process cannot promise."""
     low, high = np.percentile(values[1:], [_TAIL, 100 - _TAIL])
     return np.array([values[0], low - unsure, high + unsure])

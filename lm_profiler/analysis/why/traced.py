@@ -6,10 +6,11 @@ import math
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from lm_profiler.analysis.steps.statistics import student
 from lm_profiler.analysis.trace.intervals import NO_PHASE, gaps_between, phase_finder, shared_out
@@ -22,7 +23,7 @@ _LONG_NS = 10_000
 """A call of the driver that lasts longer is worth a name: launching takes 5 microseconds."""
 
 _MOST = 0.5
-"""Of a gap that a call must fill to be its cause."""
+"""The share of a gap that a call must fill to be its cause."""
 
 PYTHON = "Python"
 QUEUED = "between kernels that were queued"
@@ -48,7 +49,7 @@ def gaps_of(
     pieces: Sequence[tuple[Piece, int]],
     idle: Sequence[tuple[int, int]],
 ) -> Iterator[Gap]:
-    """What the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
+    """Yield what the ``idle`` stretches of time are due to; on the CPU also ``pieces`` that only call others."""
     if not work.on_device:
         for piece, own in pieces:
             if piece.use == "dispatch":
@@ -70,7 +71,7 @@ def gaps_of(
 
 
 def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> Iterator[Gap]:
-    """What of a gap before a kernel of ``phase`` passed while the host saw to the batch, and what did not."""
+    """Split a gap before a kernel of ``phase``: what passed while the host saw to the batch, and the rest."""
     inside = sum(part.ns for part in _python(work, begin, end) if part.phase in INPUT_PHASES)
     if inside:
         yield Gap(inside, phase if phase in INPUT_PHASES else "data", what)
@@ -79,22 +80,23 @@ def _by_input(work: TracedWork, begin: int, end: int, phase: str, what: str) -> 
 
 
 def _python(work: TracedWork, begin: int, end: int) -> Iterator[Gap]:
-    """A stretch in which no operator ran, cut where phases begin and end."""
+    """Yield a stretch in which no operator ran, cut where phases begin and end."""
     left = end - begin
-    at = max(bisect_right(work.phases, begin, key=attrgetter("start")) - 1, 0)
-    for phase in work.phases[at:]:
-        if phase.start >= end:
+    first = max(bisect_right(work.phase_starts, begin) - 1, 0)
+    for at in range(first, len(work.phases)):  # a slice would copy all later phases for each of many gaps
+        start, stop, name = work.phases[at]
+        if start >= end:
             break
-        inside = min(end, phase.end) - max(begin, phase.start)
+        inside = min(end, stop) - max(begin, start)
         if inside > 0:
             left -= inside
-            yield Gap(inside, phase.name, PYTHON)
+            yield Gap(inside, name, PYTHON)
     if left > 0:
         yield Gap(left, NO_PHASE, PYTHON)
 
 
 def _calls(work: TracedWork) -> list[_DriverCall]:
-    """Calls of the driver that made the host wait, or that took long, by when they end."""
+    """Return calls of the driver that made the host wait, or that took long, by when they end."""
     calls = []
     for event in work.launches:
         name, operator = work.names[event.name] or "", work.names[event.operator]
@@ -105,7 +107,7 @@ def _calls(work: TracedWork) -> list[_DriverCall]:
 
 
 def _in_call(calls: Sequence[_DriverCall], begin: int, end: int) -> str | None:
-    """The call that the host was in while the device had nothing to do, or for whose end it had waited."""
+    """Return the call that the host was in while the device had nothing to do, or for whose end it had waited."""
     for call in calls[bisect_left(calls, begin, key=attrgetter("end")) :]:
         if min(call.end, end) - max(call.start, begin) > _MOST * (end - begin):
             return f"in {call.what}"
@@ -138,22 +140,35 @@ class Traced:
     on_device: bool
     scatter: float | None = None
 
-    def of(self, use: Use) -> Iterator[Weighed]:
-        """The pieces of one use."""
-        return (weighed for weighed in self.pieces if weighed[0].use == use)
+    def of(self, use: Use) -> Sequence[Weighed]:
+        """Return the pieces of one use."""
+        return self._by_use[use]
 
     def seconds(self, use: Use) -> float:
-        """Of one step."""
-        return sum(own for _, own in self.of(use)) * 1e-9 / self.steps
+        """Return the seconds of one step that went to ``use``."""
+        return self._seconds[use]
+
+    @cached_property
+    def _by_use(self) -> Mapping[Use, list[Weighed]]:
+        by_use: dict[Use, list[Weighed]] = {use: [] for use in get_args(Use)}
+        for weighed in self.pieces:
+            by_use[weighed[0].use].append(weighed)
+        return by_use
+
+    @cached_property
+    def _seconds(self) -> Mapping[Use, float]:
+        return {use: sum(own for _, own in some) * 1e-9 / self.steps for use, some in self._by_use.items()}
 
 
 def traced_of(work: TracedWork) -> Traced:
-    """What the traced steps went to."""
+    """Break the traced steps down into pieces and gaps."""
     begin, end, pieces = work.begin, work.end, work.pieces
     if work.on_device:
+        # The device may still work off what the last step launched.
         end = max([end, *(piece.end for piece in pieces)])
     starts, ends = [piece.start for piece in pieces], [piece.end for piece in pieces]
     own = shared_out(starts, ends, [rank_of(piece) for piece in pieces], begin, end).tolist()
+    # What runs wholly beside something of a lower rank has no time of its own.
     weighed = [(piece, ns) for piece, ns in zip(pieces, own, strict=True) if ns]
     idle = gaps_between(starts, ends, begin, end)
     return Traced(
@@ -166,11 +181,12 @@ def traced_of(work: TracedWork) -> Traced:
 
 
 def _scatter(weighed: Sequence[Weighed], begins: Sequence[int]) -> float | None:
-    """From the variance of a step's time over its mean, pooled over products and memory."""
+    """Return the scatter, from the variance of a step's time over its mean, pooled over products and memory."""
     sums = {use: [0.0] * len(begins) for use in ("products", "memory")}
     for piece, own in weighed:
-        if piece.use in sums:
-            sums[piece.use][max(bisect_right(begins, piece.start) - 1, 0)] += own
+        of_use = sums.get(piece.use)
+        if of_use is not None:
+            of_use[max(bisect_right(begins, piece.start) - 1, 0)] += own
     rates = [[own / (sum(of) / len(of)) - 1.0 for own in of] for of in sums.values() if any(of)]
     freedom = (len(begins) - 1) * len(rates)
     if freedom < 1:
@@ -184,20 +200,23 @@ Floor = Callable[[Piece], float | None]
 
 
 def floored(pieces: Iterable[Weighed], floor: Floor) -> list[tuple[Piece, float, float | None]]:
-    """Each piece, its own time and its share of its call's floor, which is never more than its own time.
+    """Return each piece, its own time and its share of its call's floor, which is never more than its own time.
 
     The floor of an operator's call is shared by all kernels that it launched, as their times are.
     """
-    calls: defaultdict[tuple[int, int], list[Weighed]] = defaultdict(list)
-    for number, (piece, own) in enumerate(pieces):
-        calls[(0, piece.call) if piece.call >= 0 else (1, number)].append((piece, own))
-    shared = []
+    calls: defaultdict[int, list[Weighed]] = defaultdict(list)
+    for number, weighed in enumerate(pieces):
+        call_number = weighed[0].call
+        calls[call_number if call_number >= 0 else -1 - number].append(weighed)  # an unknown call is one of its own
+    shared: list[tuple[Piece, float, float | None]] = []
     known: dict[tuple[str | None, int], float | None] = {}  # equal inputs of a trace are one object
     for call in calls.values():
-        whole = sum(own for _, own in call)
-        of = call[0][0]
-        key = of.operator, id(of.inputs)
-        least = known[key] if key in known else known.setdefault(key, floor(of))
-        share = None if least is None else min(least / whole, 1.0)
-        shared += [(piece, own, None if share is None else share * own) for piece, own in call]
+        first = call[0][0]
+        key = first.operator, id(first.inputs)
+        least = known[key] if key in known else known.setdefault(key, floor(first))
+        if least is None:
+            shared += [(piece, own, None) for piece, own in call]
+            continue
+        share = min(least / sum(own for _, own in call), 1.0)
+        shared += [(piece, own, share * own) for piece, own in call]
     return shared

@@ -20,7 +20,7 @@ _UNLIKE = 1.10
 """Traced steps in which more ran, as a share of the measured step, were unlike the measured ones."""
 
 _NOTED = 0.01
-"""Of the step: less of unknown bytes is not worth a note."""
+"""The share of the step below which unknown bytes are not worth a note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,8 @@ class Step:
 
 
 def waterfall(step: Step, traced: Traced) -> Waterfall:
-    """The waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of it."""
+    """Return the waterfall of ``step``: kernels took what they took while ``traced``, and gaps are what they leave of
+    it."""
     notes: list[str] = []
     busy_s = _busy_s(traced)
     too_long = busy_s > _UNLIKE * step.step_s
@@ -68,6 +69,7 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
         )
     terms = [*_products(step, traced, notes), *_memory(step, traced, notes), *_waiting(step, traced)]
     peak = next(rate for rate in step.rates.flops if rate.dtype == step.dtype)
+    # What is left, so that the terms always add up to the step; it may be negative.
     terms.append(Term(name="unexplained", seconds=step.step_s - sum(term.seconds for term in terms)))
     if too_long:
         terms = [term.model_copy(update={"at_most_s": None}) for term in terms]
@@ -87,12 +89,13 @@ def waterfall(step: Step, traced: Traced) -> Waterfall:
 
 
 def _busy_s(traced: Traced) -> float:
-    """What ran in a traced step, the copies of its batch included."""
+    """Return the seconds that anything ran in a traced step, the copies of its batch included."""
     return sum(traced.seconds(use) for use in ("products", "memory", "communication", "input"))
 
 
 def _with_interval(term: Term, step: Step, traced: Traced) -> Term:
-    """What ran scatters as the traced steps do; what is left of the step, as the mean step does besides."""
+    """Add the interval: what ran scatters as the traced steps do, what is left of the step as the mean step does
+    besides."""
     if traced.scatter is None or term.name == "ideal":
         return term
     half = traced.scatter * term.seconds
@@ -105,7 +108,7 @@ def _with_interval(term: Term, step: Step, traced: Traced) -> Term:
 
 
 def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """Matrix products and fused attention: what they should take, and why they take longer."""
+    """Return the terms of matmuls and fused attention: what they should take, and why they take longer."""
     whole = traced.seconds("products")
     repeated = whole * step.recomputed_share
     ideal = min(step.ideal_s, whole - repeated)
@@ -138,7 +141,7 @@ def _products(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
-    """All other kernels: what moving their bytes takes, and what they take longer."""
+    """Return the terms of all other kernels: what moving their bytes takes, and what they take longer."""
     lists = _lists_of_a_call(step, traced)
     parts = floored(traced.of("memory"), lambda piece: _at_bandwidth(piece, step, lists))
     at_bandwidth = [(piece, floor or 0.0) for piece, _, floor in parts]
@@ -163,7 +166,7 @@ def _memory(step: Step, traced: Traced, notes: list[str]) -> list[Term]:
 
 
 def _waiting(step: Step, traced: Traced) -> list[Term]:
-    """What is left of the untraced step: the waits that were measured there, and gaps as far as the trace has seen any.
+    """Return the terms of waits that were measured in the untraced step, and of gaps as far as the trace has seen any.
 
     The trace stretches gaps: it says where they are, and how much at most. A wait for the batch may be in the traced
     steps alone, or in the others alone: neither is taken out of gaps that were seen elsewhere. A wait for other ranks
@@ -195,6 +198,7 @@ def _waiting(step: Step, traced: Traced) -> list[Term]:
 def _less(gaps: Sequence[Gap], waiting_s: Mapping[str, float], steps: int) -> list[Gap]:
     """``gaps`` without what was waited in their phases, seconds a step: it is in the longest."""
     left, kept = {phase: round(seconds * 1e9 * steps) for phase, seconds in waiting_s.items()}, []
+    # Waiting for a rank takes milliseconds, launching microseconds: so the longest gaps are the waits.
     for gap in sorted(gaps, key=lambda gap: -gap.ns):
         taken = min(gap.ns, left.get(gap.phase, 0))
         if taken:
@@ -211,7 +215,7 @@ def _term(
     traced: Traced,
     why: Callable[[Piece], str | None] = lambda piece: None,
 ) -> Term:
-    """Of pieces; all of it is a ceiling of what could be won."""
+    """Return the term that consists of ``weighed`` pieces; all of it is the ceiling of what could be won."""
     things = _things(traced)
     return Term(
         name=name,
@@ -246,10 +250,18 @@ def _at_peak(piece: Piece, step: Step) -> float | None:
 
 
 def _lists_of_a_call(step: Step, traced: Traced) -> dict[str, Lists]:
-    """Per operator whose lists are too long for the trace: they are of all parameters, or of a part in each call."""
-    cut = {
-        (piece.operator or "", piece.call) for piece, _ in traced.of("memory") if piece.inputs and is_cut(piece.inputs)
-    }
+    """Return, for each operator whose lists were too long for the trace, what one call gets: all parameters or a
+    part."""
+    known: dict[int, bool] = {}  # equal inputs of a trace are one object
+    cut = set()
+    for piece, _ in traced.of("memory"):
+        if piece.inputs is None:
+            continue
+        key = id(piece.inputs)
+        if key not in known:
+            known[key] = is_cut(piece.inputs)
+        if known[key]:
+            cut.add((piece.operator or "", piece.call))
     calls = Counter(operator for operator, _ in cut)
     elements = step.lists.elements
     return {
@@ -266,7 +278,7 @@ def _at_bandwidth(piece: Piece, step: Step, lists: Mapping[str, Lists]) -> float
 
 
 def _shape(piece: Piece, step: Step) -> str | None:
-    """The shape of a product, and what of the device its tiles and waves leave idle."""
+    """Return the shape of a matmul, and what of the device its tiles and waves leave idle."""
     product = None if piece.inputs is None else product_of(piece.operator or "", piece.inputs)
     if product is None or not product.m:
         return None

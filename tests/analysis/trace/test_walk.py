@@ -28,6 +28,20 @@ def test_every_event_comes_as_it_was_written(tmp_path: Path) -> None:
     assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole)))) == events
 
 
+def test_events_longer_than_what_is_read_at_once_come_whole(tmp_path: Path) -> None:
+    events = [{**event(n), "name": 'a "traceEvents": [' + "x" * n} for n in (0, 70_000, 1, 300_000)]
+    whole = {"distributedInfo": {"note": '"traceEvents": ['}, "traceEvents": events, "traceName": "x"}
+    assert list(trace_events(written(tmp_path / "t.json.gz", json.dumps(whole, indent=1)))) == events
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"traceEvents": [{}', '{"traceEvents": [{}, nonsense]}', '{"traceEvents": []']
+)
+def test_what_is_no_whole_trace_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match="not a whole trace"):
+        list(trace_events(written(tmp_path / "t.json.gz", text)))
+
+
 def test_a_large_trace_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     with gzip.open(path, "wt", compresslevel=1) as file:
