@@ -19,13 +19,12 @@ from lm_profiler.callbacks.instruments.actions import OwnersWatch
 from lm_profiler.callbacks.instruments.communication import STEPS, CommunicationWatch, steps_of_stage
 from lm_profiler.callbacks.instruments.delayed_loader import DelayedLoader
 from lm_profiler.callbacks.instruments.instrument import Instruments
-from lm_profiler.callbacks.instruments.loader import loader_watch
 from lm_profiler.callbacks.instruments.memory import MemoryReader
 from lm_profiler.callbacks.instruments.ranks import RanksWatch
 from lm_profiler.callbacks.instruments.step_counters import StepWatch
 from lm_profiler.callbacks.instruments.stream_ranks import StreamRanksWatch
 from lm_profiler.callbacks.instruments.trace import NvtxRanges, Tracer
-from lm_profiler.callbacks.instruments.watches import watches_of
+from lm_profiler.callbacks.instruments.watches import loader_watch, watches_of
 from lm_profiler.callbacks.instruments.whatif import Delayable, WhatIf
 from lm_profiler.callbacks.instruments.work import FlopsWatch
 from lm_profiler.callbacks.launch import ProfilingOptions
@@ -102,8 +101,8 @@ class Attachment:
     def meet(self) -> None:
         """The ranks know of each other from here on."""
         self.ending.exchange = exchange = Exchange.of_process_group()
-        self.ending.roll = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
-        self.ending.roll.present()
+        self.ending.ranks = RankStatus(exchange, platform.node(), partial(codes_of, self.trainer))
+        self.ending.ranks.present()
 
     def start(self) -> None:
         """The loop begins, on all ranks."""
@@ -158,13 +157,13 @@ class Attachment:
     def _join(self, session: Session) -> None:
         """From here on it is noticed that no step ends any more."""
         trainer, ending = self.trainer, self.ending
-        if (roll := ending.roll).alone:
+        if (ranks := ending.ranks).alone:
             return
-        roll.first_host = roll.host_of(0)  # whose store ends with it
+        ranks.first_host = ranks.host_of(0)  # asked now, because the store ends with rank 0
         limit = TIMEOUT.of_or(trainer.strategy) or timedelta(minutes=30)  # torch's own
         calls = partial(last_calls, flight_recorder(trainer.strategy.root_device.type))
         place = partial(position_of, session, calls)
-        ending.watch = StallWatch(roll, lambda: session.steps, place, self.tell, limit.total_seconds())
+        ending.watch = StallWatch(ranks, lambda: session.steps, place, self.tell, limit.total_seconds())
         ending.watch.start()
 
     def tell(self, text: str) -> None:

@@ -131,7 +131,7 @@ class TrainingProfiler(Callback):
     @property
     def runs_alone(self) -> bool:
         """Whether a run has begun that has no other ranks."""
-        return self._last is not None and self._last.session is not None and self._last.roll.alone
+        return self._last is not None and self._last.session is not None and self._last.ranks.alone
 
     def last_words(self, status: Status, why: str, followed: bool) -> bool:
         """Where training is stuck, said by another thread: keep what was measured; False where no run has begun.
