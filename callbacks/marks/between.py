@@ -1,4 +1,4 @@
-"""What passed between measured steps: validation, checkpoints, the turn of an epoch."""
+"""Names what took time between measured steps: validation, checkpoints, the turn of an epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VALIDATION, EPOCH, CHECKPOINT, INSTRUMENTS = "validation", "epoch", "checkpoint"
 
 
 class Passed(NamedTuple):
-    """Something that happened outside of every phase; of an instant both ends are equal."""
+    """Something that happened outside of every phase; both ends are equal where only its beginning is known."""
 
     begin_ns: int
     end_ns: int
@@ -20,7 +20,8 @@ class Passed(NamedTuple):
 
 
 def outside_of(step: StepMarks, last_ns: int | None) -> list[tuple[int, int]]:
-    """From when to when the loop was in no step: since ``last_ns``, where the one before ended, and amid this one."""
+    """Return the spans in which the loop was in no step: since ``last_ns``, the end of the step before, and amid this
+    one."""
     ends = [*step.host_ns[1:], step.host_ns[-1]]
     spans = [(begin, end) for code, begin, end in zip(step.codes, step.host_ns, ends, strict=True) if code == OUTSIDE]
     return [*([] if last_ns is None else [(last_ns, step.host_ns[0])]), *spans]
@@ -29,10 +30,10 @@ def outside_of(step: StepMarks, last_ns: int | None) -> list[tuple[int, int]]:
 def between_steps(
     outside: Sequence[tuple[int, int]], within: tuple[int, int], passed: Sequence[Passed]
 ) -> list[BetweenSteps]:
-    """What took time in the spans ``outside`` of steps, and checkpoints also amid steps, the longest first.
+    """Return what took time in the spans ``outside`` of steps, the longest first; checkpoints also from amid steps.
 
-    ``within`` are the instants between which steps were measured. A span is validation's where that began in it, else
-    the epoch's that begins in it, else our own; a checkpoint's time is its own.
+    ``within`` are the instants between which steps were measured. A span counts as validation where that began in it,
+    else as the turn of an epoch where one began in it, else as our own. Time of a checkpoint counts as that alone.
     """
     seconds: dict[str, float] = {}
     times: dict[str, int] = {}
