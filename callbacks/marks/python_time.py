@@ -104,9 +104,8 @@ class PythonTimes:
             self._stack.append((owner, what or inside))
         elif whose := self._whose(frame.f_code):
             self._stack.append((owner, whose))
-        elif owner is not None and frame.f_code.co_name.startswith(
-            "<"
-        ):  # a comprehension or lambda counts as the function that it is in
+        elif owner is not None and frame.f_code.co_name.startswith("<"):
+            # A comprehension or lambda counts as the function that it is in.
             self._stack.append((owner, "python"))
         else:
             self._stack.append((frame, "python"))

@@ -1,4 +1,7 @@
-"""Causal self-attention by name. Shapes: B batch, H heads, T context, E width of a head."""
+"""A decoder-only Transformer, with causal attention by name.
+
+Shapes: B batch, T context, D width of the model, H heads, E width of a head, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,8 @@ def math(q_BHTE: Tensor, k_BHTE: Tensor, v_BHTE: Tensor) -> Tensor:
 
 ATTENTION: dict[AttentionName, AttentionFunction] = {"sdpa": sdpa, "math": math}
 
-
 NORM_EPS = 1e-5
-"""LLaMA's (Touvron et al. 2023, released code)."""
+"""Epsilon of all norms: LLaMA's (Touvron et al. 2023, released code)."""
 
 
 class Linear(nn.Linear):
@@ -64,14 +66,13 @@ class Embedding(nn.Embedding):
 
 
 def rope_tables(context: int, width: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
+    """Return cosines and sines [T, E/2] of the angles position · theta^(-2i/E) (Su et al. 2021, section 3.2.2).
 
     They lie on the device of `like`, in its dtype or in float32, whichever is finer.
-
-    Computed for each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context
-    length may change, and a table made in inference mode must not reach a training step. It costs a few small
-    kernels and no device sync.
     """
+    # Computed in each forward pass instead of kept in a buffer: bf16-true would round a buffer, the context length may
+    # change, and a table made in inference mode must not reach a training step. It costs a few small kernels and no
+    # device sync.
     dtype = torch.promote_types(torch.float32, like.dtype)
     exponents = torch.arange(0, width, 2, device=like.device, dtype=dtype) / width
     positions = torch.arange(context, device=like.device, dtype=dtype)
@@ -157,7 +158,7 @@ class Transformer(nn.Module):
         recompute = config.activation_checkpointing and torch.is_grad_enabled()
         for block in self.blocks:
             if recompute:
-                # Without dropout there is no RNG state to keep, which would be read in every block.
+                # There is no dropout, so the RNG's state, which would be read in every block, need not be restored.
                 x_BTD = checkpoint(block, x_BTD, rope, use_reentrant=False, preserve_rng_state=False)
             else:
                 x_BTD = block(x_BTD, rope)
